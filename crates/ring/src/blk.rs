@@ -1,0 +1,334 @@
+//! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
+
+use std::sync::atomic::{Ordering, fence};
+
+use crate::queue::Broken;
+
+/// Bytes of a virtio-blk sector; every offset and length on the wire counts in these.
+pub const SECTOR: u64 = 512;
+
+/// Bytes of `struct virtio_blk_req` before the data: type, ioprio, sector.
+const HEADER: usize = 16;
+/// Bytes of one `struct virtio_blk_discard_write_zeroes`.
+const RANGE: usize = 16;
+/// Ranges that one DISCARD or WRITE_ZEROES request may carry; announced as `max_discard_seg`.
+pub(crate) const MAX_RANGES: usize = 256;
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Read the buffers' length from [`Request::sector`] (`VIRTIO_BLK_T_IN`).
+    In,
+    /// Write the buffers to [`Request::sector`] (`VIRTIO_BLK_T_OUT`).
+    Out,
+    /// Make every acknowledged write durable (`VIRTIO_BLK_T_FLUSH`).
+    Flush,
+    /// Put the serial number into the buffers (`VIRTIO_BLK_T_GET_ID`).
+    GetId,
+    /// [`Request::ranges`] are not needed any more (`VIRTIO_BLK_T_DISCARD`).
+    Discard,
+    /// [`Request::ranges`] shall read as zeroes (`VIRTIO_BLK_T_WRITE_ZEROES`).
+    WriteZeroes,
+    /// Cannot be done; to be answered with this status: an unknown type, or a form the specification forbids.
+    Refused(Status),
+}
+
+/// The last byte of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// Failed: the device, or the request's form.
+    IoErr = 1,
+    /// The device does not know this request.
+    Unsupported = 2,
+}
+
+/// The class in a guest's I/O priority (Linux: `IOPRIO_CLASS_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PriorityClass {
+    /// None was given.
+    None,
+    /// Real time.
+    RealTime,
+    /// Best effort.
+    BestEffort,
+    /// Only when nobody else wants the device.
+    Idle,
+}
+
+/// The I/O priority in a request's header: class in bits 13-15, level in bits 0-12. Linux guests fill it from the
+/// task's I/O priority, or from its nice value where none is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IoPriority(pub u32);
+
+impl IoPriority {
+    /// The class; unknown ones count as none.
+    pub fn class(self) -> PriorityClass {
+        match (self.0 >> 13) & 7 {
+            1 => PriorityClass::RealTime,
+            2 => PriorityClass::BestEffort,
+            3 => PriorityClass::Idle,
+            _ => PriorityClass::None,
+        }
+    }
+
+    /// The level within the class, 0 the highest.
+    pub fn level(self) -> u16 {
+        (self.0 & 0x1fff) as u16
+    }
+}
+
+/// One range of a DISCARD or WRITE_ZEROES.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// First sector.
+    pub sector: u64,
+    /// Sectors.
+    pub sectors: u32,
+    /// The device may deallocate it (WRITE_ZEROES only).
+    pub unmap: bool,
+}
+
+/// A request, read out of guest memory once and checked. Lives in its queue's slot until it is completed.
+pub struct Request {
+    pub(crate) kind: Kind,
+    pub(crate) priority: IoPriority,
+    pub(crate) sector: u64,
+    /// Guest buffers; those before `first` were consumed by the header.
+    pub(crate) buffers: Vec<libc::iovec>,
+    pub(crate) first: usize,
+    /// Bytes in the buffers.
+    pub(crate) len: u64,
+    pub(crate) ranges: Vec<Range>,
+    pub(crate) status: *mut u8,
+    /// What the used entry must name: the head's index (split) or the buffer id (packed).
+    pub(crate) id: u16,
+    /// Ring descriptors that a packed ring's used entry stands for.
+    pub(crate) descriptors: u16,
+    pub(crate) in_flight: bool,
+}
+
+// SAFETY: the pointers refer to guest memory, which any thread may access (through volatile operations or the
+// kernel) as long as the queue that owns the request keeps it mapped, which it does.
+unsafe impl Send for Request {}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request")
+            .field("kind", &self.kind)
+            .field("sector", &self.sector)
+            .field("len", &self.len)
+            .field("buffers", &self.buffers().len())
+            .field("ranges", &self.ranges)
+            .field("priority", &self.priority)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    pub(crate) fn empty() -> Request {
+        Request {
+            kind: Kind::Refused(Status::IoErr),
+            priority: IoPriority::default(),
+            sector: 0,
+            buffers: Vec::new(),
+            first: 0,
+            len: 0,
+            ranges: Vec::new(),
+            status: std::ptr::null_mut(),
+            id: 0,
+            descriptors: 0,
+            in_flight: false,
+        }
+    }
+
+    /// What is asked for.
+    #[inline]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The guest's I/O priority.
+    #[inline]
+    pub fn priority(&self) -> IoPriority {
+        self.priority
+    }
+
+    /// First sector, in units of 512 bytes. Any value: check it against the capacity.
+    #[inline]
+    pub fn sector(&self) -> u64 {
+        self.sector
+    }
+
+    /// Bytes of data, in the buffers. For IN and OUT a multiple of 512.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The data's buffers in guest memory, as the system wants them. They stay mapped as long as the request is in
+    /// flight in its queue. The guest may write to them at any time.
+    #[inline]
+    pub fn buffers(&self) -> &[libc::iovec] {
+        &self.buffers[self.first..]
+    }
+
+    /// Ranges of a DISCARD or WRITE_ZEROES; empty for the others.
+    #[inline]
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Whether a request for data or ranges lies inside a volume of `sectors` sectors.
+    #[inline]
+    pub fn fits(&self, sectors: u64) -> bool {
+        let inside = |first: u64, count: u64| first <= sectors && count <= sectors - first;
+        match self.kind {
+            Kind::In | Kind::Out => inside(self.sector, self.len / SECTOR),
+            Kind::Discard | Kind::WriteZeroes => {
+                self.ranges.iter().all(|r| inside(r.sector, u64::from(r.sectors)))
+            }
+            _ => true,
+        }
+    }
+
+    /// Copies `bytes` into the data buffers from their start; what does not fit is left out, what is left over of
+    /// the buffers is zeroed.
+    pub fn fill(&self, bytes: &[u8]) {
+        let mut rest = bytes;
+        for buffer in self.buffers() {
+            let n = rest.len().min(buffer.iov_len);
+            // SAFETY: the buffer is guest memory that the queue keeps mapped while this request exists; nothing else
+            // in this process holds a reference into it.
+            unsafe {
+                std::ptr::copy_nonoverlapping(rest.as_ptr(), buffer.iov_base.cast::<u8>(), n);
+                std::ptr::write_bytes(buffer.iov_base.cast::<u8>().add(n), 0, buffer.iov_len - n);
+            }
+            rest = &rest[n..];
+        }
+    }
+
+    pub(crate) fn set_status(&self, status: Status) {
+        // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still mapped.
+        unsafe { self.status.write_volatile(status as u8) };
+    }
+
+    /// Makes sense of `self.buffers`, of which the first `readable` are device-readable and the others writable.
+    ///
+    /// The framing is free (virtio 1.2, 2.7.4): the header may be spread over buffers or share one with the data, the
+    /// status may share one with the data; only the order counts.
+    #[inline]
+    pub(crate) fn parse(&mut self, readable: usize) -> Result<(), Broken> {
+        self.ranges.clear();
+        self.first = 0;
+        // The status byte: the last writable one.
+        let buffers = &mut self.buffers;
+        let writable = buffers.len() - readable;
+        let Some(last) = buffers.last_mut().filter(|_| writable > 0) else { return Err(Broken::NoStatus) };
+        last.iov_len -= 1;
+        // SAFETY: the buffer had at least one byte (empty ones are never collected), so its last byte is inside.
+        self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len) };
+        if last.iov_len == 0 {
+            buffers.pop();
+        }
+        // The header: the first 16 readable bytes.
+        let mut header = [0u8; HEADER];
+        match buffers.first_mut() {
+            Some(first) if readable > 0 && first.iov_len == HEADER => {
+                // SAFETY: 16 bytes of mapped guest memory, as checked when the buffer was collected.
+                header = unsafe { first.iov_base.cast::<[u8; HEADER]>().read_volatile() };
+                self.first = 1;
+            }
+            _ => self.gather_header(readable, &mut header)?,
+        }
+        let [t0, t1, t2, t3, p0, p1, p2, p3, sector @ ..] = header;
+        let kind = u32::from_le_bytes([t0, t1, t2, t3]);
+        self.priority = IoPriority(u32::from_le_bytes([p0, p1, p2, p3]));
+        self.sector = u64::from_le_bytes(sector);
+        self.len = self.buffers[self.first..].iter().map(|b| b.iov_len as u64).sum();
+        // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
+        let has_out = readable > self.first;
+        let has_in = self.buffers.len() > readable;
+        const MALFORMED: Kind = Kind::Refused(Status::IoErr);
+        self.kind = match kind {
+            0 if has_out || !self.len.is_multiple_of(SECTOR) => MALFORMED,
+            0 => Kind::In,
+            1 if has_in || !self.len.is_multiple_of(SECTOR) => MALFORMED,
+            1 => Kind::Out,
+            4 => Kind::Flush,
+            8 if has_out => MALFORMED,
+            8 => Kind::GetId,
+            11 | 13 if has_in => MALFORMED,
+            11 => self.parse_ranges(Kind::Discard),
+            13 => self.parse_ranges(Kind::WriteZeroes),
+            _ => Kind::Refused(Status::Unsupported),
+        };
+        Ok(())
+    }
+
+    /// The header is spread over buffers, or shares its buffer with data.
+    #[cold]
+    fn gather_header(&mut self, readable: usize, header: &mut [u8; HEADER]) -> Result<(), Broken> {
+        let mut got = 0;
+        for index in 0..readable {
+            let Some(buffer) = self.buffers.get_mut(index) else { break };
+            let n = buffer.iov_len.min(HEADER - got);
+            // SAFETY: `n` bytes of mapped guest memory, as checked when the buffer was collected; the guest may change
+            // them meanwhile, which changes what is copied and nothing else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(buffer.iov_base.cast::<u8>(), header.as_mut_ptr().add(got), n);
+                buffer.iov_base = buffer.iov_base.cast::<u8>().add(n).cast();
+            }
+            buffer.iov_len -= n;
+            got += n;
+            self.first = if buffer.iov_len == 0 { index + 1 } else { index };
+            if got == HEADER {
+                return Ok(());
+            }
+        }
+        Err(Broken::ShortHeader { len: got })
+    }
+
+    /// Reads the ranges of a DISCARD or WRITE_ZEROES into private memory.
+    fn parse_ranges(&mut self, kind: Kind) -> Kind {
+        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
+        if len == 0 || !len.is_multiple_of(RANGE) || len / RANGE > MAX_RANGES {
+            return Kind::Refused(Status::IoErr);
+        }
+        let mut bytes = [0u8; RANGE];
+        let mut got = 0;
+        fence(Ordering::Acquire);
+        for buffer in &self.buffers[self.first..] {
+            let mut at = 0;
+            while at < buffer.iov_len {
+                let n = (buffer.iov_len - at).min(RANGE - got);
+                // SAFETY: inside a mapped guest buffer and inside `bytes`.
+                unsafe {
+                    let from = buffer.iov_base.cast::<u8>().add(at);
+                    std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr().add(got), n);
+                }
+                got += n;
+                at += n;
+                if got == RANGE {
+                    got = 0;
+                    let [s @ .., n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
+                    let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+                    // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2): unsupported.
+                    if flags & !1 != 0 || (flags != 0 && kind == Kind::Discard) {
+                        self.ranges.clear();
+                        return Kind::Refused(Status::Unsupported);
+                    }
+                    self.ranges.push(Range {
+                        sector: u64::from_le_bytes(s),
+                        sectors: u32::from_le_bytes([n0, n1, n2, n3]),
+                        unmap: flags & 1 != 0,
+                    });
+                }
+            }
+        }
+        kind
+    }
+}

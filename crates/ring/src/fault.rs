@@ -1,0 +1,159 @@
+//! Survives a mapped file that is truncated by somebody else.
+//!
+//! Guest memory and mapped images are files of other processes. Who truncates one makes the next access to the lost
+//! pages a SIGBUS, which by default ends the whole process: one hostile front end could end every session. A
+//! [`Guard`] on a mapping makes the handler put zero pages under the whole mapping and raise the guard's flag
+//! instead: the access that faulted goes on with zeroes, and the owner of the mapping, who looks at
+//! [`Guard::tripped`], ends the session or falls back to system calls.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Mappings that can be guarded at the same time.
+pub const MAX_GUARDS: usize = 4096;
+
+struct Entry {
+    start: AtomicUsize,
+    len: AtomicUsize,
+    tripped: AtomicBool,
+}
+
+#[allow(clippy::declare_interior_mutable_const)]
+const FREE: Entry =
+    Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), tripped: AtomicBool::new(false) };
+/// Start address that marks an entry as taken but not yet (or no longer) valid. No mapping starts at 1.
+const CLAIMED: usize = 1;
+static TABLE: [Entry; MAX_GUARDS] = [FREE; MAX_GUARDS];
+
+/// A mapping whose SIGBUS is caught. Dropping it ends the protection: unmap first.
+#[derive(Debug)]
+pub struct Guard {
+    index: usize,
+}
+
+impl Guard {
+    /// Protects the mapping at `start`, `len` bytes, both multiples of the page size.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when [`MAX_GUARDS`] mappings are guarded already; what `sigaction` says at first use.
+    pub fn new(start: *mut u8, len: usize) -> io::Result<Guard> {
+        install()?;
+        for (index, entry) in TABLE.iter().enumerate() {
+            if entry.start.compare_exchange(0, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                entry.tripped.store(false, Ordering::SeqCst);
+                entry.len.store(len, Ordering::SeqCst);
+                entry.start.store(start as usize, Ordering::SeqCst);
+                return Ok(Guard { index });
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many guarded mappings"))
+    }
+
+    /// Whether pages of this mapping were lost since it was made.
+    #[inline]
+    pub fn tripped(&self) -> bool {
+        TABLE[self.index].tripped.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let entry = &TABLE[self.index];
+        entry.start.store(CLAIMED, Ordering::SeqCst);
+        entry.len.store(0, Ordering::SeqCst);
+        entry.start.store(0, Ordering::SeqCst);
+    }
+}
+
+fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let result = INSTALLED.get_or_init(|| {
+        // SAFETY: `sigaction` is plain data for which all zeroes is a valid value; the handler is `on_sigbus`, which
+        // has the three-argument form that SA_SIGINFO asks for and calls only async-signal-safe functions.
+        let code = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_sigbus as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
+        };
+        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)) }
+    });
+    result.map_err(io::Error::from_raw_os_error)
+}
+
+extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS carries an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    for entry in &TABLE {
+        let start = entry.start.load(Ordering::SeqCst);
+        let len = entry.len.load(Ordering::SeqCst);
+        if start <= CLAIMED || address < start || address - start >= len {
+            continue;
+        }
+        entry.tripped.store(true, Ordering::SeqCst);
+        // SAFETY: the range is a mapping whose owner registered it for just this; replacing it in place keeps every
+        // pointer into it valid. The whole range and not a page: a huge-page mapping cannot be replaced in part.
+        let mapped = unsafe {
+            libc::mmap(
+                start as *mut libc::c_void,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapped != libc::MAP_FAILED {
+            return;
+        }
+    }
+    // Not ours: the default action, which the access that is now repeated will meet.
+    // SAFETY: `signal` with SIG_DFL is async-signal-safe.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "signals and mmap are not emulated")]
+    fn a_truncated_mapping_reads_zeroes_and_trips_its_guard_only() {
+        let map = |file: &std::fs::File| {
+            // SAFETY: a fresh shared mapping of a file we own.
+            unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    8192,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED,
+                    file.as_raw_fd(),
+                    0,
+                )
+                .cast::<u8>()
+            }
+        };
+        let make = || {
+            let fd = rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+            let file = std::fs::File::from(fd);
+            file.set_len(8192).expect("set_len");
+            file
+        };
+        let (victim, bystander) = (make(), make());
+        let (a, b) = (map(&victim), map(&bystander));
+        let (guard_a, guard_b) = (Guard::new(a, 8192).expect("guard"), Guard::new(b, 8192).expect("guard"));
+        // SAFETY: both mappings are 8192 bytes long and stay mapped to the end of the test.
+        unsafe {
+            a.write_volatile(7);
+            b.write_volatile(7);
+            victim.set_len(0).expect("truncate");
+            assert_eq!(a.add(5000).read_volatile(), 0);
+            assert_eq!(b.read_volatile(), 7);
+        }
+        assert!(guard_a.tripped());
+        assert!(!guard_b.tripped());
+    }
+}

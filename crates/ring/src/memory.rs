@@ -1,0 +1,321 @@
+//! Guest memory: a set of regions, each a file of the front end's that is mapped here.
+//!
+//! A [`GuestMemory`] is a value that never changes: adding or removing a region makes a new one that shares the
+//! mappings of the old. So a lane reads it without a lock, and a request that is in flight keeps the old one alive.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::fault::Guard;
+
+/// Where a region lies, as the front end describes it (vhost-user, "Memory region description").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest physical address of the first byte.
+    pub guest: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The front end's own virtual address of the first byte; ring addresses are given in these.
+    pub user: u64,
+    /// Offset of the first byte in the file, bytes.
+    pub offset: u64,
+}
+
+/// Why guest memory cannot be used as described.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Empty, or an end beyond 64 bits.
+    #[error("memory region at {guest:#x} has size {size:#x} and file offset {offset:#x}: empty, or its end overflows")]
+    BadSize {
+        /// Guest physical address.
+        guest: u64,
+        /// Bytes.
+        size: u64,
+        /// Offset in the file.
+        offset: u64,
+    },
+    /// Two regions share guest physical addresses.
+    #[error("memory region at {guest:#x} (size {size:#x}) overlaps the one at {other:#x}")]
+    Overlap {
+        /// Guest physical address of the new region.
+        guest: u64,
+        /// Bytes of the new region.
+        size: u64,
+        /// Guest physical address of the present one.
+        other: u64,
+    },
+    /// No such region to remove.
+    #[error("there is no memory region at {guest:#x} of size {size:#x} to remove")]
+    NotFound {
+        /// Guest physical address.
+        guest: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file is shorter than the region says.
+    #[error("memory region at {guest:#x} needs {needed:#x} bytes of its file, which has {len:#x}")]
+    FileTooShort {
+        /// Guest physical address.
+        guest: u64,
+        /// Bytes that the region needs.
+        needed: u64,
+        /// Bytes that the file has.
+        len: u64,
+    },
+    /// The system refused to map it.
+    #[error("cannot map the memory region at {guest:#x} (size {size:#x})")]
+    Map {
+        /// Guest physical address.
+        guest: u64,
+        /// Bytes.
+        size: u64,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A mapped file, unmapped when the last region on it is gone.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// Dropped after the unmapping in `Drop`.
+    guard: Guard,
+}
+
+// SAFETY: a mapping is plain shared memory; it is only ever accessed through raw pointers and volatile or atomic
+// operations, and unmapped once, by the last owner.
+unsafe impl Send for Mapping {}
+// SAFETY: as above: no operation on the mapping itself needs exclusive access.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
+            debug_assert!(false, "munmap: {error}");
+        }
+    }
+}
+
+/// One mapped region.
+#[derive(Debug, Clone)]
+pub struct Region {
+    spec: RegionSpec,
+    /// Host address of the first byte.
+    host: NonNull<u8>,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps a region of `file`, readable and writable, shared.
+    ///
+    /// The file is mapped from its start: a huge-page file cannot be mapped at any page. Address space is cheap.
+    ///
+    /// # Errors
+    /// [`MemoryError::BadSize`], [`MemoryError::FileTooShort`], [`MemoryError::Map`].
+    pub fn map(spec: RegionSpec, file: &File) -> Result<Region, MemoryError> {
+        let RegionSpec { guest, size, user, offset } = spec;
+        let bad = MemoryError::BadSize { guest, size, offset };
+        let (Some(needed), Some(_), Some(_)) =
+            (offset.checked_add(size), guest.checked_add(size), user.checked_add(size))
+        else {
+            return Err(bad);
+        };
+        if size == 0 {
+            return Err(bad);
+        }
+        let map_error = |source: io::Error| MemoryError::Map { guest, size, source };
+        let meta = rustix::fs::fstat(file.as_fd()).map_err(|e| map_error(e.into()))?;
+        let file_len = u64::try_from(meta.st_size).unwrap_or(0);
+        let is_regular = rustix::fs::FileType::from_raw_mode(meta.st_mode) == rustix::fs::FileType::RegularFile;
+        if is_regular && file_len < needed {
+            return Err(MemoryError::FileTooShort { guest, needed, len: file_len });
+        }
+        // hugetlbfs reports its page size as the block size, and wants lengths in multiples of it.
+        let block = u64::try_from(meta.st_blksize).unwrap_or(0).max(4096).next_power_of_two();
+        let len = needed.checked_next_multiple_of(block).and_then(|l| usize::try_from(l).ok());
+        let Some(len) = len else { return Err(bad) };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file.as_fd(),
+                0,
+            )
+        }
+        .map_err(|e| map_error(e.into()))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(io::ErrorKind::Other.into()))?;
+        // A core dump of the back end must not carry the guest's memory. Advice only: a failure changes nothing.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
+        let guard = match Guard::new(base.as_ptr(), len) {
+            Ok(guard) => guard,
+            Err(error) => {
+                // SAFETY: the mapping just made, which nothing refers to.
+                let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
+                return Err(map_error(error));
+            }
+        };
+        let mapping = Arc::new(Mapping { base, len, guard });
+        let start = usize::try_from(offset).map_err(|_| bad)?;
+        // SAFETY: offset + size <= len of the mapping.
+        let host = unsafe { base.add(start) };
+        Ok(Region { spec, host, mapping })
+    }
+
+    /// Where it lies.
+    pub fn spec(&self) -> RegionSpec {
+        self.spec
+    }
+
+    fn end(&self) -> u64 {
+        self.spec.guest + self.spec.size
+    }
+
+    fn holds(&self, guest: u64, len: u64) -> bool {
+        guest >= self.spec.guest && guest - self.spec.guest < self.spec.size && len <= self.end() - guest
+    }
+
+    /// Host address of `guest`, which the region holds.
+    #[inline]
+    fn host_of(&self, guest: u64) -> *mut u8 {
+        debug_assert!(self.holds(guest, 0));
+        // SAFETY: the caller checked that `guest` is inside, so the result is inside the mapping. The difference fits
+        // because the size was checked against the mapping's length, a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        unsafe {
+            self.host.as_ptr().add((guest - self.spec.guest) as usize)
+        }
+    }
+}
+
+/// All regions of a guest at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct GuestMemory {
+    /// Ordered by guest address, without overlap.
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// Makes the memory out of mapped regions.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlap`].
+    pub fn new(regions: Vec<Region>) -> Result<GuestMemory, MemoryError> {
+        regions.into_iter().try_fold(GuestMemory::default(), |memory, region| memory.with(region))
+    }
+
+    /// The same memory with one region more.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlap`].
+    pub fn with(&self, region: Region) -> Result<GuestMemory, MemoryError> {
+        let spec = region.spec;
+        if let Some(other) = self.regions.iter().find(|r| spec.guest < r.end() && r.spec.guest < region.end()) {
+            let RegionSpec { guest, size, .. } = spec;
+            return Err(MemoryError::Overlap { guest, size, other: other.spec.guest });
+        }
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.spec.guest < spec.guest);
+        regions.insert(at, region);
+        Ok(GuestMemory { regions })
+    }
+
+    /// The same memory without the region at `guest` of `size` bytes.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotFound`].
+    pub fn without(&self, guest: u64, size: u64) -> Result<GuestMemory, MemoryError> {
+        let Some(at) = self.regions.iter().position(|r| r.spec.guest == guest && r.spec.size == size) else {
+            return Err(MemoryError::NotFound { guest, size });
+        };
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(GuestMemory { regions })
+    }
+
+    /// Number of regions.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether there is no region at all.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.guard.tripped())
+    }
+
+    /// Guest physical address of a front end address, as ring addresses are given.
+    pub fn guest_of_user(&self, user: u64) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = user.checked_sub(r.spec.user)?;
+            (offset < r.spec.size).then(|| r.spec.guest + offset)
+        })
+    }
+
+    /// Host address of `len` bytes at `guest`, if one region holds them all. `hint` is the index of the region that
+    /// answered last; the right one nearly always answers next.
+    #[inline]
+    pub(crate) fn translate(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
+        if let Some(region) = self.regions.get(*hint)
+            && region.holds(guest, len)
+        {
+            return Some(region.host_of(guest));
+        }
+        self.translate_slow(guest, len, hint)
+    }
+
+    #[cold]
+    fn translate_slow(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
+        let at = self.regions.iter().position(|r| r.holds(guest, len))?;
+        *hint = at;
+        Some(self.regions[at].host_of(guest))
+    }
+
+    /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side by side. Returns
+    /// the first address that no region holds.
+    pub(crate) fn pieces(&self, guest: u64, len: u64, mut each: impl FnMut(*mut u8, u64)) -> Result<(), u64> {
+        let mut at = guest;
+        let mut left = len;
+        while left > 0 {
+            let Some(region) = self.regions.iter().find(|r| r.holds(at, 0)) else { return Err(at) };
+            let piece = left.min(region.end() - at);
+            each(region.host_of(at), piece);
+            left -= piece;
+            at = match at.checked_add(piece) {
+                Some(next) => next,
+                None if left == 0 => return Ok(()),
+                None => return Err(at),
+            };
+        }
+        Ok(())
+    }
+
+    /// Guest physical address of a host address inside a region: the way back, for dirty logging.
+    pub(crate) fn guest_of_host(&self, host: *const u8) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = (host as u64).checked_sub(r.host.as_ptr() as u64)?;
+            (offset < r.spec.size).then(|| r.spec.guest + offset)
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! The packed virtqueue, device side (virtio 1.2, section 2.8).
+
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use crate::blk::Request;
+use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::memory::GuestMemory;
+use crate::queue::Broken;
+use crate::split::need_event;
+
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+/// Offset of the flags in a descriptor.
+const FLAGS: usize = 14;
+
+const EVENT_ENABLE: u16 = 0;
+const EVENT_DISABLE: u16 = 1;
+const EVENT_DESC: u16 = 2;
+const WRAP: u16 = 1 << 15;
+
+/// Host addresses of the ring and the two event suppression structures, checked by the queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    pub ring: *mut u8,
+    /// Written by the driver: when it wants to be signalled.
+    pub driver_event: *mut u8,
+    /// Written by the device: when it wants to be kicked.
+    pub device_event: *mut u8,
+}
+
+/// An index into the ring with its wrap counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    index: u16,
+    wrap: bool,
+}
+
+impl Position {
+    #[inline]
+    fn advance(&mut self, by: u16, size: u16) {
+        let next = u32::from(self.index) + u32::from(by);
+        if next >= u32::from(size) {
+            self.wrap = !self.wrap;
+        }
+        self.index = u16::try_from(next % u32::from(size)).unwrap_or(0);
+    }
+
+    fn encode(self) -> u16 {
+        self.index | if self.wrap { WRAP } else { 0 }
+    }
+
+    fn decode(raw: u16, size: u16) -> Position {
+        Position { index: (raw & !WRAP) % size, wrap: raw & WRAP != 0 }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedQueue {
+    size: u16,
+    event_idx: bool,
+    parts: Parts,
+    avail: Position,
+    used: Position,
+    /// The first used descriptor of the batch: its flags are written last, and make the batch visible.
+    first: Option<(u16, u16)>,
+    /// Ring descriptors that the batch stands for.
+    batch: u16,
+    /// Ring descriptors taken and not yet given back: never more than the ring has.
+    outstanding: u16,
+}
+
+/// Bytes of the three parts: (ring, driver event, device event).
+pub(crate) fn part_sizes(size: u16) -> (u64, u64, u64) {
+    (16 * u64::from(size), 4, 4)
+}
+
+impl PackedQueue {
+    /// `parts` must be mapped for the sizes of [`part_sizes`] and aligned to 16, 4 and 4 bytes. `base` is what
+    /// [`PackedQueue::base`] gave; a fresh ring begins with 0x8000_8000 (or its low half alone).
+    pub(crate) fn new(size: u16, event_idx: bool, parts: Parts, base: u32) -> PackedQueue {
+        let (low, high) = ((base & 0xffff) as u16, (base >> 16) as u16);
+        let avail = Position::decode(low, size);
+        let used = if high == 0 && base != 0 { avail } else { Position::decode(high, size) };
+        PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 }
+    }
+
+    pub(crate) fn set_parts(&mut self, parts: Parts) {
+        self.parts = parts;
+    }
+
+    /// Next available (low half) and next used (high half) position: 15 bits of index, and the wrap counter.
+    pub(crate) fn base(&self) -> u32 {
+        u32::from(self.avail.encode()) | (u32::from(self.used.encode()) << 16)
+    }
+
+    #[inline]
+    fn at(&self, index: u16) -> *mut u8 {
+        debug_assert!(index < self.size);
+        // SAFETY: positions stay below the size, and the ring is mapped for that many descriptors.
+        unsafe { self.parts.ring.add(usize::from(index) * DESCRIPTOR) }
+    }
+
+    #[inline]
+    fn flags_at(&self, index: u16) -> &AtomicU16 {
+        // SAFETY: inside a descriptor of the ring, aligned to 2.
+        unsafe { AtomicU16::from_ptr(self.at(index).add(FLAGS).cast()) }
+    }
+
+    #[inline]
+    fn event(&self, part: *mut u8, offset: usize) -> &AtomicU16 {
+        // SAFETY: both structures are mapped, 4 bytes long and aligned to 4; offset is 0 or 2.
+        unsafe { AtomicU16::from_ptr(part.add(offset).cast()) }
+    }
+
+    /// Whether the next descriptor is the driver's gift.
+    #[inline]
+    pub(crate) fn is_available(&self) -> bool {
+        // Acquire: the descriptor is read after the flags that make it ours.
+        let flags = u16::from_le(self.flags_at(self.avail.index).load(Ordering::Acquire));
+        (flags & AVAIL != 0) == self.avail.wrap && (flags & USED != 0) != self.avail.wrap
+    }
+
+    /// Takes the next chain; `is_available` must have said that there is one.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        memory: &GuestMemory,
+        hint: &mut usize,
+        request: &mut Request,
+    ) -> Result<(), Broken> {
+        request.buffers.clear();
+        let mut chain = Collector { memory, hint, buffers: &mut request.buffers, readable: 0 };
+        let mut position = self.avail;
+        for count in 1..=self.size {
+            // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
+            let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
+            let (id, flags) = (descriptor.low, descriptor.high);
+            position.advance(1, self.size);
+            if flags & INDIRECT != 0 {
+                if flags & NEXT != 0 {
+                    return Err(Broken::IndirectWithNext);
+                }
+                let table = chain.indirect(descriptor.addr, descriptor.len)?;
+                for index in 0..table.entries {
+                    let entry = table.read(memory, index)?;
+                    if entry.high & INDIRECT != 0 {
+                        return Err(Broken::NestedIndirect);
+                    }
+                    chain.push(entry.addr, entry.len, entry.high & WRITE != 0)?;
+                }
+            } else {
+                chain.push(descriptor.addr, descriptor.len, flags & WRITE != 0)?;
+                if flags & NEXT != 0 {
+                    continue;
+                }
+            }
+            // Only the last descriptor of a chain carries the buffer id (2.8.6).
+            if count > self.size - self.outstanding {
+                return Err(Broken::TooManyInFlight { size: self.size });
+            }
+            self.outstanding += count;
+            request.id = id;
+            request.descriptors = count;
+            self.avail = position;
+            let readable = chain.readable;
+            return request.parse(readable);
+        }
+        Err(Broken::Loop)
+    }
+
+    /// Writes a used descriptor for a chain of `descriptors` ring entries. The driver sees it after
+    /// [`PackedQueue::publish`].
+    #[inline]
+    pub(crate) fn put_used(&mut self, id: u16, len: u32, descriptors: u16) {
+        let Position { index, wrap } = self.used;
+        let flags = WRITE | if wrap { AVAIL | USED } else { 0 };
+        let at = self.at(index);
+        // SAFETY: inside a descriptor of the ring; length at 8 and id at 12 are aligned.
+        unsafe {
+            at.add(8).cast::<u32>().write_volatile(len.to_le());
+            at.add(12).cast::<u16>().write_volatile(id.to_le());
+        }
+        match self.first {
+            None => self.first = Some((index, flags)),
+            // Release: length and id before the flags. The driver stops at the batch's first descriptor until that
+            // one is published, so these may be seen in any order.
+            Some(_) => self.flags_at(index).store(flags.to_le(), Ordering::Release),
+        }
+        self.outstanding -= descriptors;
+        self.batch += descriptors;
+        self.used.advance(descriptors, self.size);
+    }
+
+    /// Shows the batch to the driver at once; says whether it wants to be signalled.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        let Some((index, flags)) = self.first.take() else { return false };
+        self.flags_at(index).store(flags.to_le(), Ordering::Release);
+        let batch = std::mem::take(&mut self.batch);
+        // The descriptors must be visible before the driver's wish is read.
+        fence(Ordering::SeqCst);
+        let wish = u16::from_le(self.event(self.parts.driver_event, 2).load(Ordering::Acquire)) & 3;
+        match wish {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx => {
+                let raw = u16::from_le(self.event(self.parts.driver_event, 0).load(Ordering::Relaxed));
+                let event = raw & !WRAP;
+                // An event of the other lap lies one ring behind.
+                let event =
+                    if (raw & WRAP != 0) == self.used.wrap { event } else { event.wrapping_sub(self.size) };
+                need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
+            }
+            _ => true,
+        }
+    }
+
+    /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be none.
+    pub(crate) fn enable_notify(&mut self) -> bool {
+        let wish = if self.event_idx {
+            self.event(self.parts.device_event, 0).store(self.avail.encode().to_le(), Ordering::Relaxed);
+            EVENT_DESC
+        } else {
+            EVENT_ENABLE
+        };
+        // Release: the position before the flag that makes it count.
+        self.event(self.parts.device_event, 2).store(wish.to_le(), Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.is_available()
+    }
+
+    /// Asks the driver not to kick.
+    pub(crate) fn disable_notify(&mut self) {
+        self.event(self.parts.device_event, 2).store(EVENT_DISABLE.to_le(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,462 @@
+//! A virtqueue of either layout, with the requests that are in flight in it.
+
+use std::sync::Arc;
+
+use crate::blk::{Kind, Request, Status};
+use crate::dirty::DirtyLog;
+use crate::memory::GuestMemory;
+use crate::packed::{self, PackedQueue};
+use crate::split::{self, SplitQueue};
+
+/// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
+pub const MAX_QUEUE_SIZE: u16 = 32768;
+
+/// How a virtqueue lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Descriptor table, available ring, used ring (2.7). The size is a power of two.
+    Split,
+    /// One ring of descriptors and two event structures (2.8). Any size.
+    Packed,
+}
+
+/// What makes a virtqueue. The three addresses are in the front end's address space (as vhost-user gives them).
+#[derive(Debug, Clone)]
+pub struct QueueConfig {
+    /// Split or packed.
+    pub layout: Layout,
+    /// Entries, 1 to 32768.
+    pub size: u16,
+    /// `VIRTIO_F_EVENT_IDX` was negotiated.
+    pub event_idx: bool,
+    /// Descriptor table or descriptor ring.
+    pub desc: u64,
+    /// Available ring or driver event structure.
+    pub driver: u64,
+    /// Used ring or device event structure.
+    pub device: u64,
+    /// Where to begin: the next available index (split), or both positions with their wrap counters (packed).
+    pub base: u32,
+    /// Guest physical address at which writes to the used ring are logged, if they are.
+    pub log_addr: Option<u64>,
+}
+
+/// Why a virtqueue cannot be set up.
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// Zero, beyond 32768, or not a power of two in a split ring.
+    #[error("{size} is no legal size of a {layout:?} virtqueue")]
+    Size {
+        /// The size given.
+        size: u16,
+        /// The layout it was given for.
+        layout: Layout,
+    },
+    /// A part of the ring is not in guest memory.
+    #[error("the {part} at front end address {addr:#x} ({len:#x} bytes) is not in guest memory")]
+    NotMapped {
+        /// Which part.
+        part: &'static str,
+        /// Front end address.
+        addr: u64,
+        /// Bytes it needs.
+        len: u64,
+    },
+    /// A part of the ring is not aligned.
+    #[error("the {part} at front end address {addr:#x} is not aligned to {align} bytes")]
+    Misaligned {
+        /// Which part.
+        part: &'static str,
+        /// Front end address.
+        addr: u64,
+        /// Bytes.
+        align: u64,
+    },
+}
+
+/// The driver broke the rules of the virtqueue; it must be stopped. Says which rule.
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Broken {
+    /// More chains than entries.
+    #[error("the available index jumped from {next} to {index}, further than the queue size {size}")]
+    AvailIndex {
+        /// What the ring said.
+        index: u16,
+        /// What was expected next.
+        next: u16,
+        /// Entries.
+        size: u16,
+    },
+    /// A descriptor index beyond the table.
+    #[error("descriptor index {index} is outside its table of {size}")]
+    DescriptorIndex {
+        /// The index.
+        index: u16,
+        /// Entries of the table.
+        size: u16,
+    },
+    /// A chain that never ends.
+    #[error("a descriptor chain loops")]
+    Loop,
+    /// More buffers than any request needs.
+    #[error("a descriptor chain has more than {limit} buffers")]
+    ChainTooLong {
+        /// Buffers.
+        limit: usize,
+    },
+    /// An indirect table inside an indirect table.
+    #[error("an indirect table contains an indirect descriptor")]
+    NestedIndirect,
+    /// A descriptor that is indirect and has a next one.
+    #[error("a descriptor is both indirect and chained")]
+    IndirectWithNext,
+    /// An indirect table of no legal size or alignment.
+    #[error("the indirect table at {addr:#x} has the illegal size {len} or alignment")]
+    BadIndirectTable {
+        /// Guest physical address.
+        addr: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// A buffer outside guest memory.
+    #[error("the buffer at {addr:#x} ({len} bytes) is not in guest memory at {hole:#x}")]
+    BadAddress {
+        /// Guest physical address.
+        addr: u64,
+        /// Bytes.
+        len: u32,
+        /// First address that no region holds.
+        hole: u64,
+    },
+    /// The order of the specification (2.7.4.2) turned round.
+    #[error("a device-readable buffer follows a device-writable one")]
+    ReadableAfterWritable,
+    /// No device-writable byte: the request cannot even be refused.
+    #[error("a request has no device-writable byte for its status")]
+    NoStatus,
+    /// Fewer than 16 device-readable bytes.
+    #[error("a request has a header of {len} bytes instead of 16")]
+    ShortHeader {
+        /// Bytes found.
+        len: usize,
+    },
+    /// Chains were made available again before they were used.
+    #[error("more than {size} descriptors are in flight in a queue of that size")]
+    TooManyInFlight {
+        /// Entries.
+        size: u16,
+    },
+    /// Guest memory was changed so that the ring is no longer in it.
+    #[error("the ring is no longer in guest memory")]
+    RingUnmapped,
+    /// A file behind guest memory was truncated.
+    #[error("the file behind guest memory was truncated")]
+    MemoryLost,
+}
+
+/// Names a request that is in flight in its queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(pub u16);
+
+#[derive(Debug)]
+enum Ring {
+    Split(SplitQueue),
+    Packed(PackedQueue),
+}
+
+/// One virtqueue, device side.
+///
+/// Take requests with [`Queue::pop`], answer each once with [`Queue::complete`] in any order, and show the answers to
+/// the driver with [`Queue::publish`]. After the first [`Broken`] the queue yields nothing more.
+#[derive(Debug)]
+pub struct Queue {
+    ring: Ring,
+    config: QueueConfig,
+    memory: Arc<GuestMemory>,
+    /// Memory of before a change, kept mapped while requests that came before it are in flight.
+    retired: Vec<Arc<GuestMemory>>,
+    hint: usize,
+    requests: Box<[Request]>,
+    free: Vec<u16>,
+    log: Option<Arc<DirtyLog>>,
+    broken: Option<Broken>,
+    /// Written by `complete` since the last `publish`; only kept with a log.
+    unlogged: bool,
+}
+
+impl Queue {
+    /// Sets up a virtqueue in `memory`.
+    ///
+    /// # Errors
+    /// [`QueueError`]: an illegal size, a part outside guest memory, a misaligned part.
+    pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
+        let QueueConfig { layout, size, .. } = config;
+        let legal = (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == Layout::Packed || size.is_power_of_two());
+        if !legal {
+            return Err(QueueError::Size { size, layout });
+        }
+        let ring = match layout {
+            Layout::Split => {
+                let parts = split_parts(&config, &memory)?;
+                Ring::Split(SplitQueue::new(size, config.event_idx, parts, (config.base & 0xffff) as u16))
+            }
+            Layout::Packed => {
+                let parts = packed_parts(&config, &memory)?;
+                Ring::Packed(PackedQueue::new(size, config.event_idx, parts, config.base))
+            }
+        };
+        Ok(Queue {
+            ring,
+            config,
+            memory,
+            retired: Vec::new(),
+            hint: 0,
+            requests: (0..size).map(|_| Request::empty()).collect(),
+            free: (0..size).rev().collect(),
+            log: None,
+            broken: None,
+            unlogged: false,
+        })
+    }
+
+    /// Takes the next request, or nothing when the driver has made none available. The requests that one look at
+    /// shared memory found are handed out without another.
+    ///
+    /// # Errors
+    /// [`Broken`], now and ever after.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        let result = self.try_pop();
+        if let Err(broken) = result {
+            self.broken = Some(broken);
+        }
+        result
+    }
+
+    #[inline]
+    fn try_pop(&mut self) -> Result<Option<Slot>, Broken> {
+        let available = match &mut self.ring {
+            Ring::Split(ring) => ring.available()? > 0,
+            Ring::Packed(ring) => ring.is_available(),
+        };
+        if !available {
+            return Ok(None);
+        }
+        let Some(&slot) = self.free.last() else {
+            return Err(Broken::TooManyInFlight { size: self.config.size });
+        };
+        let request = &mut self.requests[usize::from(slot)];
+        match &mut self.ring {
+            Ring::Split(ring) => ring.take(&self.memory, &mut self.hint, request)?,
+            Ring::Packed(ring) => ring.take(&self.memory, &mut self.hint, request)?,
+        }
+        request.in_flight = true;
+        self.free.pop();
+        Ok(Some(Slot(slot)))
+    }
+
+    /// A request that is in flight.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn request(&self, slot: Slot) -> &Request {
+        &self.requests[usize::from(slot.0)]
+    }
+
+    /// Answers a request. The driver sees it after [`Queue::publish`]. Answering one that is not in flight does
+    /// nothing.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn complete(&mut self, slot: Slot, status: Status) {
+        let request = &mut self.requests[usize::from(slot.0)];
+        debug_assert!(request.in_flight, "{slot:?} completed twice");
+        if !request.in_flight {
+            return;
+        }
+        request.in_flight = false;
+        request.set_status(status);
+        let written = match request.kind {
+            Kind::In | Kind::GetId if status == Status::Ok => request.len,
+            _ => 0,
+        };
+        let len = u32::try_from(written + 1).unwrap_or(u32::MAX);
+        let (id, descriptors) = (request.id, request.descriptors);
+        if let Some(log) = &self.log {
+            log_request(log, &self.memory, &self.retired, request);
+            self.unlogged = true;
+        }
+        match &mut self.ring {
+            Ring::Split(ring) => ring.put_used(id, len),
+            Ring::Packed(ring) => ring.put_used(id, len, descriptors),
+        }
+        self.free.push(slot.0);
+        if !self.retired.is_empty() && self.in_flight() == 0 {
+            self.retired.clear();
+        }
+    }
+
+    /// Shows all answers to the driver at once. Returns whether the driver wants to be signalled for them.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.unlogged {
+            self.log_ring();
+        }
+        match &mut self.ring {
+            Ring::Split(ring) => ring.publish(),
+            Ring::Packed(ring) => ring.publish(),
+        }
+    }
+
+    /// Asks the driver for a kick at the next request. Returns true when one came meanwhile, for which there may be
+    /// no kick: look again.
+    ///
+    /// # Errors
+    /// [`Broken`], as [`Queue::pop`].
+    pub fn enable_notify(&mut self) -> Result<bool, Broken> {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.enable_notify(),
+            Ring::Packed(ring) => Ok(ring.enable_notify()),
+        }
+    }
+
+    /// Asks the driver not to kick: somebody is looking anyway.
+    pub fn disable_notify(&mut self) {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.disable_notify(),
+            Ring::Packed(ring) => ring.disable_notify(),
+        }
+    }
+
+    /// Requests taken and not answered.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.requests.len() - self.free.len()
+    }
+
+    /// Where another back end must go on, in the form of [`QueueConfig::base`]. Exact only with nothing in flight.
+    pub fn base(&self) -> u32 {
+        match &self.ring {
+            Ring::Split(ring) => u32::from(ring.base()),
+            Ring::Packed(ring) => ring.base(),
+        }
+    }
+
+    /// What it was set up with.
+    pub fn config(&self) -> &QueueConfig {
+        &self.config
+    }
+
+    /// The memory that new requests are checked against.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Goes on with other memory. Requests in flight keep the old one mapped.
+    ///
+    /// # Errors
+    /// [`QueueError`] when the ring itself is not in the new memory; the queue is broken then.
+    pub fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        let parts = match &mut self.ring {
+            Ring::Split(ring) => split_parts(&self.config, &memory).map(|parts| ring.set_parts(parts)),
+            Ring::Packed(ring) => packed_parts(&self.config, &memory).map(|parts| ring.set_parts(parts)),
+        };
+        if let Err(error) = parts {
+            self.broken = Some(Broken::RingUnmapped);
+            return Err(error);
+        }
+        let old = std::mem::replace(&mut self.memory, memory);
+        if self.in_flight() > 0 {
+            self.retired.push(old);
+        }
+        self.hint = 0;
+        Ok(())
+    }
+
+    /// Begins or ends the logging of written pages; `ring` is the guest physical address at which writes to the used
+    /// ring are logged.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
+        self.log = log;
+        self.config.log_addr = ring;
+    }
+
+    /// Whether guest memory was truncated under the queue.
+    pub fn is_memory_lost(&self) -> bool {
+        self.memory.is_lost()
+    }
+
+    /// The used ring is small: the whole of it is marked, once a batch.
+    #[cold]
+    fn log_ring(&mut self) {
+        self.unlogged = false;
+        let (Some(log), Some(addr)) = (&self.log, self.config.log_addr) else { return };
+        let len = match self.config.layout {
+            Layout::Split => split::part_sizes(self.config.size).2,
+            Layout::Packed => packed::part_sizes(self.config.size).0,
+        };
+        log.mark(addr, len);
+    }
+}
+
+/// Marks what the device wrote for one request: its data, if it was a reading one, and the status byte.
+#[cold]
+fn log_request(log: &DirtyLog, memory: &GuestMemory, retired: &[Arc<GuestMemory>], request: &Request) {
+    let mark = |host: *const u8, len: usize| {
+        let memories = std::iter::once(memory).chain(retired.iter().map(|m| &**m));
+        if let Some(guest) = memories.into_iter().find_map(|m| m.guest_of_host(host)) {
+            log.mark(guest, len as u64);
+        }
+    };
+    mark(request.status, 1);
+    if matches!(request.kind, Kind::In | Kind::GetId) {
+        for buffer in request.buffers() {
+            mark(buffer.iov_base.cast(), buffer.iov_len);
+        }
+    }
+}
+
+/// Host address of one part of a ring.
+fn part(
+    memory: &GuestMemory,
+    part: &'static str,
+    addr: u64,
+    len: u64,
+    align: u64,
+) -> Result<*mut u8, QueueError> {
+    let guest = memory.guest_of_user(addr);
+    let host = guest.and_then(|guest| memory.translate(guest, len, &mut 0));
+    let host = host.ok_or(QueueError::NotMapped { part, addr, len })?;
+    if !(host as u64).is_multiple_of(align) {
+        return Err(QueueError::Misaligned { part, addr, align });
+    }
+    Ok(host)
+}
+
+fn split_parts(config: &QueueConfig, memory: &GuestMemory) -> Result<split::Parts, QueueError> {
+    let (desc, avail, used) = split::part_sizes(config.size);
+    Ok(split::Parts {
+        desc: part(memory, "descriptor table", config.desc, desc, 16)?,
+        avail: part(memory, "available ring", config.driver, avail, 2)?,
+        used: part(memory, "used ring", config.device, used, 4)?,
+    })
+}
+
+fn packed_parts(config: &QueueConfig, memory: &GuestMemory) -> Result<packed::Parts, QueueError> {
+    let (ring, driver, device) = packed::part_sizes(config.size);
+    Ok(packed::Parts {
+        ring: part(memory, "descriptor ring", config.desc, ring, 16)?,
+        driver_event: part(memory, "driver event structure", config.driver, driver, 4)?,
+        device_event: part(memory, "device event structure", config.device, device, 4)?,
+    })
+}
+
+// SAFETY: the raw pointers inside refer to guest memory that `memory` and `retired` keep mapped; no thread but the
+// queue's owner uses them.
+unsafe impl Send for Queue {}
