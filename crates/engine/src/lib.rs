@@ -1,1 +1,173 @@
-//! To be written.
+//! Storage engines: where a volume's data is.
+//!
+//! | engine | data | I/O |
+//! |---|---|---|
+//! | [`null::NullEngine`] | none | answers at once, or after a fixed latency, with a given parallelism: a model of a device |
+//! | [`file::FileEngine`] | a regular file or a block device | io_uring; inline where that is cheaper |
+//!
+//! An [`Engine`] is the volume: one per volume, shared, asked rarely. A [`Channel`] is one lane's way into it: owned
+//! by the lane's thread, asked for every request, never shared. So no engine needs a lock on the data path.
+//!
+//! # The contract
+//! * **I/O model.** [`Channel::submit`] either answers the request ([`Outcome::Done`]) or takes it
+//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::completed`], when a completion that it asked
+//!   the [`Uring`] for arrives, or from [`Channel::poll`]. It does not block for longer than a memory copy takes,
+//!   unless the data itself is memory.
+//! * **Lifetime.** A request's buffers stay mapped until it is answered. A channel is dropped, and its uring with it,
+//!   only when nothing is pending.
+//! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
+//!   must still not panic for any request.
+//! * **Errors.** A failed request is answered with [`Status::IoErr`], counted in [`Channel::stats`], and nothing else
+//!   is affected.
+//! * **Durability.** What was answered before a flush was submitted is on stable storage when the flush is answered
+//!   `Ok`. After [`Channel::set_write_through`], every write is when it is answered.
+
+pub mod file;
+pub mod null;
+mod stats;
+mod uring;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub use stats::{ChannelStats, IoErrorKind};
+pub use uring::{Event, Uring, WAKE_TOKENS};
+pub use vlane_ring::{Request, Slot, Status};
+
+/// What a volume looks like to a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in sectors of 512 bytes.
+    pub sectors: u64,
+    /// Logical block size, bytes: the unit below which requests cost more. A power of two, at least 512.
+    pub block_size: u32,
+    /// Logical blocks per physical block, as a power of two.
+    pub physical_exponent: u8,
+    /// Optimal request size, in logical blocks; 0 when there is none.
+    pub optimal_blocks: u32,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// DISCARD does something.
+    pub discard: bool,
+    /// WRITE_ZEROES is possible.
+    pub write_zeroes: bool,
+    /// Writes may be answered before they are durable (flush makes them so).
+    pub write_cache: bool,
+}
+
+/// A volume's storage. See the [contract](crate).
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// What a guest sees.
+    fn geometry(&self) -> Geometry;
+
+    /// A way into it for one lane, on the lane's thread. `lane` is the number that the thread gives to the lane; its
+    /// completions carry it. `slots` is the number of requests that can be in flight.
+    ///
+    /// # Errors
+    /// [`EngineError`] when the system refuses what the channel needs.
+    fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError>;
+}
+
+/// The answer to [`Channel::submit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Answered.
+    Done(Status),
+    /// Will be answered later.
+    Pending,
+}
+
+/// One lane's way into an engine. See the [contract](crate).
+pub trait Channel: fmt::Debug {
+    /// Begins a request, which the lane has checked against the geometry. What it pushes to `uring` is submitted by
+    /// the lane, a batch at a time.
+    fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome;
+
+    /// A completion for `slot` arrived with `result`, as the system gave it. Returns the answer, or nothing if
+    /// there is more to do for the request.
+    fn completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, result: i32) -> Option<Status>;
+
+    /// Collects requests that were answered by something else than the uring.
+    fn poll(&mut self, _now: Instant, _done: &mut Vec<(Slot, Status)>) {}
+
+    /// When [`Channel::poll`] will have something, if it knows.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Whether submitting takes long enough that the lane should show answers to the guest before the whole batch
+    /// is done.
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
+    /// From now on, answer writes only when they are durable; or no longer.
+    fn set_write_through(&mut self, on: bool);
+
+    /// What happened so far.
+    fn stats(&self) -> ChannelStats;
+}
+
+/// What went wrong, to match on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no such file.
+    NotFound,
+    /// The system does not let us.
+    Permission,
+    /// A directory, a socket, ...
+    NotAFileOrDevice,
+    /// Nothing in it.
+    Empty,
+    /// The size is not a multiple of the sector size.
+    OddSize,
+    /// Somebody else uses it.
+    Locked,
+    /// It cannot be written to.
+    ReadOnly,
+    /// Direct I/O is not possible there.
+    NoDirectIo,
+    /// io_uring cannot be used.
+    NoIoUring,
+    /// A limit of the process or system is too low.
+    Limit,
+    /// Anything else the system says.
+    Io,
+}
+
+/// Why an engine cannot do what is asked. The text says what failed, on what, why, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub struct EngineError {
+    /// To match on.
+    pub kind: ErrorKind,
+    /// What it was about, if a file.
+    pub path: Option<PathBuf>,
+    /// What failed and what to do.
+    pub context: String,
+    /// What the system said.
+    #[source]
+    pub source: Option<io::Error>,
+}
+
+impl EngineError {
+    pub(crate) fn new(kind: ErrorKind, path: Option<&Path>, context: impl Into<String>) -> EngineError {
+        EngineError { kind, path: path.map(Path::to_owned), context: context.into(), source: None }
+    }
+
+    pub(crate) fn with_source(mut self, source: impl Into<io::Error>) -> EngineError {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{}: ", path.display())?;
+        }
+        f.write_str(&self.context)
+    }
+}

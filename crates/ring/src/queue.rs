@@ -37,7 +37,8 @@ pub struct QueueConfig {
     pub device: u64,
     /// Where to begin: the next available index (split), or both positions with their wrap counters (packed).
     pub base: u32,
-    /// Guest physical address at which writes to the used ring are logged, if they are.
+    /// Guest physical address at which writes to the used ring (split) or the device event structure (packed) are
+    /// logged, if they are.
     pub log_addr: Option<u64>,
 }
 
@@ -175,8 +176,10 @@ pub struct Queue {
     ring: Ring,
     config: QueueConfig,
     memory: Arc<GuestMemory>,
-    /// Memory of before a change, kept mapped while requests that came before it are in flight.
-    retired: Vec<Arc<GuestMemory>>,
+    /// Memories of before a change, each kept mapped until the last request taken from it is answered.
+    retired: Vec<Retired>,
+    /// Number of the present memory; a request carries that of the memory it lies in.
+    epoch: u32,
     hint: usize,
     requests: Box<[Request]>,
     free: Vec<u16>,
@@ -184,6 +187,14 @@ pub struct Queue {
     broken: Option<Broken>,
     /// Written by `complete` since the last `publish`; only kept with a log.
     unlogged: bool,
+}
+
+/// Guest memory that is replaced, and still used by requests in flight.
+#[derive(Debug)]
+struct Retired {
+    memory: Arc<GuestMemory>,
+    epoch: u32,
+    in_flight: usize,
 }
 
 impl Queue {
@@ -212,6 +223,7 @@ impl Queue {
             config,
             memory,
             retired: Vec::new(),
+            epoch: 0,
             hint: 0,
             requests: (0..size).map(|_| Request::empty()).collect(),
             free: (0..size).rev().collect(),
@@ -256,8 +268,19 @@ impl Queue {
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.hint, request)?,
         }
         request.in_flight = true;
+        request.epoch = self.epoch;
         self.free.pop();
         Ok(Some(Slot(slot)))
+    }
+
+    /// Whether [`Queue::pop`] would find something.
+    #[inline]
+    pub fn has_available(&mut self) -> bool {
+        match &mut self.ring {
+            // An index that is out of range is for `pop` to report.
+            Ring::Split(ring) => ring.available().map_or(true, |n| n > 0),
+            Ring::Packed(ring) => ring.is_available(),
+        }
     }
 
     /// A request that is in flight.
@@ -288,7 +311,7 @@ impl Queue {
             _ => 0,
         };
         let len = u32::try_from(written + 1).unwrap_or(u32::MAX);
-        let (id, descriptors) = (request.id, request.descriptors);
+        let (id, descriptors, epoch) = (request.id, request.descriptors, request.epoch);
         if let Some(log) = &self.log {
             log_request(log, &self.memory, &self.retired, request);
             self.unlogged = true;
@@ -298,21 +321,34 @@ impl Queue {
             Ring::Packed(ring) => ring.put_used(id, len, descriptors),
         }
         self.free.push(slot.0);
-        if !self.retired.is_empty() && self.in_flight() == 0 {
-            self.retired.clear();
+        if !self.retired.is_empty() {
+            self.release(epoch);
+        }
+    }
+
+    /// A request of an earlier memory was answered: unmaps what it was the last to need.
+    #[cold]
+    fn release(&mut self, epoch: u32) {
+        if let Some(at) = self.retired.iter().position(|r| r.epoch == epoch) {
+            self.retired[at].in_flight -= 1;
+            if self.retired[at].in_flight == 0 {
+                self.retired.swap_remove(at);
+            }
         }
     }
 
     /// Shows all answers to the driver at once. Returns whether the driver wants to be signalled for them.
     #[inline]
     pub fn publish(&mut self) -> bool {
+        let signal = match &mut self.ring {
+            Ring::Split(ring) => ring.publish(),
+            Ring::Packed(ring) => ring.publish(),
+        };
+        // After the writes: a page that is copied between its mark and the write would be copied too early.
         if self.unlogged {
             self.log_ring();
         }
-        match &mut self.ring {
-            Ring::Split(ring) => ring.publish(),
-            Ring::Packed(ring) => ring.publish(),
-        }
+        signal
     }
 
     /// Asks the driver for a kick at the next request. Returns true when one came meanwhile, for which there may be
@@ -321,10 +357,20 @@ impl Queue {
     /// # Errors
     /// [`Broken`], as [`Queue::pop`].
     pub fn enable_notify(&mut self) -> Result<bool, Broken> {
-        match &mut self.ring {
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        let result = match &mut self.ring {
             Ring::Split(ring) => ring.enable_notify(),
             Ring::Packed(ring) => Ok(ring.enable_notify()),
+        };
+        if self.log.is_some() {
+            self.log_ring();
         }
+        if let Err(broken) = result {
+            self.broken = Some(broken);
+        }
+        result
     }
 
     /// Asks the driver not to kick: somebody is looking anyway.
@@ -332,6 +378,9 @@ impl Queue {
         match &mut self.ring {
             Ring::Split(ring) => ring.disable_notify(),
             Ring::Packed(ring) => ring.disable_notify(),
+        }
+        if self.log.is_some() {
+            self.log_ring();
         }
     }
 
@@ -373,9 +422,11 @@ impl Queue {
             return Err(error);
         }
         let old = std::mem::replace(&mut self.memory, memory);
-        if self.in_flight() > 0 {
-            self.retired.push(old);
+        let in_flight = self.in_flight() - self.retired.iter().map(|r| r.in_flight).sum::<usize>();
+        if in_flight > 0 {
+            self.retired.push(Retired { memory: old, epoch: self.epoch, in_flight });
         }
+        self.epoch = self.epoch.wrapping_add(1);
         self.hint = 0;
         Ok(())
     }
@@ -392,24 +443,31 @@ impl Queue {
         self.memory.is_lost()
     }
 
-    /// The used ring is small: the whole of it is marked, once a batch.
+    /// The part of the ring that the device writes is small: the whole of it is marked, once a batch.
     #[cold]
     fn log_ring(&mut self) {
         self.unlogged = false;
         let (Some(log), Some(addr)) = (&self.log, self.config.log_addr) else { return };
-        let len = match self.config.layout {
-            Layout::Split => split::part_sizes(self.config.size).2,
-            Layout::Packed => packed::part_sizes(self.config.size).0,
-        };
-        log.mark(addr, len);
+        match self.config.layout {
+            Layout::Split => log.mark(addr, split::part_sizes(self.config.size).2),
+            // Here the address that the front end gives is the device event structure's; the used descriptors are in
+            // the descriptor ring.
+            Layout::Packed => {
+                let (ring, _, device) = packed::part_sizes(self.config.size);
+                log.mark(addr, device);
+                if let Some(desc) = self.memory.guest_of_user(self.config.desc) {
+                    log.mark(desc, ring);
+                }
+            }
+        }
     }
 }
 
 /// Marks what the device wrote for one request: its data, if it was a reading one, and the status byte.
 #[cold]
-fn log_request(log: &DirtyLog, memory: &GuestMemory, retired: &[Arc<GuestMemory>], request: &Request) {
+fn log_request(log: &DirtyLog, memory: &GuestMemory, retired: &[Retired], request: &Request) {
     let mark = |host: *const u8, len: usize| {
-        let memories = std::iter::once(memory).chain(retired.iter().map(|m| &**m));
+        let memories = std::iter::once(memory).chain(retired.iter().map(|r| &*r.memory));
         if let Some(guest) = memories.into_iter().find_map(|m| m.guest_of_host(host)) {
             log.mark(guest, len as u64);
         }

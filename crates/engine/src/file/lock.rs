@@ -1,0 +1,92 @@
+//! Image locks, as QEMU takes them (block/file-posix.c).
+//!
+//! A user of an image holds shared locks on single bytes beyond 100 for what it does, and beyond 200 for what it
+//! does not tolerate others to do; a conflict is found by testing the other's bytes. The locks are "open file
+//! description" locks: they belong to the open file and end with it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::{EngineError, ErrorKind};
+
+const DOES: i64 = 100;
+const FORBIDS: i64 = 200;
+const CONSISTENT_READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+
+pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
+    let does: &[i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
+    let forbids = [WRITE, RESIZE];
+    let ours = does.iter().map(|p| DOES + p).chain(forbids.iter().map(|p| FORBIDS + p));
+    let theirs = does.iter().map(|p| FORBIDS + p).chain(forbids.iter().map(|p| DOES + p));
+    // First announce, then look: of two that come at the same moment at least one sees the other.
+    for byte in ours {
+        match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                return Err(locked(path, file, read_only));
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) => {
+                tracing::warn!("{}: this file system has no locks; nothing stops a second user", path.display());
+                return Ok(());
+            }
+            Err(error) => {
+                let error = EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error);
+                return Err(error);
+            }
+        }
+    }
+    // Our own locks are not in the way of our own test.
+    for byte in theirs {
+        let found = lock_byte(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map_err(|error| {
+            EngineError::new(ErrorKind::Io, Some(path), "cannot look at its locks").with_source(error)
+        })?;
+        if i32::from(found.l_type) != libc::F_UNLCK {
+            return Err(locked(path, file, read_only));
+        }
+    }
+    Ok(())
+}
+
+fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc::flock> {
+    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = i16::try_from(kind).unwrap_or_default();
+    lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
+    lock.l_start = byte;
+    lock.l_len = 1;
+    // SAFETY: an open descriptor and a valid `flock`, which the commands used here read and write.
+    if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(lock)
+}
+
+fn locked(path: &Path, file: &File, read_only: bool) -> EngineError {
+    let holder = holder(file).map(|(pid, name)| format!(" (pid {pid}, {name})")).unwrap_or_default();
+    let advice = if read_only { "stop it first" } else { "stop it, or serve read-only with --read-only if it only reads" };
+    EngineError::new(ErrorKind::Locked, Some(path), format!("image is locked by another process{holder}; {advice}"))
+}
+
+/// Who else has the file open: the system does not tell who holds such a lock.
+fn holder(file: &File) -> Option<(u32, String)> {
+    let wanted = file.metadata().ok()?;
+    let own = std::process::id();
+    for process in std::fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if pid == own {
+            continue;
+        }
+        let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
+        let same = |m: std::fs::Metadata| (m.dev(), m.ino()) == (wanted.dev(), wanted.ino());
+        if descriptors.flatten().any(|fd| std::fs::metadata(fd.path()).is_ok_and(same)) {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some((pid, name.trim().to_owned()));
+        }
+    }
+    None
+}

@@ -1,0 +1,136 @@
+//! Regular files and block devices.
+//!
+//! | where the image lies | how a request is served |
+//! |---|---|
+//! | memory (tmpfs) | copied from and to a mapping, inline: no system call at all ([`mapped`]) |
+//! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer ([`channel`]) |
+//! | a disk, `--cache writeback` or `writethrough` | page-cache hits inline, the rest through io_uring ([`channel`]) |
+
+mod bounce;
+mod channel;
+mod lock;
+mod mapped;
+mod open;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::{Channel, Engine, EngineError, Geometry, Uring};
+
+/// What the host's page cache is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cache {
+    /// [`Cache::None`] where direct I/O is possible, [`Cache::Writeback`] elsewhere.
+    ///
+    /// The default: the guest has a page cache of its own, so a second copy on the host costs memory, and copying, for
+    /// little; and a host crash loses nothing that the guest was told is on the device's write cache only.
+    #[default]
+    Auto,
+    /// Not used: direct I/O.
+    None,
+    /// Reads and writes go through it; a flush writes it to the device.
+    Writeback,
+    /// Reads and writes go through it; each write is on the device before it is answered.
+    WriteThrough,
+}
+
+/// How to open an image.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    /// The page cache's part.
+    pub cache: Cache,
+    /// Nothing may be written.
+    pub read_only: bool,
+}
+
+/// A regular file or block device as a volume.
+#[derive(Debug)]
+pub struct FileEngine {
+    shared: Arc<Shared>,
+}
+
+/// What the channels of one volume share.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    file: File,
+    /// The same image without O_DIRECT, for what direct I/O cannot do.
+    buffered: Option<File>,
+    /// Set for good by the first write that is not aligned to the device's blocks: mixing direct and buffered writes
+    /// to one block could lose one of them.
+    direct_off: AtomicBool,
+    cache: Cache,
+    sectors: AtomicU64,
+    block_size: u32,
+    physical_exponent: u8,
+    /// What direct I/O demands, bytes.
+    memory_align: usize,
+    offset_align: u64,
+    read_only: bool,
+    is_device: bool,
+    can_discard: bool,
+    map: Option<mapped::Map>,
+}
+
+impl FileEngine {
+    /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another vlane see
+    /// that the image is in use.
+    ///
+    /// # Errors
+    /// Every [`crate::ErrorKind`]; the text says what to do.
+    pub fn open(path: &std::path::Path, options: FileOptions) -> Result<FileEngine, EngineError> {
+        open::open(path, options).map(|shared| FileEngine { shared: Arc::new(shared) })
+    }
+
+    /// The cache mode in force: never [`Cache::Auto`].
+    pub fn cache(&self) -> Cache {
+        self.shared.cache
+    }
+
+    /// Whether the image lies in memory and is served from a mapping.
+    pub fn is_mapped(&self) -> bool {
+        self.shared.map.is_some()
+    }
+
+    /// Looks at the image's size again; returns whether it changed.
+    ///
+    /// # Errors
+    /// As [`FileEngine::open`] for an image of that size.
+    pub fn refresh(&self) -> Result<bool, EngineError> {
+        let size = open::checked_size(&self.shared.path, &self.shared.file)?;
+        let sectors = size / vlane_ring::SECTOR;
+        Ok(self.shared.sectors.swap(sectors, Ordering::Relaxed) != sectors)
+    }
+}
+
+impl Engine for FileEngine {
+    fn geometry(&self) -> Geometry {
+        let shared = &self.shared;
+        Geometry {
+            sectors: shared.sectors.load(Ordering::Relaxed),
+            block_size: shared.block_size,
+            physical_exponent: shared.physical_exponent,
+            optimal_blocks: 0,
+            read_only: shared.read_only,
+            discard: !shared.read_only && shared.can_discard,
+            write_zeroes: !shared.read_only,
+            write_cache: shared.cache != Cache::WriteThrough,
+        }
+    }
+
+    fn channel(&self, _uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+        let shared = Arc::clone(&self.shared);
+        Ok(match shared.map {
+            Some(_) => Box::new(mapped::MappedChannel::new(shared)),
+            None => Box::new(channel::FileChannel::new(shared, lane, slots)),
+        })
+    }
+}
+
+impl Shared {
+    fn is_direct(&self) -> bool {
+        self.cache == Cache::None && !self.direct_off.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,246 @@
+//! A lane thread's io_uring: its one wait point, and the way to the storage.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use crate::{EngineError, ErrorKind, Slot};
+
+/// Tokens below this are for wake-ups ([`Event::Wake`]).
+pub const WAKE_TOKENS: u32 = 1 << 24;
+
+const TAG_WAKE: u64 = 1 << 56;
+const TAG_OP: u64 = 2 << 56;
+const TAG_IGNORED: u64 = 3 << 56;
+
+/// Something that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The descriptor watched with this token became readable.
+    Wake {
+        /// As given to [`Uring::watch`].
+        token: u32,
+        /// The watch goes on. If not, it must be set up again.
+        armed: bool,
+    },
+    /// An operation of a channel completed.
+    Op {
+        /// The lane whose channel it was.
+        lane: u16,
+        /// The request.
+        slot: Slot,
+        /// As the system gave it: a count, or a negative error number.
+        result: i32,
+    },
+}
+
+/// One io_uring, used by the thread that made it.
+pub struct Uring {
+    ring: IoUring,
+    /// Pushed and not yet submitted.
+    unsubmitted: usize,
+    /// Operations of channels that have not completed. The kernel may write to their buffers.
+    in_flight: usize,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    /// An io_uring with room for `entries` submissions at a time, at most 32768.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoIoUring`] where the kernel or a sandbox forbids it, [`ErrorKind::Limit`] where a limit is too
+    /// low; both say what to do.
+    pub fn new(entries: u32) -> Result<Uring, EngineError> {
+        let entries = entries.clamp(64, 32768);
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            // Completions are worked on when the lane asks for them: batches, and no interruption.
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_clamp()
+            .setup_cqsize(entries.saturating_mul(2))
+            .build(entries)
+            .map_err(setup_error)?;
+        Ok(Uring { ring, unsubmitted: 0, in_flight: 0 })
+    }
+
+    /// Says with [`Event::Wake`] each time `fd` becomes readable (an eventfd: each time it is written). Nothing needs
+    /// to be read from it. `fd` must stay open until [`Uring::unwatch`].
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, token: u32) {
+        debug_assert!(token < WAKE_TOKENS);
+        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
+        self.push_entry(&poll.user_data(TAG_WAKE | u64::from(token)));
+    }
+
+    /// Ends a watch. Events of it that are on their way may still arrive.
+    pub fn unwatch(&mut self, token: u32) {
+        let remove = opcode::PollRemove::new(TAG_WAKE | u64::from(token)).build();
+        self.push_entry(&remove.user_data(TAG_IGNORED));
+    }
+
+    /// Queues an operation of a channel.
+    ///
+    /// # Safety
+    /// All memory that `entry` refers to must stay valid until its completion arrives.
+    #[inline]
+    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, lane: u16, slot: Slot) {
+        self.in_flight += 1;
+        self.push_entry(&entry.user_data(TAG_OP | (u64::from(lane) << 16) | u64::from(slot.0)));
+    }
+
+    #[inline]
+    fn push_entry(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: for operations, `push` passes on its caller's promise; polls refer to no memory.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.unsubmitted += 1;
+                return;
+            }
+            // Full: make room. Submission itself needs no memory of ours and cannot fail for good.
+            if self.enter(0).is_err() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Operations of channels that have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Submits what was pushed and lets the kernel work on completions, if there is either to do. Does not wait.
+    #[inline]
+    pub fn submit(&mut self) -> io::Result<()> {
+        if self.unsubmitted == 0 && !self.ring.submission().taskrun() {
+            return Ok(());
+        }
+        self.enter(0)
+    }
+
+    /// Submits what was pushed and waits until something arrives, or `timeout` passes.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let Some(timeout) = timeout else { return self.enter(1) };
+        let timespec = types::Timespec::from(timeout);
+        let args = types::SubmitArgs::new().timespec(&timespec);
+        self.ring.submission().sync();
+        let result = self.ring.submitter().submit_with_args(1, &args);
+        self.after_enter(result)
+    }
+
+    fn enter(&mut self, want: u32) -> io::Result<()> {
+        const GETEVENTS: u32 = 1;
+        let to_submit = u32::try_from(self.unsubmitted).unwrap_or(u32::MAX);
+        self.ring.submission().sync();
+        // SAFETY: no argument is passed; the submitted entries are covered by `push`.
+        let result = unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, want, GETEVENTS, None) };
+        self.after_enter(result)
+    }
+
+    fn after_enter(&mut self, result: io::Result<usize>) -> io::Result<()> {
+        self.unsubmitted = self.ring.submission().len();
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Interrupted, timed out, or short of something for the moment: what is queued stays queued.
+                Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Whether [`Uring::submit`] and [`Uring::next_event`] would find something to do. Costs two loads.
+    #[inline]
+    pub fn has_work(&mut self) -> bool {
+        self.unsubmitted > 0 || self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+    }
+
+    /// The next thing that arrived, if any.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            let data = entry.user_data();
+            #[allow(clippy::cast_possible_truncation)]
+            match data & (0xff << 56) {
+                TAG_OP => {
+                    self.in_flight -= 1;
+                    let (lane, slot) = ((data >> 16) as u16, Slot(data as u16));
+                    return Some(Event::Op { lane, slot, result: entry.result() });
+                }
+                TAG_WAKE => {
+                    // A poll that ended because it was cancelled is not armed and needs no answer.
+                    if entry.result() == -libc::ECANCELED {
+                        continue;
+                    }
+                    let token = data as u32 & (WAKE_TOKENS - 1);
+                    return Some(Event::Wake { token, armed: cqueue::more(entry.flags()) });
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // Closing a ring does not wait for its operations, and the kernel would go on writing to buffers that are
+        // about to be unmapped. By the contract there are none left; if there are, waiting is the safe thing.
+        while self.in_flight > 0 {
+            if self.enter(1).is_err() {
+                break;
+            }
+            while self.next_event().is_some() {}
+        }
+    }
+}
+
+fn setup_error(error: io::Error) -> EngineError {
+    let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let disabled = disabled.as_deref().map(str::trim).unwrap_or("0");
+    let (kind, context) = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) if disabled != "0" => (
+            ErrorKind::NoIoUring,
+            format!(
+                "io_uring is switched off on this system (kernel.io_uring_disabled is {disabled}); allow it with \
+                 `sysctl kernel.io_uring_disabled=0`, or with 1 and this process in the group kernel.io_uring_group"
+            ),
+        ),
+        Some(libc::EPERM | libc::EACCES) => (
+            ErrorKind::NoIoUring,
+            "io_uring is forbidden here, probably by a sandbox (seccomp filter, container profile, SELinux); allow the \
+             system calls io_uring_setup, io_uring_enter and io_uring_register for vlane"
+                .to_owned(),
+        ),
+        Some(libc::ENOSYS) => (
+            ErrorKind::NoIoUring,
+            "io_uring is not there: the kernel was built without it, or a sandbox hides it; vlane needs Linux 6.1 or \
+             later with CONFIG_IO_URING, and a sandbox that allows io_uring_setup, io_uring_enter, io_uring_register"
+                .to_owned(),
+        ),
+        Some(libc::EINVAL) => (
+            ErrorKind::NoIoUring,
+            "this kernel's io_uring is too old (no deferred task work); vlane needs Linux 6.1 or later".to_owned(),
+        ),
+        Some(libc::ENOMEM) => (
+            ErrorKind::Limit,
+            "no memory for an io_uring: the limit of locked memory (ulimit -l) or of the memory cgroup is too low; \
+             raise it, or use fewer threads with --threads"
+                .to_owned(),
+        ),
+        Some(libc::EMFILE | libc::ENFILE) => (
+            ErrorKind::Limit,
+            "no file descriptor left for an io_uring; raise the limit (ulimit -n), or use fewer threads with --threads"
+                .to_owned(),
+        ),
+        _ => (ErrorKind::Io, "cannot set up an io_uring".to_owned()),
+    };
+    EngineError::new(kind, None, context).with_source(error)
+}

@@ -1,0 +1,87 @@
+//! What a lane counted. Written by its thread alone, a batch at a time; read by anybody.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vlane_engine::ChannelStats;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One lane's counters, on cache lines of their own.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+        }
+
+        /// The counters at one moment; sums of several lanes are made with [`Snapshot::add`].
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Snapshot {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// What they are now.
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+
+            /// Publishes what the lane counted by itself.
+            pub(crate) fn store(&self, local: &Snapshot) {
+                $(self.$name.store(local.$name, Ordering::Relaxed);)*
+            }
+        }
+
+        impl Snapshot {
+            /// Adds another lane's counters.
+            pub fn add(&mut self, other: &Snapshot) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// IN requests.
+    reads,
+    /// Bytes of IN requests.
+    read_bytes,
+    /// OUT requests.
+    writes,
+    /// Bytes of OUT requests.
+    written_bytes,
+    /// FLUSH requests.
+    flushes,
+    /// DISCARD, WRITE_ZEROES and GET_ID requests.
+    others,
+    /// Requests answered with an error because of their form, their range, or because the volume is read-only.
+    refused,
+    /// Requests answered with an error because the storage failed.
+    failed,
+    /// ... of these, because no space was left.
+    no_space,
+    /// Storage operations that were begun again.
+    retries,
+    /// Requests that went through a bounce buffer.
+    bounced,
+    /// Requests answered without asynchronous I/O.
+    inline,
+    /// Times that the guest was signalled.
+    signals,
+    /// Times that the guest's kick woke the lane.
+    kicks,
+}
+
+impl Snapshot {
+    /// All requests.
+    pub fn requests(&self) -> u64 {
+        self.reads + self.writes + self.flushes + self.others + self.refused
+    }
+
+    pub(crate) fn take_channel(&mut self, stats: &ChannelStats) {
+        self.failed = stats.device_errors + stats.no_space_errors + stats.short_errors;
+        self.no_space = stats.no_space_errors;
+        self.retries = stats.retries;
+        self.bounced = stats.bounced;
+        self.inline = stats.inline;
+    }
+}

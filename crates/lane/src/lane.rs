@@ -1,0 +1,367 @@
+//! One lane: a virtqueue, its way into the storage, and what control has asked of it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
+use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
+
+use crate::counters::{Counters, Snapshot};
+use crate::pool::{LaneError, Stopped};
+
+/// Requests that one lane takes before another lane of the thread has its turn.
+const BUDGET: usize = 128;
+/// With a storage that answers inline but not at once, answers are shown to the guest after so many.
+const SYNCHRONOUS_BATCH: usize = 8;
+
+/// What makes a lane.
+#[derive(Debug)]
+pub struct LaneConfig {
+    /// The virtqueue.
+    pub queue: Queue,
+    /// The volume's storage.
+    pub engine: Arc<dyn Engine>,
+    /// Written by the guest when it wants to be served; none: the lane looks by itself, all the time.
+    pub kick: Option<OwnedFd>,
+    /// To be written when the guest wants to be signalled.
+    pub call: Option<OwnedFd>,
+    /// The answer to GET_ID: at most 20 bytes.
+    pub serial: [u8; 20],
+    /// Answer writes only when they are durable.
+    pub write_through: bool,
+    /// Where the lane counts.
+    pub counters: Arc<Counters>,
+    /// Where the lane tells what it cannot deal with.
+    pub events: Sender<LaneEvent>,
+}
+
+/// Something that the session must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneEvent {
+    /// The driver broke the rules; the lane takes no more requests.
+    Broken {
+        /// The queue's index.
+        index: u16,
+        /// Which rule.
+        reason: Broken,
+    },
+}
+
+/// What a lane does once nothing is in flight.
+enum Draining {
+    Stop(Sender<Option<Stopped>>),
+    Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
+}
+
+pub(crate) struct Lane {
+    pub(crate) index: u16,
+    pub(crate) token: u32,
+    queue: Queue,
+    channel: Box<dyn Channel>,
+    pub(crate) kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    serial: [u8; 20],
+    sectors: u64,
+    read_only: bool,
+    is_synchronous: bool,
+    events: Sender<LaneEvent>,
+    shared_counters: Arc<Counters>,
+    counters: Snapshot,
+    draining: Option<Draining>,
+    broken: bool,
+    /// Answers that the guest has not been shown.
+    unpublished: usize,
+    done: Vec<(Slot, Status)>,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        index: u16,
+        number: u16,
+        token: u32,
+        config: LaneConfig,
+        uring: &mut Uring,
+    ) -> Result<Lane, EngineError> {
+        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events } = config;
+        let geometry = engine.geometry();
+        let mut channel = engine.channel(uring, number, queue.config().size)?;
+        channel.set_write_through(write_through);
+        queue.disable_notify();
+        let lane = Lane {
+            index,
+            token,
+            queue,
+            is_synchronous: channel.is_synchronous(),
+            channel,
+            kick,
+            call,
+            serial,
+            sectors: geometry.sectors,
+            read_only: geometry.read_only,
+            events,
+            shared_counters: counters,
+            counters: Snapshot::default(),
+            draining: None,
+            broken: false,
+            unpublished: 0,
+            done: Vec::new(),
+        };
+        // An interrupt may have been lost with the back end that was here before: one more does no harm.
+        lane.write_call();
+        Ok(lane)
+    }
+
+    /// Takes what the guest has made available; says whether there was anything.
+    #[inline]
+    pub(crate) fn serve(&mut self, uring: &mut Uring) -> bool {
+        if self.broken || self.draining.is_some() {
+            return false;
+        }
+        let mut taken = 0;
+        while taken < BUDGET {
+            let slot = match self.queue.pop() {
+                Ok(Some(slot)) => slot,
+                Ok(None) => break,
+                Err(reason) => {
+                    self.break_down(reason);
+                    break;
+                }
+            };
+            taken += 1;
+            if let Some(status) = self.begin(uring, slot) {
+                self.queue.complete(slot, status);
+                self.unpublished += 1;
+                if self.is_synchronous && self.unpublished >= SYNCHRONOUS_BATCH {
+                    self.publish();
+                }
+            }
+        }
+        self.publish();
+        taken > 0
+    }
+
+    /// Begins one request; returns its answer if it has one already.
+    #[inline]
+    fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
+        let request = self.queue.request(slot);
+        let kind = request.kind();
+        match kind {
+            Kind::In => {
+                self.counters.reads += 1;
+                self.counters.read_bytes += request.len();
+            }
+            Kind::Out => {
+                self.counters.writes += 1;
+                self.counters.written_bytes += request.len();
+            }
+            Kind::Flush => self.counters.flushes += 1,
+            _ => self.counters.others += 1,
+        }
+        match kind {
+            Kind::In | Kind::Flush => {}
+            Kind::Out | Kind::Discard | Kind::WriteZeroes if !self.read_only => {}
+            Kind::GetId => {
+                request.fill(&self.serial);
+                return Some(Status::Ok);
+            }
+            Kind::Refused(status) => return Some(self.refuse(kind, status)),
+            _ => return Some(self.refuse(kind, Status::IoErr)),
+        }
+        if !request.fits(self.sectors) {
+            return Some(self.refuse(kind, Status::IoErr));
+        }
+        match self.channel.submit(uring, slot, request) {
+            Outcome::Done(status) => Some(status),
+            Outcome::Pending => None,
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, kind: Kind, status: Status) -> Status {
+        self.counters.refused += 1;
+        match kind {
+            Kind::In => self.counters.reads -= 1,
+            Kind::Out => self.counters.writes -= 1,
+            Kind::Flush => self.counters.flushes -= 1,
+            _ => self.counters.others -= 1,
+        }
+        status
+    }
+
+    /// The uring has a result for one of this lane's requests.
+    #[inline]
+    pub(crate) fn completed(&mut self, uring: &mut Uring, slot: Slot, result: i32) {
+        let request: &Request = self.queue.request(slot);
+        if let Some(status) = self.channel.completed(uring, slot, request, result) {
+            self.queue.complete(slot, status);
+            self.unpublished += 1;
+        }
+    }
+
+    /// Collects what the storage answered without the uring; says whether there was anything.
+    pub(crate) fn poll_channel(&mut self, now: Instant) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.poll(now, &mut done);
+        let any = !done.is_empty();
+        for (slot, status) in done.drain(..) {
+            self.queue.complete(slot, status);
+            self.unpublished += 1;
+        }
+        self.done = done;
+        any
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.channel.deadline()
+    }
+
+    /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        if self.unpublished == 0 {
+            return;
+        }
+        self.unpublished = 0;
+        if self.queue.publish() {
+            self.counters.signals += 1;
+            self.write_call();
+        }
+        self.counters.take_channel(&self.channel.stats());
+        self.shared_counters.store(&self.counters);
+    }
+
+    fn write_call(&self) {
+        if let Some(call) = &self.call {
+            // A full eventfd is readable: the guest is going to look.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether the guest has made something available since the last look.
+    #[inline]
+    pub(crate) fn has_work(&mut self) -> bool {
+        !self.broken && self.draining.is_none() && self.queue.has_available()
+    }
+
+    /// Before sleeping: asks for kicks. Returns whether there is work after all.
+    pub(crate) fn before_sleep(&mut self) -> bool {
+        if self.broken || self.draining.is_some() {
+            return false;
+        }
+        if self.queue.is_memory_lost() {
+            self.break_down(Broken::MemoryLost);
+            return false;
+        }
+        match self.queue.enable_notify() {
+            Ok(true) => {
+                self.queue.disable_notify();
+                true
+            }
+            Ok(false) => false,
+            Err(reason) => {
+                self.break_down(reason);
+                false
+            }
+        }
+    }
+
+    /// After a sleep: kicks are not needed for now.
+    pub(crate) fn after_sleep(&mut self) {
+        if !self.broken {
+            self.queue.disable_notify();
+        }
+    }
+
+    pub(crate) fn count_kick(&mut self) {
+        self.counters.kicks += 1;
+    }
+
+    #[cold]
+    fn break_down(&mut self, reason: Broken) {
+        self.broken = true;
+        let _ = self.events.send(LaneEvent::Broken { index: self.index, reason });
+    }
+
+    pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {
+        self.draining = Some(Draining::Stop(reply));
+    }
+
+    pub(crate) fn set_memory(
+        &mut self,
+        memory: Arc<GuestMemory>,
+        drain: bool,
+        reply: Sender<Result<(), LaneError>>,
+    ) {
+        if drain {
+            self.draining = Some(Draining::Memory(memory, reply));
+        } else {
+            let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
+        }
+    }
+
+    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        // What was completed while there was none, or while the old one had lost its reader.
+        self.write_call();
+    }
+
+    pub(crate) fn set_log(&mut self, log: Option<Arc<vlane_ring::DirtyLog>>, ring: Option<u64>) {
+        self.queue.set_log(log, ring);
+    }
+
+    pub(crate) fn set_write_through(&mut self, on: bool) {
+        self.channel.set_write_through(on);
+    }
+
+    pub(crate) fn set_sectors(&mut self, sectors: u64) {
+        self.sectors = sectors;
+    }
+
+    pub(crate) fn watch(&self, uring: &mut Uring) {
+        if let Some(kick) = &self.kick {
+            uring.watch(kick.as_fd(), self.token);
+        }
+    }
+
+    /// Does what waits for the last request in flight, if it was that. Returns true when the lane is to go.
+    pub(crate) fn settle(&mut self) -> bool {
+        if self.draining.is_none() || self.queue.in_flight() > 0 {
+            return false;
+        }
+        match self.draining.take() {
+            Some(Draining::Stop(reply)) => {
+                self.publish();
+                self.shared_counters.store(&self.counters);
+                let _ = reply.send(Some(Stopped { base: self.queue.base(), counters: self.counters }));
+                true
+            }
+            Some(Draining::Memory(memory, reply)) => {
+                let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lane").field("index", &self.index).field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// An engine's refusal as a lane error.
+impl From<EngineError> for LaneError {
+    fn from(error: EngineError) -> LaneError {
+        LaneError::Engine(error)
+    }
+}
+
+impl From<io::Error> for LaneError {
+    fn from(error: io::Error) -> LaneError {
+        LaneError::System(error)
+    }
+}

@@ -1,0 +1,189 @@
+//! A lane thread: its loop and its one wait point.
+
+use std::time::{Duration, Instant};
+
+use vlane_engine::{Event, Uring};
+
+use crate::inbox::{Inbox, Message};
+use crate::lane::Lane;
+use crate::polling::Polling;
+use crate::pool::LaneError;
+
+/// The inbox's wake-up token; lanes have the others.
+const INBOX: u32 = 0;
+/// How often a lane without a kick descriptor is looked at.
+const LOOK_WITHOUT_KICK: Duration = Duration::from_micros(50);
+
+pub(crate) struct Thread {
+    uring: Uring,
+    inbox: Inbox,
+    /// By the number that the lane's completions carry; free places are reused.
+    lanes: Vec<Option<Lane>>,
+    polling: Polling,
+    next_token: u32,
+    exit: bool,
+}
+
+impl Thread {
+    pub(crate) fn new(uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
+        Thread { uring, inbox, lanes: Vec::new(), polling: Polling::new(poll_max), next_token: 1, exit: false }
+    }
+
+    /// Runs until it is told to exit, and nothing is in flight.
+    pub(crate) fn run(&mut self) {
+        self.uring.watch(self.inbox.wake_fd(), INBOX);
+        while !self.exit {
+            if self.inbox.has_mail() {
+                self.read_mail();
+            }
+            if self.work() {
+                continue;
+            }
+            let Thread { lanes, uring, inbox, polling, .. } = self;
+            let find = || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
+            if polling.poll(find) {
+                continue;
+            }
+            if self.lanes.iter_mut().flatten().fold(false, |any, lane| lane.before_sleep() | any) {
+                continue;
+            }
+            if !self.inbox.has_mail() {
+                self.sleep();
+            }
+            self.lanes.iter_mut().flatten().for_each(Lane::after_sleep);
+        }
+    }
+
+    /// One round: everything that is there to do now. Returns whether there was anything.
+    #[inline]
+    fn work(&mut self) -> bool {
+        let Thread { lanes, uring, .. } = self;
+        let mut worked = false;
+        for lane in lanes.iter_mut().flatten() {
+            worked |= lane.serve(uring);
+            if let Some(deadline) = lane.deadline() {
+                let now = Instant::now();
+                worked |= deadline <= now && lane.poll_channel(now);
+            }
+        }
+        if let Err(error) = uring.submit() {
+            // Nothing that a lane can do makes the kernel refuse the call itself; going on is all there is to do.
+            tracing::error!("io_uring_enter: {error}");
+        }
+        while let Some(event) = self.uring.next_event() {
+            worked = true;
+            self.handle(event);
+        }
+        let Thread { lanes, uring, .. } = self;
+        for place in lanes {
+            let Some(lane) = place else { continue };
+            lane.publish();
+            if lane.settle() {
+                if lane.kick.is_some() {
+                    uring.unwatch(lane.token);
+                }
+                // Before the descriptor is closed and its number used again.
+                let _ = uring.submit();
+                *place = None;
+            }
+        }
+        worked
+    }
+
+    #[inline]
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Op { lane, slot, result } => {
+                if let Some(Some(lane)) = self.lanes.get_mut(usize::from(lane)) {
+                    lane.completed(&mut self.uring, slot, result);
+                }
+            }
+            Event::Wake { token: INBOX, armed } => {
+                if !armed {
+                    self.uring.watch(self.inbox.wake_fd(), INBOX);
+                }
+            }
+            Event::Wake { token, armed } => {
+                // One that belongs to no lane is the echo of a watch that ended.
+                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
+                    lane.count_kick();
+                    if !armed {
+                        lane.watch(&mut self.uring);
+                    }
+                }
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let begin = Instant::now();
+        let deadline = self.lanes.iter().flatten().filter_map(Lane::deadline).min();
+        let mut timeout = deadline.map(|deadline| deadline.saturating_duration_since(begin));
+        let looks = self.lanes.iter().flatten().any(|lane| lane.kick.is_none());
+        if looks {
+            timeout = Some(timeout.map_or(LOOK_WITHOUT_KICK, |t| t.min(LOOK_WITHOUT_KICK)));
+        }
+        if timeout.is_some_and(|t| t.is_zero()) {
+            return;
+        }
+        if let Err(error) = self.uring.wait(timeout) {
+            tracing::error!("io_uring_enter: {error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.polling.slept(begin.elapsed());
+    }
+
+    fn read_mail(&mut self) {
+        while let Some(message) = self.inbox.next() {
+            match message {
+                Message::Start { index, config, reply } => {
+                    let _ = reply.send(self.start(index, *config));
+                }
+                Message::Stop { index, reply } => match self.lane(index) {
+                    Some(lane) => lane.stop(reply),
+                    None => {
+                        let _ = reply.send(None);
+                    }
+                },
+                Message::SetMemory { index, memory, drain, reply } => match self.lane(index) {
+                    Some(lane) => lane.set_memory(memory, drain, reply),
+                    None => {
+                        let _ = reply.send(Ok(()));
+                    }
+                },
+                Message::SetCall { index, call } => self.with(index, |lane| lane.set_call(call)),
+                Message::SetLog { index, log, ring } => self.with(index, |lane| lane.set_log(log, ring)),
+                Message::SetWriteThrough { index, on } => self.with(index, |lane| lane.set_write_through(on)),
+                Message::SetSectors { index, sectors } => self.with(index, |lane| lane.set_sectors(sectors)),
+                Message::Exit => self.exit = true,
+            }
+        }
+    }
+
+    fn lane(&mut self, index: u16) -> Option<&mut Lane> {
+        self.lanes.iter_mut().flatten().find(|lane| lane.index == index)
+    }
+
+    fn with(&mut self, index: u16, change: impl FnOnce(&mut Lane)) {
+        if let Some(lane) = self.lane(index) {
+            change(lane);
+        }
+    }
+
+    fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
+        if self.lane(index).is_some() {
+            return Err(LaneError::Running { index });
+        }
+        let place = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
+        let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
+        let token = self.next_token;
+        self.next_token = if token + 1 == vlane_engine::WAKE_TOKENS { 1 } else { token + 1 };
+        let lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        lane.watch(&mut self.uring);
+        match self.lanes.get_mut(place) {
+            Some(free) => *free = Some(lane),
+            None => self.lanes.push(Some(lane)),
+        }
+        Ok(())
+    }
+}
