@@ -1,1 +1,28 @@
-//! To be written.
+//! The guest's side of a vhost-user-blk device: a front end that drives any back end, measures it, and checks what it stored.
+//!
+//! - [`Session`]: connection, negotiation, memory and queues ([`vlane_ring::driver`] has the rings).
+//! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`Report`]: the results, serializable.
+//!
+//! Nothing here knows vlane's own back end: qemu-storage-daemon, SPDK, crosvm's device or any other will do.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+pub mod device;
+mod error;
+mod job;
+mod message;
+pub mod observe;
+mod report;
+mod run;
+mod session;
+pub mod units;
+mod workload;
+
+pub use device::{BlkConfig, Negotiated};
+pub use error::{Error, ErrorKind};
+pub use report::{BackendUse, ByKind, Errors, Latency, Report, median};
+pub use run::{Progress, idle, pin, run};
+pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
+pub use workload::{Limit, Mix, Pattern, Region, Wait, Workload};

@@ -62,6 +62,12 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What a guest sees.
     fn geometry(&self) -> Geometry;
 
+    /// Writes everything that was answered to stable storage; blocks. For the end, not for the data path.
+    ///
+    /// # Errors
+    /// What the storage says.
+    fn sync(&self) -> io::Result<()>;
+
     /// A way into it for one lane, on the lane's thread. `lane` is the number that the thread gives to the lane; its
     /// completions carry it. `slots` is the number of requests that can be in flight.
     ///

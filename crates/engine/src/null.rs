@@ -79,6 +79,10 @@ impl Engine for NullEngine {
         }
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn channel(&self, _uring: &mut Uring, _lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(match &self.model {
             None => Box::new(Instantly),

@@ -1,11 +1,12 @@
 //! One lane: a virtqueue, its way into the storage, and what control has asked of it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
+use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
 use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
 
@@ -35,7 +36,7 @@ pub struct LaneConfig {
     /// Where the lane counts.
     pub counters: Arc<Counters>,
     /// Where the lane tells what it cannot deal with.
-    pub events: Sender<LaneEvent>,
+    pub events: EventSender,
 }
 
 /// Something that the session must know.
@@ -48,6 +49,51 @@ pub enum LaneEvent {
         /// Which rule.
         reason: Broken,
     },
+}
+
+/// Carries events from lanes to their session.
+#[derive(Debug, Clone)]
+pub struct EventSender {
+    sender: Sender<LaneEvent>,
+    wake: Arc<OwnedFd>,
+}
+
+/// The session's end.
+#[derive(Debug)]
+pub struct EventReceiver {
+    receiver: Receiver<LaneEvent>,
+    wake: Arc<OwnedFd>,
+}
+
+/// A channel for lane events that can be waited for together with other descriptors.
+///
+/// # Errors
+/// When the system gives no eventfd.
+pub fn event_channel() -> io::Result<(EventSender, EventReceiver)> {
+    let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (sender, receiver) = channel();
+    Ok((EventSender { sender, wake: Arc::clone(&wake) }, EventReceiver { receiver, wake }))
+}
+
+impl EventSender {
+    fn send(&self, event: LaneEvent) {
+        // Without a receiver the session is over, and nobody needs to know.
+        let _ = self.sender.send(event);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl EventReceiver {
+    /// Readable when there is an event.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The next event, without waiting.
+    pub fn next(&self) -> Option<LaneEvent> {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        self.receiver.try_recv().ok()
+    }
 }
 
 /// What a lane does once nothing is in flight.
@@ -67,7 +113,7 @@ pub(crate) struct Lane {
     sectors: u64,
     read_only: bool,
     is_synchronous: bool,
-    events: Sender<LaneEvent>,
+    events: EventSender,
     shared_counters: Arc<Counters>,
     counters: Snapshot,
     draining: Option<Draining>,
@@ -282,7 +328,7 @@ impl Lane {
     #[cold]
     fn break_down(&mut self, reason: Broken) {
         self.broken = true;
-        let _ = self.events.send(LaneEvent::Broken { index: self.index, reason });
+        self.events.send(LaneEvent::Broken { index: self.index, reason });
     }
 
     pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {

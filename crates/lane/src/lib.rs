@@ -16,6 +16,6 @@ mod thread;
 mod topology;
 
 pub use counters::{Counters, Snapshot};
-pub use lane::{LaneConfig, LaneEvent};
+pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
 pub use pool::{LaneError, Pool, PoolConfig, Stopped};
-pub use topology::{CpuChoice, Topology, TopologyError, online_cpus, parse_cpu_list};
+pub use topology::{CpuChoice, MAX_QUEUES, Topology, TopologyError, online_cpus, parse_cpu_list};

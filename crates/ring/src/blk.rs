@@ -1,7 +1,6 @@
 //! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
 
-use std::sync::atomic::{Ordering, fence};
-
+use crate::chain::{MAX_BUFFERS, read_words};
 use crate::queue::Broken;
 
 /// Bytes of a virtio-blk sector; every offset and length on the wire counts in these.
@@ -9,6 +8,8 @@ pub const SECTOR: u64 = 512;
 
 /// Bytes of `struct virtio_blk_req` before the data: type, ioprio, sector.
 const HEADER: usize = 16;
+/// Bytes of the serial number (5.2.6); a longer buffer is left as it is after them.
+const ID: u64 = 20;
 /// Bytes of one `struct virtio_blk_discard_write_zeroes`.
 const RANGE: usize = 16;
 /// Ranges that one DISCARD or WRITE_ZEROES request may carry; announced as `max_discard_seg`.
@@ -108,6 +109,8 @@ pub struct Request {
     /// Ring descriptors that a packed ring's used entry stands for.
     pub(crate) descriptors: u16,
     pub(crate) in_flight: bool,
+    /// Which of its queue's guest memories the pointers lead into.
+    pub(crate) epoch: u32,
 }
 
 // SAFETY: the pointers refer to guest memory, which any thread may access (through volatile operations or the
@@ -141,6 +144,7 @@ impl Request {
             id: 0,
             descriptors: 0,
             in_flight: false,
+            epoch: 0,
         }
     }
 
@@ -162,7 +166,7 @@ impl Request {
         self.sector
     }
 
-    /// Bytes of data, in the buffers. For IN and OUT a multiple of 512.
+    /// Bytes of data, in the buffers. For IN and OUT a multiple of 512, for GET_ID at most 20.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
@@ -235,32 +239,38 @@ impl Request {
             buffers.pop();
         }
         // The header: the first 16 readable bytes.
-        let mut header = [0u8; HEADER];
-        match buffers.first_mut() {
+        let [what, sector] = match buffers.first() {
             Some(first) if readable > 0 && first.iov_len == HEADER => {
-                // SAFETY: 16 bytes of mapped guest memory, as checked when the buffer was collected.
-                header = unsafe { first.iov_base.cast::<[u8; HEADER]>().read_volatile() };
                 self.first = 1;
+                // SAFETY: 16 bytes of mapped guest memory, as checked when the buffer was collected.
+                unsafe { read_words(first.iov_base.cast()) }
             }
-            _ => self.gather_header(readable, &mut header)?,
-        }
-        let [t0, t1, t2, t3, p0, p1, p2, p3, sector @ ..] = header;
-        let kind = u32::from_le_bytes([t0, t1, t2, t3]);
-        self.priority = IoPriority(u32::from_le_bytes([p0, p1, p2, p3]));
-        self.sector = u64::from_le_bytes(sector);
-        self.len = self.buffers[self.first..].iter().map(|b| b.iov_len as u64).sum();
+            _ => self.gather_header(readable)?,
+        };
+        #[allow(clippy::cast_possible_truncation)]
+        let kind = what as u32;
+        self.priority = IoPriority((what >> 32) as u32);
+        self.sector = sector;
+        let data = &self.buffers[self.first..];
+        self.len = data.iter().map(|b| b.iov_len as u64).sum();
+        // No chain may be longer than 2^32 bytes (2.7.5.2), nor have more buffers than one system call takes.
+        let overlong = self.len > u64::from(u32::MAX) || data.len() > MAX_BUFFERS;
         // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
         const MALFORMED: Kind = Kind::Refused(Status::IoErr);
         self.kind = match kind {
+            _ if overlong => MALFORMED,
             0 if has_out || !self.len.is_multiple_of(SECTOR) => MALFORMED,
             0 => Kind::In,
             1 if has_in || !self.len.is_multiple_of(SECTOR) => MALFORMED,
             1 => Kind::Out,
             4 => Kind::Flush,
             8 if has_out => MALFORMED,
-            8 => Kind::GetId,
+            8 => {
+                self.truncate(ID);
+                Kind::GetId
+            }
             11 | 13 if has_in => MALFORMED,
             11 => self.parse_ranges(Kind::Discard),
             13 => self.parse_ranges(Kind::WriteZeroes),
@@ -271,7 +281,8 @@ impl Request {
 
     /// The header is spread over buffers, or shares its buffer with data.
     #[cold]
-    fn gather_header(&mut self, readable: usize, header: &mut [u8; HEADER]) -> Result<(), Broken> {
+    fn gather_header(&mut self, readable: usize) -> Result<[u64; 2], Broken> {
+        let mut header = [0u8; HEADER];
         let mut got = 0;
         for index in 0..readable {
             let Some(buffer) = self.buffers.get_mut(index) else { break };
@@ -286,10 +297,23 @@ impl Request {
             got += n;
             self.first = if buffer.iov_len == 0 { index + 1 } else { index };
             if got == HEADER {
-                return Ok(());
+                // SAFETY: `header` has 16 bytes.
+                return Ok(unsafe { read_words(header.as_ptr()) });
             }
         }
         Err(Broken::ShortHeader { len: got })
+    }
+
+    /// Leaves `limit` bytes of the data.
+    #[cold]
+    fn truncate(&mut self, limit: u64) {
+        let mut left = limit;
+        for buffer in &mut self.buffers[self.first..] {
+            let keep = left.min(buffer.iov_len as u64);
+            buffer.iov_len = usize::try_from(keep).unwrap_or(buffer.iov_len);
+            left -= keep;
+        }
+        self.len = limit - left;
     }
 
     /// Reads the ranges of a DISCARD or WRITE_ZEROES into private memory.
@@ -300,7 +324,6 @@ impl Request {
         }
         let mut bytes = [0u8; RANGE];
         let mut got = 0;
-        fence(Ordering::Acquire);
         for buffer in &self.buffers[self.first..] {
             let mut at = 0;
             while at < buffer.iov_len {

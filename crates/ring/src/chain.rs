@@ -3,8 +3,11 @@
 use crate::memory::GuestMemory;
 use crate::queue::Broken;
 
-/// Data buffers that one request may have: what one `preadv` takes (`IOV_MAX`), and the header and status.
-pub const MAX_BUFFERS: usize = 1024 + 2;
+/// Data buffers that one request may have: what one `preadv` takes (`IOV_MAX`).
+pub const MAX_BUFFERS: usize = 1024;
+
+/// Buffers that one chain may have: the data, the header and the status. As many empty ones may stand between them.
+pub(crate) const MAX_CHAIN: usize = MAX_BUFFERS + 2;
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
@@ -24,21 +27,40 @@ pub(crate) const DESCRIPTOR: usize = 16;
 
 impl Descriptor {
     /// # Safety
-    /// `at` must point to 16 bytes of mapped memory, aligned to 8.
+    /// `at` must point to 16 bytes of mapped memory.
     #[inline]
-    pub(crate) unsafe fn read(at: *const u8) -> Descriptor {
-        // SAFETY: as the caller promises. Two words: one load each, so each is read once.
-        let (addr, rest) = unsafe {
-            let words = at.cast::<u64>();
-            (u64::from_le(words.read_volatile()), u64::from_le(words.add(1).read_volatile()))
-        };
-        Descriptor::from_words(addr, rest)
-    }
-
     #[allow(clippy::cast_possible_truncation)]
-    fn from_words(addr: u64, rest: u64) -> Descriptor {
+    pub(crate) unsafe fn read(at: *const u8) -> Descriptor {
+        // SAFETY: as the caller promises.
+        let [addr, rest] = unsafe { read_words(at) };
         Descriptor { addr, len: rest as u32, low: (rest >> 32) as u16, high: (rest >> 48) as u16 }
     }
+}
+
+/// Two little-endian words of guest memory, each byte read once.
+///
+/// # Safety
+/// `at` must point to 16 bytes of mapped memory.
+#[inline]
+pub(crate) unsafe fn read_words(at: *const u8) -> [u64; 2] {
+    let words = at.cast::<u64>();
+    if words.is_aligned() {
+        // SAFETY: as the caller promises.
+        unsafe { [u64::from_le(words.read_volatile()), u64::from_le(words.add(1).read_volatile())] }
+    } else {
+        // SAFETY: as the caller promises.
+        unsafe { read_words_unaligned(at) }
+    }
+}
+
+/// Legal for indirect tables and headers, and never seen.
+#[cold]
+unsafe fn read_words_unaligned(at: *const u8) -> [u64; 2] {
+    // SAFETY: as the caller of `read_words` promises; bytes need no alignment.
+    let bytes = unsafe { at.cast::<[u8; 16]>().read_volatile() };
+    let word = |half: &[u8]| half.iter().rev().fold(0, |word, byte| (word << 8) | u64::from(*byte));
+    let (low, high) = bytes.split_at(8);
+    [word(low), word(high)]
 }
 
 /// Collects the buffers of a chain, checked against guest memory.
@@ -48,20 +70,34 @@ pub(crate) struct Collector<'a> {
     pub buffers: &'a mut Vec<libc::iovec>,
     /// How many of the buffers are device-readable; they come first.
     pub readable: usize,
+    /// Empty buffers met.
+    empty: usize,
 }
 
-impl Collector<'_> {
-    /// Adds one descriptor's buffer. An empty one adds nothing.
+impl<'a> Collector<'a> {
+    pub(crate) fn new(
+        memory: &'a GuestMemory,
+        hint: &'a mut usize,
+        buffers: &'a mut Vec<libc::iovec>,
+    ) -> Collector<'a> {
+        buffers.clear();
+        Collector { memory, hint, buffers, readable: 0, empty: 0 }
+    }
+
+    /// Adds one descriptor's buffer. An empty one adds nothing, wherever it points.
     #[inline]
     pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Broken> {
         if len == 0 {
-            return Ok(());
+            // Counted: a table may have 2^28 entries, and each costs time.
+            self.empty += 1;
+            let within = self.empty <= MAX_CHAIN;
+            return if within { Ok(()) } else { Err(Broken::ChainTooLong { limit: MAX_CHAIN }) };
         }
         if !writable && self.readable != self.buffers.len() {
             return Err(Broken::ReadableAfterWritable);
         }
-        if self.buffers.len() >= MAX_BUFFERS {
-            return Err(Broken::ChainTooLong { limit: MAX_BUFFERS });
+        if self.buffers.len() >= MAX_CHAIN {
+            return Err(Broken::ChainTooLong { limit: MAX_CHAIN });
         }
         match self.memory.translate(addr, u64::from(len), self.hint) {
             Some(host) => {
@@ -85,8 +121,8 @@ impl Collector<'_> {
                 buffers.push(libc::iovec { iov_base: host.cast(), iov_len });
             })
             .map_err(|hole| Broken::BadAddress { addr, len, hole })?;
-        if self.buffers.len() > MAX_BUFFERS {
-            return Err(Broken::ChainTooLong { limit: MAX_BUFFERS });
+        if self.buffers.len() > MAX_CHAIN {
+            return Err(Broken::ChainTooLong { limit: MAX_CHAIN });
         }
         Ok(())
     }
@@ -94,7 +130,9 @@ impl Collector<'_> {
     /// The indirect table that `descriptor` points to: entries by index.
     pub(crate) fn indirect(&mut self, addr: u64, len: u32) -> Result<Table, Broken> {
         let entries = len as usize / DESCRIPTOR;
-        if entries == 0 || !(len as usize).is_multiple_of(DESCRIPTOR) || !addr.is_multiple_of(8) {
+        // Entries are named by 16 bits; a longer table could not be used.
+        let legal = (1..=usize::from(u16::MAX)).contains(&entries) && (len as usize).is_multiple_of(DESCRIPTOR);
+        if !legal {
             return Err(Broken::BadIndirectTable { addr, len });
         }
         let host = self.memory.translate(addr, u64::from(len), self.hint);
@@ -127,11 +165,7 @@ impl Table {
                 })?
             }
         };
-        // An odd mapping could break the alignment that the guest address has.
-        if !(at as usize).is_multiple_of(8) {
-            return Err(Broken::BadIndirectTable { addr: self.addr, len: self.len });
-        }
-        // SAFETY: mapped and aligned, as checked above.
+        // SAFETY: mapped, as checked above.
         Ok(unsafe { Descriptor::read(at) })
     }
 }

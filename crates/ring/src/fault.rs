@@ -26,7 +26,8 @@ const FREE: Entry =
 const CLAIMED: usize = 1;
 static TABLE: [Entry; MAX_GUARDS] = [FREE; MAX_GUARDS];
 
-/// A mapping whose SIGBUS is caught. Dropping it ends the protection: unmap first.
+/// A mapping whose SIGBUS is caught. Dropping it ends the protection: do it before the mapping is undone, lest what
+/// comes to lie at its address is taken for it.
 #[derive(Debug)]
 pub struct Guard {
     index: usize,
@@ -84,12 +85,18 @@ fn install() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS carries an address.
-    let address = unsafe { (*info).si_addr() } as usize;
-    for entry in &TABLE {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and a SIGBUS of its own carries an address.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // Sent by a process (`kill -BUS`): no access failed, and what is read as the address is something else.
+    let sent = code <= 0;
+    for entry in TABLE.iter().filter(|_| !sent) {
         let start = entry.start.load(Ordering::SeqCst);
         let len = entry.len.load(Ordering::SeqCst);
         if start <= CLAIMED || address < start || address - start >= len {
+            continue;
+        }
+        // The entry of another mapping may have changed hands between the two loads.
+        if entry.start.load(Ordering::SeqCst) != start {
             continue;
         }
         entry.tripped.store(true, Ordering::SeqCst);
@@ -109,9 +116,14 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             return;
         }
     }
-    // Not ours: the default action, which the access that is now repeated will meet.
-    // SAFETY: `signal` with SIG_DFL is async-signal-safe.
-    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    // Not ours: the default action, which the access that is now repeated will meet, or the signal sent once more.
+    // SAFETY: `signal` with SIG_DFL and `raise` are async-signal-safe.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        if sent {
+            libc::raise(libc::SIGBUS);
+        }
+    }
 }
 
 #[cfg(test)]

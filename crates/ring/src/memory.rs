@@ -13,6 +13,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::fault::Guard;
 
+/// Bytes of the system's smallest page; every larger one is a multiple.
+const PAGE: usize = 4096;
+
 /// Where a region lies, as the front end describes it (vhost-user, "Memory region description").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionSpec {
@@ -81,22 +84,55 @@ pub enum MemoryError {
     },
 }
 
-/// A mapped file, unmapped when the last region on it is gone.
+/// A file mapped readable, writable and shared, and guarded against its truncation.
 #[derive(Debug)]
-struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
-    /// Dropped after the unmapping in `Drop`.
+pub(crate) struct Mapping {
+    /// Goes before `pages` (fields are dropped in this order): what is mapped at that address after the unmapping
+    /// is not this guard's.
     guard: Guard,
+    pages: Pages,
 }
 
-// SAFETY: a mapping is plain shared memory; it is only ever accessed through raw pointers and volatile or atomic
-// operations, and unmapped once, by the last owner.
-unsafe impl Send for Mapping {}
-// SAFETY: as above: no operation on the mapping itself needs exclusive access.
-unsafe impl Sync for Mapping {}
+impl Mapping {
+    /// Maps `len` bytes of `file` from `offset` on.
+    pub(crate) fn new(file: &File, offset: u64, len: usize, flags: MapFlags) -> io::Result<Mapping> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | flags,
+                file.as_fd(),
+                offset,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
+        let pages = Pages { base, len };
+        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE))?;
+        Ok(Mapping { guard, pages })
+    }
 
-impl Drop for Mapping {
+    /// Address of the first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.pages.base
+    }
+}
+
+/// Mapped pages, unmapped on drop.
+#[derive(Debug)]
+struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers and volatile or
+// atomic operations, and unmapped once, by the last owner.
+unsafe impl Send for Pages {}
+// SAFETY: as above: no operation on the mapping itself needs exclusive access.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
@@ -111,10 +147,12 @@ pub struct Region {
     spec: RegionSpec,
     /// Host address of the first byte.
     host: NonNull<u8>,
-    mapping: Arc<Mapping>,
+    /// What `host` points into; nothing for memory that somebody else keeps alive.
+    mapping: Option<Arc<Mapping>>,
 }
 
-// SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it.
+// SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it, or into memory
+// for which the caller of `from_raw` promised the same.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -145,38 +183,36 @@ impl Region {
             return Err(MemoryError::FileTooShort { guest, needed, len: file_len });
         }
         // hugetlbfs reports its page size as the block size, and wants lengths in multiples of it.
-        let block = u64::try_from(meta.st_blksize).unwrap_or(0).max(4096).next_power_of_two();
+        let block = u64::try_from(meta.st_blksize).unwrap_or(0).max(PAGE as u64);
+        let block = block.checked_next_power_of_two().unwrap_or(PAGE as u64);
         let len = needed.checked_next_multiple_of(block).and_then(|l| usize::try_from(l).ok());
-        let Some(len) = len else { return Err(bad) };
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file.as_fd(),
-                0,
-            )
-        }
-        .map_err(|e| map_error(e.into()))?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(io::ErrorKind::Other.into()))?;
+        let (Some(len), Ok(start)) = (len, usize::try_from(offset)) else { return Err(bad) };
+        let mapping = Mapping::new(file, 0, len, MapFlags::NORESERVE).map_err(map_error)?;
+        let base = mapping.base();
         // A core dump of the back end must not carry the guest's memory. Advice only: a failure changes nothing.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
-        let guard = match Guard::new(base.as_ptr(), len) {
-            Ok(guard) => guard,
-            Err(error) => {
-                // SAFETY: the mapping just made, which nothing refers to.
-                let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
-                return Err(map_error(error));
-            }
-        };
-        let mapping = Arc::new(Mapping { base, len, guard });
-        let start = usize::try_from(offset).map_err(|_| bad)?;
         // SAFETY: offset + size <= len of the mapping.
         let host = unsafe { base.add(start) };
-        Ok(Region { spec, host, mapping })
+        Ok(Region { spec, host, mapping: Some(Arc::new(mapping)) })
+    }
+
+    /// A region of this process' own memory: for fuzzers and Miri, where nothing is mapped and every byte beyond the
+    /// region is watched.
+    ///
+    /// # Errors
+    /// [`MemoryError::BadSize`].
+    ///
+    /// # Safety
+    /// The `spec.size` bytes at `host` must stay valid, and be accessed by others only as shared memory is (through
+    /// atomic, volatile or system calls), for as long as any [`GuestMemory`] with this region or a clone of it lives.
+    #[doc(hidden)]
+    pub unsafe fn from_raw(spec: RegionSpec, host: NonNull<u8>) -> Result<Region, MemoryError> {
+        let RegionSpec { guest, size, user, offset } = spec;
+        if size == 0 || guest.checked_add(size).is_none() || user.checked_add(size).is_none() {
+            return Err(MemoryError::BadSize { guest, size, offset });
+        }
+        Ok(Region { spec, host, mapping: None })
     }
 
     /// Where it lies.
@@ -262,7 +298,7 @@ impl GuestMemory {
 
     /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
     pub fn is_lost(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.guard.tripped())
+        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.guard.tripped()))
     }
 
     /// Guest physical address of a front end address, as ring addresses are given.

@@ -128,8 +128,7 @@ impl PackedQueue {
         hint: &mut usize,
         request: &mut Request,
     ) -> Result<(), Broken> {
-        request.buffers.clear();
-        let mut chain = Collector { memory, hint, buffers: &mut request.buffers, readable: 0 };
+        let mut chain = Collector::new(memory, hint, &mut request.buffers);
         let mut position = self.avail;
         for count in 1..=self.size {
             // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
@@ -140,12 +139,10 @@ impl PackedQueue {
                 if flags & NEXT != 0 {
                     return Err(Broken::IndirectWithNext);
                 }
+                // All entries, in their order; no flag but WRITE means anything there (2.8.7).
                 let table = chain.indirect(descriptor.addr, descriptor.len)?;
                 for index in 0..table.entries {
                     let entry = table.read(memory, index)?;
-                    if entry.high & INDIRECT != 0 {
-                        return Err(Broken::NestedIndirect);
-                    }
                     chain.push(entry.addr, entry.len, entry.high & WRITE != 0)?;
                 }
             } else {
@@ -187,7 +184,7 @@ impl PackedQueue {
             Some(_) => self.flags_at(index).store(flags.to_le(), Ordering::Release),
         }
         self.outstanding -= descriptors;
-        self.batch += descriptors;
+        self.batch = self.batch.saturating_add(descriptors);
         self.used.advance(descriptors, self.size);
     }
 
@@ -208,7 +205,9 @@ impl PackedQueue {
                 // An event of the other lap lies one ring behind.
                 let event =
                     if (raw & WRAP != 0) == self.used.wrap { event } else { event.wrapping_sub(self.size) };
-                need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
+                // A driver that reuses descriptors before it can have seen them used may make a batch longer than
+                // the ring, and than what can be told in 16 bits.
+                batch > self.size || need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
             }
             _ => true,
         }

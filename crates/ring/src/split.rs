@@ -49,7 +49,7 @@ impl SplitQueue {
             SplitQueue { size, event_idx, parts, next_avail: base, avail_idx: base, next_used: 0, published: 0 };
         // What was used before this back end came is in the ring; the driver may have restarted the queue at a base
         // that is not the used index only if nothing is in flight, and then they are equal.
-        queue.next_used = queue.used_idx().load(Ordering::Acquire);
+        queue.next_used = u16::from_le(queue.used_idx().load(Ordering::Acquire));
         queue.published = queue.next_used;
         queue
     }
@@ -105,8 +105,7 @@ impl SplitQueue {
         let head = u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
         self.next_avail = self.next_avail.wrapping_add(1);
         request.id = head;
-        request.buffers.clear();
-        let mut chain = Collector { memory, hint, buffers: &mut request.buffers, readable: 0 };
+        let mut chain = Collector::new(memory, hint, &mut request.buffers);
         let mut index = head;
         for _ in 0..self.size {
             if index >= self.size {
@@ -142,7 +141,6 @@ impl SplitQueue {
         unsafe { self.parts.used.add(RING_HEADER + 8 * entry).cast::<u64>().write_unaligned(word) };
         self.next_used = self.next_used.wrapping_add(1);
     }
-
 
     /// Shows all filled entries to the driver at once; says whether it wants to be signalled.
     #[inline]

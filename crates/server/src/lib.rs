@@ -1,1 +1,19 @@
-//! To be written.
+//! Volumes and vhost-user sessions.
+//!
+//! A [`Volume`] is what is served: an engine, lane threads, a name. A [`Listener`] waits on a unix socket for front
+//! ends and serves them one after another; each connection is a session, which ends alone, whatever its front end
+//! does. The protocol's messages are taken apart by the `vhost` crate; the meaning they have here is in [`session`].
+
+#![forbid(unsafe_code)]
+
+mod config_space;
+mod features;
+mod listener;
+mod session;
+mod volume;
+mod vring;
+
+pub use config_space::ConfigSpace;
+pub use listener::{ListenError, Listener, Stopper};
+pub use session::{End, Session};
+pub use volume::{Volume, VolumeConfig, VolumeError};

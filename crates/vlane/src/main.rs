@@ -1,2 +1,48 @@
-//! The command line.
-fn main() {}
+//! The command line: reads arguments, prints for people; nothing else.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod boot;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Serves virtual disks to virtual machines: one lane per vCPU, no lock.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a volume to virtual machines over vhost-user-blk
+    Serve(serve::ServeArgs),
+    /// Run a QEMU guest on a volume, or a demonstration
+    Boot(boot::BootArgs),
+    /// Drive any vhost-user-blk back end from the guest's side, and measure it
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    // Standard output is for results; everything that is told goes to standard error. VLANE_LOG=debug tells more.
+    let filter = EnvFilter::try_from_env("VLANE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).compact().init();
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Boot(args) => boot::run(args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vlane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

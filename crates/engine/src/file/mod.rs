@@ -120,6 +120,10 @@ impl Engine for FileEngine {
         }
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        if self.shared.read_only { Ok(()) } else { self.shared.file.sync_data() }
+    }
+
     fn channel(&self, _uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
         Ok(match shared.map {

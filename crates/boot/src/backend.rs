@@ -1,0 +1,181 @@
+//! A vhost-user-blk back end as a child process: started, waited for, stopped or killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use crate::console::{Console, Echo};
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::{Spec, kill_group, pid_of, tail, wait_until};
+
+/// How one sees that a back end accepts connections.
+#[derive(Debug, Clone, Copy)]
+pub enum Ready {
+    /// It prints a line that starts so.
+    Line(&'static str),
+    /// Its socket appears.
+    Socket,
+}
+
+/// A running back end. Dropping it stops it, and removes the socket if it was left behind.
+#[derive(Debug)]
+pub struct Backend {
+    name: String,
+    child: Child,
+    console: Console,
+    socket: PathBuf,
+}
+
+/// How a back end ended.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Everything that it printed.
+    pub log: String,
+    /// How long it took from the signal to the end.
+    pub took: Duration,
+}
+
+impl Backend {
+    /// Starts a back end and waits until it is ready, at most ten seconds.
+    pub fn start(spec: &Spec, socket: &Path, ready: Ready, echo: Option<Echo>) -> Result<Self> {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let mut child = spec.spawn_apart("TERM")?;
+        let console = Console::default();
+        if let Some(pipe) = child.stdout.take() {
+            console.follow(pipe, echo);
+        }
+        if let Some(pipe) = child.stderr.take() {
+            console.follow(pipe, echo);
+        }
+        let name = spec.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut backend = Self { name, child, console, socket: socket.to_path_buf() };
+        let deadline = Instant::now() + LIMIT;
+        while !backend.is_ready(ready) {
+            if let Some(status) = wait_until(&mut backend.child, Instant::now() + Duration::from_millis(5))? {
+                backend.console.wait_closed(Duration::from_secs(1));
+                return Err(backend.problem(ErrorKind::Process, &format!("ended at once ({status})")));
+            }
+            if Instant::now() > deadline {
+                return Err(backend
+                    .problem(ErrorKind::Timeout, &format!("was not ready after {} s", LIMIT.as_secs())));
+            }
+        }
+        Ok(backend)
+    }
+
+    fn is_ready(&self, ready: Ready) -> bool {
+        match ready {
+            Ready::Line(start) => self.console.text().lines().any(|line| line.starts_with(start)),
+            Ready::Socket => self.socket.exists(),
+        }
+    }
+
+    /// The back end's process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where front ends connect.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What it printed so far.
+    pub fn log(&self) -> String {
+        self.console.text()
+    }
+
+    /// Waits until its output has `text`; false when it did not come in time.
+    pub fn wait_log(&self, text: &str, limit: Duration) -> bool {
+        self.console.wait_for(limit, |log, _| log.contains(text).then_some(())).is_some()
+    }
+
+    /// How it ended, if it did so by itself.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        wait_until(&mut self.child, Instant::now())
+    }
+
+    /// Asks it to end (SIGTERM) and waits; an error if it is not gone after `limit`.
+    pub fn stop(mut self, limit: Duration) -> Result<Stopped> {
+        let asked = Instant::now();
+        self.signal(Signal::TERM);
+        let Some(status) = wait_until(&mut self.child, asked + limit)? else {
+            return Err(self.problem(
+                ErrorKind::Timeout,
+                &format!("did not end within {} s of SIGTERM", limit.as_secs()),
+            ));
+        };
+        self.console.wait_closed(Duration::from_secs(1));
+        Ok(Stopped { status, log: self.console.text(), took: asked.elapsed() })
+    }
+
+    /// Kills it (SIGKILL), as a crash would. Its socket stays where it is.
+    pub fn kill(mut self) {
+        kill_group(&mut self.child);
+        // The socket is what a crash leaves behind, and the next back end has to cope with it.
+        self.socket = PathBuf::new();
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if let (Ok(None), Some(pid)) = (self.child.try_wait(), pid_of(&self.child)) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    fn problem(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, format!("{} {what}; it said:\n{}", self.name, tail(&self.console.text(), 12)))
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.signal(Signal::TERM);
+        let _ = wait_until(&mut self.child, Instant::now() + Duration::from_secs(3));
+        kill_group(&mut self.child);
+        if !self.socket.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn shell(script: &str) -> Spec {
+        Spec::new("/bin/sh", ["-c", script])
+    }
+
+    #[test]
+    fn a_back_end_that_ends_at_once_is_reported_with_its_words() {
+        let spec = shell("echo no such image >&2; exit 1");
+        let error = Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening"), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Process);
+        assert!(error.to_string().contains("no such image"), "{error}");
+    }
+
+    #[test]
+    fn a_back_end_is_ready_when_it_says_so_and_ends_when_asked() {
+        let spec = shell("trap 'echo bye; exit 7' TERM; echo listening on x; while :; do sleep 0.05; done");
+        let backend =
+            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();
+        let stopped = backend.stop(Duration::from_secs(5)).unwrap();
+        assert_eq!(stopped.status.code(), Some(7));
+        assert!(stopped.log.contains("bye"));
+    }
+
+    #[test]
+    fn a_dropped_back_end_is_gone() {
+        let spec = shell("trap '' TERM; echo listening on x; sleep 60");
+        let backend =
+            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();
+        let pid = backend.id();
+        drop(backend);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+}

@@ -1,0 +1,163 @@
+//! What a child process prints: kept, searched, and read for `RESULT key=value` lines.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A guest in a panic loop must not take all memory; results beyond this are still read.
+const KEPT: usize = 4 << 20;
+/// How a line that carries a result is marked.
+const MARK: &str = "RESULT ";
+
+/// Where each complete line goes as it comes.
+pub type Echo = fn(&str);
+
+#[derive(Debug, Default)]
+struct State {
+    text: String,
+    line: String,
+    results: BTreeMap<String, String>,
+    open: usize,
+}
+
+/// The output of one child, filled by threads that read its pipes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Console {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Console {
+    /// Reads `pipe` to its end on a thread of its own.
+    pub(crate) fn follow(&self, mut pipe: impl Read + Send + 'static, echo: Option<Echo>) {
+        let console = self.clone();
+        console.lock().open += 1;
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+                console.add(&buffer[..length], echo);
+            }
+            console.lock().open -= 1;
+            console.shared.1.notify_all();
+        });
+    }
+
+    fn add(&self, bytes: &[u8], echo: Option<Echo>) {
+        let text = String::from_utf8_lossy(bytes).replace('\r', "");
+        let mut state = self.lock();
+        for piece in text.split_inclusive('\n') {
+            state.line.push_str(piece);
+            if piece.ends_with('\n') {
+                let line = std::mem::take(&mut state.line);
+                if let Some((key, value)) = parse_result(&line) {
+                    state.results.insert(key, value);
+                }
+                if let Some(echo) = echo {
+                    echo(line.trim_end());
+                }
+            }
+        }
+        if state.text.len() < KEPT {
+            state.text.push_str(&text);
+        }
+        drop(state);
+        self.shared.1.notify_all();
+    }
+
+    /// Everything that was printed so far.
+    pub(crate) fn text(&self) -> String {
+        self.lock().text.clone()
+    }
+
+    /// The results so far.
+    pub(crate) fn results(&self) -> BTreeMap<String, String> {
+        self.lock().results.clone()
+    }
+
+    /// Waits until `found` finds something in the text and the results, the pipes are closed, or time is up.
+    pub(crate) fn wait_for<T>(
+        &self,
+        limit: Duration,
+        found: impl Fn(&str, &BTreeMap<String, String>) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            if let Some(value) = found(&state.text, &state.results) {
+                return Some(value);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.open == 0 {
+                return None;
+            }
+            let waited = self.shared.1.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until every pipe that is followed was closed at its other end; false when time is up.
+    pub(crate) fn wait_closed(&self, limit: Duration) -> bool {
+        let _: Option<()> = self.wait_for(limit, |_, _| None);
+        self.lock().open == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `RESULT key=value`, also behind something that a kernel message left on the line.
+fn parse_result(line: &str) -> Option<(String, String)> {
+    let (_, result) = line.split_once(MARK)?;
+    let (key, value) = result.trim_end().split_once('=')?;
+    let word = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+    word.then(|| (key.to_string(), value.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn results_are_read_across_chunks_carriage_returns_and_kernel_messages() {
+        let console = Console::default();
+        for chunk in [
+            "bo",
+            "ot\r\nRESULT fs",
+            "ck=0\r\nRESU",
+            "LT md5=ab=c d\n[ 1.2] noise RESULT ro=1\n",
+            "RESULT cut=1",
+        ] {
+            console.add(chunk.as_bytes(), None);
+        }
+        let results = console.results();
+        assert_eq!(results.get("fsck").unwrap(), "0");
+        assert_eq!(results.get("md5").unwrap(), "ab=c d");
+        assert_eq!(results.get("ro").unwrap(), "1");
+        assert_eq!(results.len(), 3, "a line without its end is no result yet");
+    }
+
+    #[test]
+    fn the_shell_command_that_prints_a_result_is_none() {
+        assert_eq!(parse_result("+ echo RESULT $key=1\n"), None);
+        assert_eq!(parse_result("RESULT nothing\n"), None);
+    }
+
+    #[test]
+    fn waiting_ends_with_the_text_the_end_or_the_time() {
+        let console = Console::default();
+        let (read, write) = std::io::pipe().unwrap();
+        console.follow(read, None);
+        let has =
+            |word: &'static str| move |t: &str, _: &BTreeMap<String, String>| t.contains(word).then_some(());
+        assert_eq!(console.wait_for(Duration::from_millis(30), has("login:")), None);
+        std::io::Write::write_all(&mut &write, b"login:").unwrap();
+        assert_eq!(console.wait_for(Duration::from_secs(10), has("login:")), Some(()));
+        drop(write);
+        let started = Instant::now();
+        assert_eq!(console.wait_for(Duration::from_secs(10), has("never")), None);
+        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(console.wait_closed(Duration::from_secs(5)));
+    }
+}

@@ -1,0 +1,151 @@
+//! Writes the archive format of an initramfs: cpio "newc" (the kernel's `Documentation/driver-api/early-userspace`).
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+const SYMLINK: u32 = 0o120_000;
+const CHARACTER_DEVICE: u32 = 0o020_000;
+
+/// An archive being written. Directories on the way to a file are made by themselves; everything belongs to root.
+#[derive(Debug)]
+pub struct Archive<W: Write> {
+    out: W,
+    written: u64,
+    inode: u32,
+    directories: BTreeSet<String>,
+}
+
+impl<W: Write> Archive<W> {
+    /// An empty archive.
+    pub fn new(out: W) -> Self {
+        Self { out, written: 0, inode: 0, directories: BTreeSet::new() }
+    }
+
+    /// A directory, and those above it.
+    pub fn directory(&mut self, path: &str) -> io::Result<()> {
+        let path = path.trim_matches('/');
+        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        for end in ends {
+            let dir = &path[..end];
+            if !dir.is_empty() && self.directories.insert(dir.to_string()) {
+                self.entry(dir, DIRECTORY | 0o755, (0, 0), &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A regular file.
+    pub fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+        self.parents(path)?;
+        self.entry(path.trim_start_matches('/'), REGULAR | mode, (0, 0), content)
+    }
+
+    /// A symbolic link.
+    pub fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
+        self.parents(path)?;
+        self.entry(path.trim_start_matches('/'), SYMLINK | 0o777, (0, 0), target.as_bytes())
+    }
+
+    /// A character device.
+    pub fn character_device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
+        self.parents(path)?;
+        self.entry(path.trim_start_matches('/'), CHARACTER_DEVICE | 0o600, (major, minor), &[])
+    }
+
+    /// Ends the archive and hands the writer back.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.entry("TRAILER!!!", 0, (0, 0), &[])?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn parents(&mut self, path: &str) -> io::Result<()> {
+        match path.trim_matches('/').rsplit_once('/') {
+            Some((dir, _)) => self.directory(dir),
+            None => Ok(()),
+        }
+    }
+
+    fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
+        let size = u32::try_from(content.len()).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: too large for an initramfs"))
+        })?;
+        let name_size = u32::try_from(name.len() + 1).map_err(io::Error::other)?;
+        self.inode += 1;
+        let (uid, gid, links, time, check) = (0, 0, 1, 0, 0);
+        let fields =
+            [self.inode, mode, uid, gid, links, time, size, 0, 0, device.0, device.1, name_size, check];
+        let mut header = String::from("070701");
+        for field in fields {
+            header.push_str(&format!("{field:08x}"));
+        }
+        self.put(header.as_bytes())?;
+        self.put(name.as_bytes())?;
+        self.put(&[0])?;
+        self.align()?;
+        self.put(content)?;
+        self.align()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+
+    fn align(&mut self) -> io::Result<()> {
+        match self.written % 4 {
+            0 => Ok(()),
+            1 => self.put(&[0; 3]),
+            2 => self.put(&[0; 2]),
+            _ => self.put(&[0; 1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn sample() -> Vec<u8> {
+        let mut archive = Archive::new(Vec::new());
+        archive.file("/init", 0o755, b"#!/bin/sh\n").unwrap();
+        archive.file("usr/lib/deep/file", 0o644, b"12345").unwrap();
+        archive.file("usr/lib/other", 0o600, b"").unwrap();
+        archive.symlink("/bin/sh", "busybox").unwrap();
+        archive.finish().unwrap()
+    }
+
+    #[test]
+    fn every_entry_starts_at_a_multiple_of_four_and_directories_come_once() {
+        let bytes = sample();
+        let text = String::from_utf8_lossy(&bytes);
+        let starts: Vec<usize> = text.match_indices("070701").map(|(at, _)| at).collect();
+        assert!(starts.iter().all(|at| at % 4 == 0));
+        // init, usr, usr/lib, usr/lib/deep, file, other, bin, sh, trailer
+        assert_eq!(starts.len(), 9);
+        assert_eq!(bytes.len() % 4, 0);
+    }
+
+    #[test]
+    fn busybox_reads_the_archive() {
+        let Some(busybox) = crate::process::find_program("busybox") else {
+            eprintln!("SKIPPED: busybox is not on this machine, so nobody read the archive");
+            return;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Command::new(busybox)
+            .args(["cpio", "-i", "-d"])
+            .current_dir(dir.path())
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(&sample()).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(std::fs::read(dir.path().join("usr/lib/deep/file")).unwrap(), b"12345");
+        assert_eq!(std::fs::read_link(dir.path().join("bin/sh")).unwrap().to_str(), Some("busybox"));
+    }
+}

@@ -1,0 +1,275 @@
+//! The machine that guests run on: its programs, and how missing ones are had.
+//!
+//! Nothing is installed unless the caller allowed it. What is missing otherwise is an error that names the package.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::cache::Cache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::{find_program, run, run_ok, tail};
+
+/// Which Debian package has a program (Ubuntu's packages have the same names).
+const PACKAGES: [(&str, &str); 14] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("qemu-storage-daemon", "qemu-utils"),
+    ("linux.uml", "user-mode-linux"),
+    ("busybox", "busybox-static"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("debugfs", "e2fsprogs"),
+    ("fio", "fio"),
+    ("sqlite3", "sqlite3"),
+    ("fstrim", "util-linux"),
+    ("blkdiscard", "util-linux"),
+    ("blockdev", "util-linux"),
+    ("ldd", "libc-bin"),
+    ("dpkg-deb", "dpkg"),
+];
+
+/// May this crate install packages and download kernels?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Install {
+    /// No: what is missing is reported, with the package to install.
+    Never,
+    /// Yes, where it is possible: programs by `apt-get install` (as root), kernels by `apt-get download` into the
+    /// cache (as anybody).
+    Allowed,
+}
+
+/// The machine that guests run on. Everything that boots a guest starts from here.
+#[derive(Debug, Clone)]
+pub struct Host {
+    cache: Cache,
+    install: Install,
+    progress: fn(&str),
+}
+
+impl Host {
+    /// This machine, with the cache that the environment names ([`Cache::open`]).
+    pub fn new(install: Install) -> Result<Self> {
+        Ok(Self { cache: Cache::open()?, install, progress: |text| eprintln!("{text}") })
+    }
+
+    /// Where long work says what it does; standard error if not set.
+    #[must_use]
+    pub fn with_progress(mut self, progress: fn(&str)) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Another cache.
+    #[must_use]
+    pub fn with_cache(mut self, cache: Cache) -> Self {
+        self.cache = cache;
+        self
+    }
+
+    /// What is kept between runs.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// Whether installing was allowed.
+    pub fn install(&self) -> Install {
+        self.install
+    }
+
+    /// Says what is being done, when it takes long.
+    pub(crate) fn say(&self, text: &str) {
+        (self.progress)(text);
+    }
+
+    /// The path of a program, which is installed if it is missing, that was allowed, and this is possible.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        if let Some(path) = find_program(name) {
+            return Ok(path);
+        }
+        let package =
+            PACKAGES.iter().find(|(program, _)| *program == name).map_or(name, |(_, package)| package);
+        self.install_package(package, name)?;
+        find_program(name).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Install,
+                format!(
+                    "{name}: the package {package} was installed but does not bring it; put {name} into PATH"
+                ),
+            )
+        })
+    }
+
+    /// Installs a package for `what`.
+    fn install_package(&self, package: &str, what: &str) -> Result<()> {
+        let missing = |why: &str| {
+            Error::new(
+                ErrorKind::Missing,
+                format!(
+                    "{what} is not on this machine and was not installed, because {why}; on Debian or Ubuntu: apt-get install {package}"
+                ),
+            )
+        };
+        if self.install == Install::Never {
+            return Err(missing("installing was not allowed (--install)"));
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err(missing("that needs root"));
+        }
+        let apt = find_program("apt-get").ok_or_else(|| missing("there is no apt-get here"))?;
+        // Two test programs may want the same package: dpkg's own lock fails instead of waiting.
+        let _lock = self.cache.lock("apt")?;
+        if find_program(what).is_some() {
+            return Ok(());
+        }
+        self.say(&format!("installing {package} with apt-get, for {what} ..."));
+        let install = || {
+            let mut command = Command::new(&apt);
+            command.env("DEBIAN_FRONTEND", "noninteractive").args([
+                "-o",
+                "DPkg::Lock::Timeout=120",
+                "install",
+                "-y",
+                "--no-install-recommends",
+                package,
+            ]);
+            run(&mut command, Duration::from_secs(600))
+        };
+        if install()?.status.success() {
+            return Ok(());
+        }
+        // The package lists are missing (fresh containers) or name versions that are gone.
+        self.update_package_lists(&apt)?;
+        let output = install()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Install,
+            format!("apt-get install {package} failed ({}):\n{}", output.status, tail(&output.text, 12)),
+        ))
+    }
+
+    fn update_package_lists(&self, apt: &Path) -> Result<()> {
+        self.say("reading the package lists with apt-get update ...");
+        run_ok(Command::new(apt).arg("update"), Duration::from_secs(300)).map(drop)
+    }
+
+    /// Downloads packages and unpacks them into `into`, without installing them.
+    pub(crate) fn unpack_packages(&self, apt: &AptSource, packages: &[String], into: &Path) -> Result<()> {
+        let dpkg = self.program("dpkg-deb")?;
+        let debs = tempfile::tempdir_in(into)
+            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}: not writable", into.display()), e))?;
+        self.say(&format!(
+            "downloading {} (unpacked into the cache, not installed) ...",
+            packages.join(", ")
+        ));
+        run_ok(
+            apt.command("apt-get").arg("download").args(packages).current_dir(debs.path()),
+            Duration::from_secs(900),
+        )?;
+        let entries = std::fs::read_dir(debs.path())
+            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", debs.path().display()), e))?;
+        for deb in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")) {
+            run_ok(Command::new(&dpkg).arg("-x").arg(&deb).arg(into), Duration::from_secs(300))?;
+        }
+        Ok(())
+    }
+
+    /// An error unless `what` may be downloaded here.
+    pub(crate) fn may_download(&self, what: &str, instead: &str) -> Result<()> {
+        let why = if self.install == Install::Never {
+            "downloading was not allowed (--install)"
+        } else if find_program("apt-get").is_none() {
+            "there is no apt-get here"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(
+            ErrorKind::Missing,
+            format!("{what} is not on this machine and was not downloaded, because {why}; {instead}"),
+        ))
+    }
+
+    /// Refreshes the machine's package lists, where that is possible; otherwise they stay as they are.
+    pub(crate) fn refresh_system_lists(&self) {
+        if rustix::process::geteuid().is_root()
+            && let (Some(apt), Ok(_lock)) = (find_program("apt-get"), self.cache.lock("apt"))
+        {
+            let _ = self.update_package_lists(&apt);
+        }
+    }
+}
+
+/// Where apt gets packages from: the machine's own sources, or another suite with state of its own, so that the
+/// machine's package lists stay untouched.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AptSource {
+    options: Vec<String>,
+}
+
+impl AptSource {
+    /// The machine's own sources.
+    pub(crate) fn system() -> Self {
+        Self::default()
+    }
+
+    /// Debian's unstable suite; `state` is a directory for its lists.
+    pub(crate) fn debian_sid(host: &Host, state: &Path) -> Result<Self> {
+        const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        if !Path::new(KEYRING).exists() {
+            return Err(Error::new(
+                ErrorKind::Missing,
+                format!(
+                    "{KEYRING}: not there, so packages of Debian's unstable suite cannot be verified; apt-get install debian-archive-keyring"
+                ),
+            ));
+        }
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, text).map_err(|e| {
+                Error::caused_by(ErrorKind::Io, format!("{}: cannot be written", path.display()), e)
+            })
+        };
+        for dir in ["lists/partial", "cache/archives/partial"] {
+            std::fs::create_dir_all(state.join(dir)).map_err(|e| {
+                Error::caused_by(ErrorKind::Io, format!("{}: cannot be made", state.display()), e)
+            })?;
+        }
+        let list = state.join("sources.list");
+        write(&list, &format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian sid main\n"))?;
+        let set = |key: &str, value: &str| ["-o".to_string(), format!("{key}={value}")];
+        let path = |p: &str| state.join(p).display().to_string();
+        let source = Self {
+            options: [
+                set("Dir::Etc::sourcelist", &list.display().to_string()),
+                set("Dir::Etc::sourceparts", "-"),
+                set("Dir::State::lists", &path("lists")),
+                set("Dir::Cache", &path("cache")),
+                set("Acquire::Languages", "none"),
+            ]
+            .concat(),
+        };
+        host.say("reading the package lists of Debian's unstable suite (kept apart from this machine's) ...");
+        run_ok(source.command("apt-get").arg("update"), Duration::from_secs(300))?;
+        Ok(source)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        // Without this apt complains that its unprivileged user cannot see our directory.
+        command.args(["-o", "APT::Sandbox::User=root"]).args(&self.options);
+        command
+    }
+
+    /// The packages that `package` depends on and whose names `wanted` accepts; empty if there is no such package.
+    pub(crate) fn dependencies(&self, package: &str, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let output = run(self.command("apt-cache").args(["depends", package]), Duration::from_secs(60))?;
+        let mut found: Vec<String> = Vec::new();
+        for line in output.text.lines() {
+            let Some(name) = line.trim().strip_prefix("Depends:").map(str::trim) else { continue };
+            if wanted(name) && !found.iter().any(|f| f == name) {
+                found.push(name.to_string());
+            }
+        }
+        Ok(found)
+    }
+}

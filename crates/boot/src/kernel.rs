@@ -1,0 +1,173 @@
+//! A Linux kernel for QEMU guests: from the cache, from /boot, or from Debian's packages (never installed).
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result, io};
+use crate::host::{AptSource, Host};
+use crate::modules::Modules;
+use crate::vmlinux;
+
+/// The kernel that Debian makes for cloud guests: small, virtio as modules.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+/// The name of the unpacked package in the cache.
+const ENTRY: &str = "guest-kernel";
+
+/// A kernel that guests can be booted with.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// What QEMU's `-kernel` gets: an uncompressed `vmlinux` if it could be taken out, the `vmlinuz` otherwise.
+    pub image: PathBuf,
+    /// As `uname -r` says it.
+    pub version: String,
+    /// Its modules.
+    pub modules: Modules,
+    /// Why the compressed image is used, when it is.
+    pub compressed_because: Option<String>,
+}
+
+impl Kernel {
+    /// A kernel with virtio: the one in the cache, else one of this host's, else Debian's, downloaded into the cache.
+    pub fn find(host: &Host) -> Result<Self> {
+        if std::env::consts::ARCH != "x86_64" {
+            return Err(Error::new(
+                ErrorKind::Missing,
+                "a guest's kernel is only looked for on x86-64; give one with --kernel",
+            ));
+        }
+        if let Some(kernel) = Self::cached(host).or_else(|| Self::of_this_host(host)) {
+            return Ok(kernel);
+        }
+        host.may_download(
+            "a kernel for the guest",
+            &format!("give one with --kernel, or on Debian: apt-get install {PACKAGE}"),
+        )?;
+        let entry = host.cache().entry(ENTRY, |directory| download(host, directory))?;
+        Self::unpacked(&entry)
+    }
+
+    /// The downloaded kernel, if there is one in the cache.
+    pub fn cached(host: &Host) -> Option<Self> {
+        Self::unpacked(&host.cache().path(ENTRY)).ok()
+    }
+
+    /// A kernel whose parts the caller knows. The uncompressed image is taken out of it and kept in the cache.
+    pub fn at(host: &Host, vmlinuz: &Path, modules: Modules, version: &str) -> Result<Self> {
+        let changed = std::fs::metadata(vmlinuz)
+            .and_then(|m| m.modified())
+            .map_err(io(|| format!("{}: the kernel cannot be read", vmlinuz.display())))?;
+        let stamp = changed.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let extracted =
+            host.cache().entry(&format!("vmlinux-{version}-{stamp:x}"), |dir| uncompress(vmlinuz, dir));
+        let (image, compressed_because) = match extracted {
+            Ok(dir) => (dir.join("vmlinux"), None),
+            Err(e) => (vmlinuz.to_path_buf(), Some(e.to_string())),
+        };
+        Ok(Self { image, version: version.to_string(), modules, compressed_because })
+    }
+
+    /// A kernel in /boot that is readable, has its modules installed and knows virtio-blk; small ones first.
+    fn of_this_host(host: &Host) -> Option<Self> {
+        let mut found: Vec<(String, PathBuf)> = std::fs::read_dir("/boot")
+            .ok()?
+            .flatten()
+            .filter_map(|e| Some((e.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_string(), e.path())))
+            .filter(|(_, path)| std::fs::File::open(path).is_ok())
+            .collect();
+        found.sort_by_key(|(version, _)| (!version.contains("cloud"), version.clone()));
+        found.into_iter().find_map(|(version, vmlinuz)| {
+            let modules = Modules::at(Path::new("/lib/modules").join(&version)).ok()?;
+            let usable = ["virtio_pci", "virtio_blk", "ext4"].iter().all(|m| modules.has(m));
+            if usable { Self::at(host, &vmlinuz, modules, &version).ok() } else { None }
+        })
+    }
+
+    /// The downloaded kernel in the cache.
+    fn unpacked(entry: &Path) -> Result<Self> {
+        let (modules, version) = modules_directory(entry)?;
+        let vmlinux = entry.join("vmlinux");
+        let (image, compressed_because) = if vmlinux.exists() {
+            (vmlinux, None)
+        } else {
+            let why = std::fs::read_to_string(entry.join("why-compressed")).unwrap_or_default();
+            (compressed_image(entry, &modules, &version)?, Some(why))
+        };
+        Ok(Self { image, version, modules: Modules::at(modules)?, compressed_because })
+    }
+}
+
+/// Fetches Debian's package into `directory` and takes the uncompressed kernel out.
+fn download(host: &Host, directory: &Path) -> Result<()> {
+    let apt = AptSource::system();
+    let mut packages = kernel_packages(&apt)?;
+    if packages.is_empty() {
+        host.refresh_system_lists();
+        packages = kernel_packages(&apt)?;
+    }
+    if packages.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Install,
+            format!(
+                "{PACKAGE}: this machine's package lists do not have it; run apt-get update, or give a kernel with --kernel"
+            ),
+        ));
+    }
+    host.unpack_packages(&apt, &packages, directory)?;
+    let (modules, version) = modules_directory(directory)?;
+    let vmlinuz = compressed_image(directory, &modules, &version)?;
+    if let Err(e) = uncompress(&vmlinuz, directory) {
+        // The guest can still unpack it itself, it only takes longer.
+        std::fs::write(directory.join("why-compressed"), e.to_string())
+            .map_err(io(|| format!("{}: cannot be written", directory.display())))?;
+    }
+    Ok(())
+}
+
+/// The packages with the kernel and its modules: newer Debian releases split them.
+fn kernel_packages(apt: &AptSource) -> Result<Vec<String>> {
+    let parts =
+        |name: &str| ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p));
+    let mut packages = apt.dependencies(PACKAGE, parts)?;
+    for package in packages.clone() {
+        packages.extend(apt.dependencies(&package, parts)?);
+    }
+    packages.sort();
+    packages.dedup();
+    Ok(packages)
+}
+
+/// Puts `vmlinux` into `directory`.
+fn uncompress(vmlinuz: &Path, directory: &Path) -> Result<()> {
+    let elf = vmlinux::extract(vmlinuz)?;
+    let to = directory.join("vmlinux");
+    std::fs::write(&to, elf).map_err(io(|| format!("{}: cannot be written", to.display())))
+}
+
+/// The one directory of modules in an unpacked package, and the kernel's version.
+pub(crate) fn modules_directory(unpacked: &Path) -> Result<(PathBuf, String)> {
+    for base in ["usr/lib/modules", "lib/modules", "usr/lib/uml/modules"] {
+        let Ok(mut versions) = std::fs::read_dir(unpacked.join(base)) else { continue };
+        if let Some(Ok(version)) = versions.next() {
+            return Ok((version.path(), version.file_name().to_string_lossy().into_owned()));
+        }
+    }
+    Err(Error::new(
+        ErrorKind::Format,
+        format!(
+            "{}: no kernel modules in the unpacked package; delete the directory and try again",
+            unpacked.display()
+        ),
+    ))
+}
+
+fn compressed_image(unpacked: &Path, modules: &Path, version: &str) -> Result<PathBuf> {
+    let places = [unpacked.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")];
+    places.iter().find(|p| p.exists()).cloned().ok_or_else(|| {
+        Error::new(
+            ErrorKind::Format,
+            format!(
+                "{}: no vmlinuz in the unpacked package; delete the directory and try again",
+                unpacked.display()
+            ),
+        )
+    })
+}

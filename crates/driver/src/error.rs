@@ -1,0 +1,103 @@
+//! The crate's one error: a kind to match on, what was being done on what, and the cause.
+
+use std::fmt;
+use std::path::Path;
+
+/// What sort of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Nobody can be reached at the socket.
+    Connect,
+    /// The back end answered against the vhost-user protocol, or refused a message.
+    Protocol,
+    /// The back end does not offer what was demanded.
+    Unsupported,
+    /// Options that do not fit each other or the device.
+    Invalid,
+    /// The back end hung up or died during the run.
+    Gone,
+    /// The back end did not answer in time: messages, or requests that never came back.
+    Timeout,
+    /// The back end broke a virtqueue.
+    Queue,
+    /// The operating system refused something.
+    System,
+    /// A verification state file cannot be read, written or does not belong to the device.
+    State,
+}
+
+/// A failure: kind, context, source.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    context: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
+        Self { kind, context: context.into(), source: None }
+    }
+
+    pub(crate) fn with(
+        kind: ErrorKind,
+        context: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { kind, context: context.into(), source: Some(source.into()) }
+    }
+
+    /// A failed step of the protocol on `socket`.
+    pub(crate) fn protocol(socket: &Path, step: &str, source: vhost::Error) -> Self {
+        use vhost::vhost_user::Error as E;
+        let kind = match &source {
+            vhost::Error::VhostUserProtocol(E::Disconnected | E::SocketBroken(_) | E::PartialMessage) => {
+                ErrorKind::Gone
+            }
+            vhost::Error::VhostUserProtocol(E::SocketRetry(_)) => ErrorKind::Timeout,
+            _ => ErrorKind::Protocol,
+        };
+        let what = match kind {
+            ErrorKind::Gone => "the back end hung up",
+            ErrorKind::Timeout => "the back end did not answer in time",
+            _ => "the back end failed",
+        };
+        Self::with(kind, format!("{}: {what} at {step}", socket.display()), source)
+    }
+
+    /// What sort of failure it was.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the back end is gone: a run under which it was killed ends so.
+    pub fn is_gone(&self) -> bool {
+        self.kind == ErrorKind::Gone
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| &**source as _)
+    }
+}
+
+impl From<vlane_ring::driver::Error> for Error {
+    fn from(source: vlane_ring::driver::Error) -> Self {
+        use vlane_ring::driver::Error as E;
+        match source {
+            E::Device(_) => Self::with(ErrorKind::Queue, "a virtqueue failed", source),
+            E::Memory { .. } | E::Exhausted { .. } => {
+                Self::with(ErrorKind::System, "no guest memory", source)
+            }
+            _ => Self::with(ErrorKind::Invalid, "the virtqueue refuses the request", source),
+        }
+    }
+}

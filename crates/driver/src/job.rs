@@ -1,0 +1,281 @@
+//! One job: one thread that keeps one queue full.
+//!
+//! The clock is read once per batch of completions: that moment ends the requests of the batch and begins those issued in their place. A
+//! latency therefore includes what the driver does between the two (some tens of ns per request of the batch) and, at depth 1
+//! with interrupts, the way from the wake-up to the first look at the ring; its resolution is that of `Instant` (about 1 ns,
+//! 25 ns to read). It is kept in a histogram with three significant digits.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
+use vlane_ring::driver::{Completion, Kind, Request};
+
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind};
+use crate::report::Errors;
+use crate::session::GuestQueue;
+use crate::workload::{Requests, Wait, Workload};
+
+/// The longest latency told apart: a minute.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// What the threads of a run share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Leave at once; what is out stays out.
+    pub(crate) abort: AtomicBool,
+    /// The back end is gone.
+    pub(crate) gone: AtomicBool,
+    /// Begin no more requests.
+    pub(crate) stop: AtomicBool,
+    /// Requests completed so far, by all jobs; for the progress display.
+    pub(crate) done: AtomicU64,
+}
+
+/// When a job measures, in ns of the run's clock, and how many requests it makes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) from: u64,
+    pub(crate) until: u64,
+    pub(crate) count: u64,
+}
+
+/// What a job measured.
+#[derive(Debug)]
+pub(crate) struct JobStats {
+    pub(crate) reads: Histogram<u64>,
+    pub(crate) writes: Histogram<u64>,
+    pub(crate) flushes: Histogram<u64>,
+    pub(crate) bytes: u64,
+    pub(crate) errors: Errors,
+    pub(crate) kicks: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) cpu: Duration,
+    /// The last completion within the window, in ns of the run's clock.
+    pub(crate) last: u64,
+}
+
+impl JobStats {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let histogram = || {
+            Histogram::new_with_bounds(1, LONGEST_NS, 3)
+                .map_err(|e| Error::with(ErrorKind::System, "cannot make a histogram", e))
+        };
+        Ok(Self {
+            reads: histogram()?,
+            writes: histogram()?,
+            flushes: histogram()?,
+            bytes: 0,
+            errors: Errors::default(),
+            kicks: 0,
+            sleeps: 0,
+            cpu: Duration::ZERO,
+            last: 0,
+        })
+    }
+
+    pub(crate) fn ios(&self) -> u64 {
+        self.reads.len() + self.writes.len() + self.flushes.len()
+    }
+}
+
+/// A request that is out.
+#[derive(Debug, Clone, Copy)]
+struct Out {
+    since: u64,
+    kind: Kind,
+}
+
+pub(crate) struct Job<'a> {
+    pub(crate) queue: &'a mut GuestQueue,
+    pub(crate) workload: &'a Workload,
+    pub(crate) requests: Requests,
+    pub(crate) shared: &'a Shared,
+    pub(crate) clock: &'a Clock,
+    pub(crate) window: Window,
+}
+
+/// CPU time of the calling thread.
+pub(crate) fn thread_cpu() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
+}
+
+impl Job<'_> {
+    /// Runs until the window's end and until everything that is out has come back.
+    pub(crate) fn run(mut self) -> Result<JobStats, Error> {
+        let mut stats = JobStats::new()?;
+        let depth = self.queue.blk.depth();
+        self.prepare(depth)?;
+        let mut out = vec![Out { since: 0, kind: Kind::Read }; depth.into()];
+        let mut done: Vec<Completion> = Vec::with_capacity(depth.into());
+        let mut left = self.window.count;
+        let batch = if self.workload.batch == 0 { u16::MAX } else { self.workload.batch };
+        self.queue.blk.disable_interrupts();
+
+        let (mut cpu_from, mut measuring) = (thread_cpu(), self.window.from == 0);
+        let now = self.clock.now();
+        for slot in 0..depth {
+            if left > 0 {
+                left -= 1;
+                out[usize::from(slot)] = self.issue(slot, now)?;
+            }
+        }
+        self.publish(&mut stats)?;
+
+        let mut ended = false;
+        while self.queue.blk.held() > 0 {
+            self.queue.blk.reap(&mut done)?;
+            if done.is_empty() {
+                if self.shared.abort.load(Ordering::Relaxed) {
+                    return Err(self.aborted());
+                }
+                self.wait(&mut stats)?;
+                continue;
+            }
+            let now = self.clock.now();
+            if !measuring && now >= self.window.from {
+                measuring = true;
+                cpu_from = thread_cpu();
+                (stats.kicks, stats.sleeps) = (0, 0);
+            }
+            if !ended && (now >= self.window.until || self.shared.stop.load(Ordering::Relaxed)) {
+                ended = true;
+                stats.cpu = thread_cpu().saturating_sub(cpu_from);
+            }
+            if measuring && !ended {
+                self.record(&done, &out, now, &mut stats);
+            }
+            self.shared.done.fetch_add(done.len() as u64, Ordering::Relaxed);
+            let mut unpublished = 0;
+            for completion in done.drain(..) {
+                if !ended && left > 0 {
+                    left -= 1;
+                    let slot = completion.slot;
+                    let (kind, offset) = self.requests.next();
+                    out[usize::from(slot)] = Out { since: now, kind };
+                    submit(self.queue, self.workload, slot, kind, offset)?;
+                    unpublished += 1;
+                    if unpublished == batch {
+                        unpublished = 0;
+                        self.publish(&mut stats)?;
+                    }
+                }
+            }
+            self.publish(&mut stats)?;
+        }
+        if !ended {
+            stats.cpu = thread_cpu().saturating_sub(cpu_from);
+        }
+        // As an idle guest has it.
+        self.queue.blk.enable_interrupts();
+        Ok(stats)
+    }
+
+    /// Fills the buffers: with data that does not compress where they are written from.
+    fn prepare(&mut self, depth: u16) -> Result<(), Error> {
+        for slot in 0..depth {
+            if let Some(data) = self.queue.blk.data_mut(slot) {
+                data.fill_pattern(self.workload.seed ^ u64::from(slot));
+            }
+        }
+        Ok(())
+    }
+
+    fn issue(&mut self, slot: u16, now: u64) -> Result<Out, Error> {
+        let (kind, offset) = self.requests.next();
+        submit(self.queue, self.workload, slot, kind, offset)?;
+        Ok(Out { since: now, kind })
+    }
+
+    #[inline]
+    fn publish(&mut self, stats: &mut JobStats) -> Result<(), Error> {
+        if self.queue.blk.publish() {
+            stats.kicks += 1;
+            self.queue.kick()?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn record(&self, done: &[Completion], out: &[Out], now: u64, stats: &mut JobStats) {
+        stats.last = now;
+        for completion in done {
+            let Out { since, kind } = out[usize::from(completion.slot)];
+            let (histogram, bytes) = match kind {
+                Kind::Read => (&mut stats.reads, self.workload.block),
+                Kind::Flush => (&mut stats.flushes, 0),
+                _ => (&mut stats.writes, self.workload.block),
+            };
+            histogram.saturating_record(now - since);
+            if completion.status == 0 {
+                stats.bytes += u64::from(bytes);
+                if kind == Kind::Read && completion.len != bytes + 1 {
+                    stats.errors.length += 1;
+                }
+            } else {
+                stats.errors.count(completion.status);
+            }
+        }
+    }
+
+    /// Returns when there may be something to reap, or to stop for.
+    #[inline]
+    fn wait(&mut self, stats: &mut JobStats) -> Result<(), Error> {
+        match self.workload.wait {
+            Wait::Interrupt => {
+                if !self.queue.blk.enable_interrupts() {
+                    stats.sleeps += 1;
+                    self.queue.wait()?;
+                }
+                self.queue.blk.disable_interrupts();
+            }
+            Wait::Poll => {
+                for _ in 0..64 {
+                    if self.queue.blk.has_used() {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn aborted(&self) -> Error {
+        let held = self.queue.blk.held();
+        if self.shared.gone.load(Ordering::Relaxed) {
+            Error::new(ErrorKind::Gone, format!("the back end hung up with {held} requests out"))
+        } else {
+            Error::new(ErrorKind::Timeout, format!("{held} requests never came back"))
+        }
+    }
+}
+
+/// Issues one request.
+#[inline]
+fn submit(
+    queue: &mut GuestQueue,
+    workload: &Workload,
+    slot: u16,
+    kind: Kind,
+    offset: u64,
+) -> Result<(), Error> {
+    let (sector, len) = match kind {
+        Kind::Flush => (0, 0),
+        Kind::Discard | Kind::WriteZeroes => {
+            let mut range = [0; 16];
+            range[..8].copy_from_slice(&(offset / 512).to_le_bytes());
+            range[8..12].copy_from_slice(&(workload.block / 512).to_le_bytes());
+            if let Some(data) = queue.blk.data_mut(slot) {
+                data.copy_in(0, &range)?;
+            }
+            (0, 16)
+        }
+        _ => (offset / 512, workload.block),
+    };
+    queue.blk.submit(slot, Request { kind, sector, len, ioprio: workload.ioprio.into() })?;
+    Ok(())
+}

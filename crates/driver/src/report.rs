@@ -1,0 +1,207 @@
+//! The results of a run, for people and programs.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::device::{BlkConfig, Negotiated};
+use crate::workload::Wait;
+
+/// The results of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The socket driven.
+    pub socket: String,
+    /// What the device said about itself.
+    pub device: BlkConfig,
+    /// What was agreed with the back end.
+    pub negotiated: Negotiated,
+    /// The pattern, as `--rw` takes it.
+    pub pattern: String,
+    /// Bytes per request.
+    pub block: u32,
+    /// Requests out at once, per job.
+    pub depth: u16,
+    /// Jobs: threads, each with its queue.
+    pub jobs: u16,
+    /// How jobs waited for completions.
+    pub wait: Wait,
+    /// Most requests made visible to the back end at once; 0 is all that came back together.
+    pub batch: u16,
+    /// Time measured, in seconds (the ramp is not in it).
+    pub seconds: f64,
+    /// Requests completed in it, flushes included, errors too.
+    pub ios: u64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Data read and written per second, in MB (10^6 bytes).
+    pub mb_per_second: f64,
+    /// Latency of all requests.
+    pub latency: Latency,
+    /// Reads alone.
+    pub reads: Option<ByKind>,
+    /// Writes alone (discards and write-zeroes are among them).
+    pub writes: Option<ByKind>,
+    /// Flushes alone.
+    pub flushes: Option<ByKind>,
+    /// Requests that failed.
+    pub errors: Errors,
+    /// What the back end's process used; absent if it could not be looked at.
+    pub backend: Option<BackendUse>,
+    /// CPU time of the driver's job threads per request, in us.
+    pub driver_cpu_us_per_io: f64,
+    /// Kicks sent per request.
+    pub kicks_per_io: f64,
+    /// Sleeps for an interrupt per request.
+    pub sleeps_per_io: f64,
+}
+
+/// Latencies in us: from the moment a request's batch was built to the moment its batch of completions was seen.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Latency {
+    /// Smallest.
+    pub min: f64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p99_9: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+/// The share of one kind of request.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ByKind {
+    /// Requests completed.
+    pub ios: u64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Their latency.
+    pub latency: Latency,
+}
+
+/// Requests that failed, by status.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Errors {
+    /// VIRTIO_BLK_S_IOERR.
+    pub io: u64,
+    /// VIRTIO_BLK_S_UNSUPP.
+    pub unsupported: u64,
+    /// Completed without a status, or with one that does not exist.
+    pub no_status: u64,
+    /// Reads whose length in the used ring is not what was asked for.
+    pub length: u64,
+}
+
+impl Errors {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.io + self.unsupported + self.no_status + self.length
+    }
+
+    pub(crate) fn count(&mut self, status: u8) {
+        match status {
+            0 => {}
+            1 => self.io += 1,
+            2 => self.unsupported += 1,
+            _ => self.no_status += 1,
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.io += other.io;
+        self.unsupported += other.unsupported;
+        self.no_status += other.no_status;
+        self.length += other.length;
+    }
+}
+
+/// What the back end's process used during the measurement.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct BackendUse {
+    /// The process behind the socket.
+    pub pid: i32,
+    /// CPU time in seconds, the kernel's workers for it included.
+    pub cpu_seconds: f64,
+    /// CPUs kept busy: CPU time over wall time.
+    pub cpus: f64,
+    /// CPU time per request in us; 0 if there was no request.
+    pub cpu_us_per_io: f64,
+    /// Context switches, voluntary and involuntary.
+    pub switches: u64,
+    /// Context switches per request; 0 if there was no request.
+    pub switches_per_io: f64,
+    /// Threads at the end.
+    pub threads: usize,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
+impl Latency {
+    /// From a histogram of nanoseconds; all zero if it is empty.
+    pub(crate) fn of(ns: &Histogram<u64>) -> Self {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        if ns.is_empty() {
+            return Self::default();
+        }
+        Self {
+            min: us(ns.min()),
+            mean: ns.mean() / 1000.0,
+            p50: us(ns.value_at_quantile(0.5)),
+            p90: us(ns.value_at_quantile(0.9)),
+            p99: us(ns.value_at_quantile(0.99)),
+            p99_9: us(ns.value_at_quantile(0.999)),
+            max: us(ns.max()),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
+impl ByKind {
+    /// `None` if there was no such request.
+    pub(crate) fn of(ns: &Histogram<u64>, seconds: f64) -> Option<Self> {
+        let ios = ns.len();
+        (ios > 0).then(|| Self { ios, iops: ios as f64 / seconds, latency: Latency::of(ns) })
+    }
+}
+
+/// The middle value of some figures; of two middle ones the mean; NaN for none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn latencies_are_microseconds() {
+        let mut ns = Histogram::new_with_bounds(1, 1_000_000_000, 3).unwrap();
+        assert_eq!(Latency::of(&ns).max, 0.0);
+        for n in 1..=1000 {
+            ns.record(n * 1000).unwrap();
+        }
+        let latency = Latency::of(&ns);
+        assert!((latency.p50 - 500.0).abs() < 1.0 && (latency.p99 - 990.0).abs() < 1.5, "{latency:?}");
+        assert!((latency.mean - 500.5).abs() < 1.0 && latency.min <= 1.0 && latency.max >= 999.0);
+        assert!(ByKind::of(&ns, 2.0).unwrap().iops == 500.0);
+    }
+}

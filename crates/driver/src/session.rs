@@ -1,0 +1,492 @@
+//! A vhost-user session with a back end, from the front end's side.
+//!
+//! [`Session::connect`] negotiates and reads the device's configuration, [`Session::start`] gives the back end the memory and starts its
+//! queues, [`Session::stop`] takes them back. Dropping a session hangs up.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format};
+
+use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature};
+use crate::error::{Error, ErrorKind};
+use crate::message;
+
+/// The guest physical address of the memory: above 4 GiB, as a large guest's is.
+const MEMORY_BASE: u64 = 1 << 32;
+
+/// How much a feature is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Want {
+    /// Not negotiated.
+    No,
+    /// Negotiated if offered.
+    #[default]
+    IfOffered,
+    /// An error if not offered.
+    Must,
+}
+
+/// What a session should be like.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// Queues to use.
+    pub queues: u16,
+    /// Requests that can be out at once on each queue.
+    pub depth: u16,
+    /// Bytes of data buffer per request (a multiple of 512).
+    pub data: u32,
+    /// Segments the data is cut into.
+    pub segments: u16,
+    /// Entries of each queue; `None` takes what the depth needs, at least 128.
+    pub queue_size: Option<u16>,
+    /// Packed rings ([`Want::No`] by default elsewhere; what a guest asks for by default).
+    pub packed: Want,
+    /// Event index.
+    pub event_idx: Want,
+    /// Indirect descriptors.
+    pub indirect: Want,
+    /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None` leaves it.
+    pub write_cache: Option<bool>,
+    /// How long the back end may take to answer a message.
+    pub timeout: Duration,
+}
+
+impl Default for SessionOptions {
+    /// One queue, one request of 4 KiB, split ring, event index if offered, direct descriptors.
+    fn default() -> Self {
+        Self {
+            queues: 1,
+            depth: 1,
+            data: 4096,
+            segments: 1,
+            queue_size: None,
+            packed: Want::No,
+            event_idx: Want::IfOffered,
+            indirect: Want::No,
+            write_cache: None,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A queue of a started session: requests, and the two signals. It belongs to one thread at a time.
+#[derive(Debug)]
+pub struct GuestQueue {
+    /// The requests.
+    pub blk: BlkQueue,
+    kick: OwnedFd,
+    call: OwnedFd,
+    epoll: OwnedFd,
+}
+
+impl GuestQueue {
+    fn new(arena: &Arena, options: BlkOptions) -> Result<Self, Error> {
+        let event =
+            || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"));
+        let (kick, call) = (event()?, event()?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &call, epoll::EventData::new_u64(0), flags).map_err(system("watch an eventfd"))?;
+        Ok(Self { blk: BlkQueue::new(arena, options)?, kick, call, epoll })
+    }
+
+    /// Tells the back end that there are requests.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the eventfd cannot be written.
+    #[inline]
+    pub fn kick(&self) -> Result<(), Error> {
+        signal(&self.kick).map_err(system("kick the back end"))
+    }
+
+    /// Waits for an interrupt from the back end, or from [`Waker::wake`]; may return without one.
+    ///
+    /// One system call: the eventfd is watched by its edges and never read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if it cannot be waited for.
+    #[inline]
+    pub fn wait(&self) -> Result<(), Error> {
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+        match epoll::wait(&self.epoll, &mut events, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(system("wait for an interrupt")(e)),
+        }
+    }
+}
+
+/// Adds one to an eventfd; one that is full already counts as signalled.
+#[inline]
+fn signal(eventfd: &OwnedFd) -> rustix::io::Result<()> {
+    match rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |e| Error::with(ErrorKind::System, format!("cannot {what}"), io::Error::from(e))
+}
+
+/// Wakes the threads that wait for interrupts: at the end of a run, or when the back end is gone.
+#[derive(Debug)]
+pub struct Waker(Vec<OwnedFd>);
+
+impl Waker {
+    /// Makes every queue's [`GuestQueue::wait`] return once.
+    pub fn wake(&self) {
+        for call in &self.0 {
+            // An eventfd can be written, or else nobody waits for it either.
+            let _ = signal(call);
+        }
+    }
+}
+
+/// A connection to a vhost-user-blk back end.
+pub struct Session {
+    socket: PathBuf,
+    frontend: Frontend,
+    /// The same connection: for its hang-up, the peer's identity, and the message that the vhost crate cannot say.
+    stream: UnixStream,
+    pid: Option<i32>,
+    config: BlkConfig,
+    negotiated: Negotiated,
+    options: BlkOptions,
+    arena: Option<Arena>,
+    started: u16,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("socket", &self.socket)
+            .field("pid", &self.pid)
+            .field("config", &self.config)
+            .field("negotiated", &self.negotiated)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Connects to the back end that listens at `socket`, agrees on features and reads the device's configuration.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Connect`] if nobody can be reached, [`ErrorKind::Unsupported`] if the back end lacks what is demanded,
+    /// [`ErrorKind::Invalid`] if the options do not fit, [`ErrorKind::Protocol`], [`ErrorKind::Gone`] and
+    /// [`ErrorKind::Timeout`] if it does not answer as it should.
+    pub fn connect(socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
+        let stream = open(socket)?;
+        let system = |what: &'static str| move |e: io::Error| Error::with(ErrorKind::System, what, e);
+        stream
+            .set_read_timeout(Some(options.timeout))
+            .map_err(system("cannot set a timeout on the socket"))?;
+        stream
+            .set_write_timeout(Some(options.timeout))
+            .map_err(system("cannot set a timeout on the socket"))?;
+        let pid =
+            rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_nonzero().get());
+        let twin = stream.try_clone().map_err(system("cannot duplicate the socket"))?;
+        let mut frontend = Frontend::from_stream(twin, 256);
+        let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
+        let lacks = |what: &str| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!("{}: the back end does not offer {what}", socket.display()),
+            )
+        };
+
+        frontend.set_owner().map_err(at("SET_OWNER"))?;
+        let offered = frontend.get_features().map_err(at("GET_FEATURES"))?;
+        for (bit, what) in
+            [(feature::VERSION_1, "virtio 1.0"), (feature::PROTOCOL_FEATURES, "vhost-user protocol features")]
+        {
+            if offered & bit == 0 {
+                return Err(lacks(what));
+            }
+        }
+        let protocol = frontend.get_protocol_features().map_err(at("GET_PROTOCOL_FEATURES"))?;
+        if !protocol.contains(Protocol::CONFIG) {
+            return Err(lacks("its configuration (protocol feature CONFIG), so its size cannot be known"));
+        }
+        let acked = protocol & (Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK);
+        frontend.set_protocol_features(acked).map_err(at("SET_PROTOCOL_FEATURES"))?;
+        if acked.contains(Protocol::REPLY_ACK) {
+            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        let most = match acked.contains(Protocol::MQ) {
+            true => frontend.get_queue_num().map_err(at("GET_QUEUE_NUM"))?,
+            false => 1,
+        };
+        let config = read_config(&mut frontend, offered).map_err(at("GET_CONFIG"))?;
+        if u64::from(options.queues) > most || options.queues == 0 {
+            let most = most.min(config.num_queues.into());
+            let context =
+                format!("{}: {} queues asked for, the back end has {most}", socket.display(), options.queues);
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+
+        let choose = |want, bit, what: &str| match (want, offered & bit != 0) {
+            (Want::No, _) | (Want::IfOffered, false) => Ok(0),
+            (Want::IfOffered | Want::Must, true) => Ok(bit),
+            (Want::Must, false) => Err(lacks(what)),
+        };
+        let bits = feature::VERSION_1
+            | feature::PROTOCOL_FEATURES
+            | choose(options.packed, feature::RING_PACKED, "packed rings (VIRTIO_F_RING_PACKED)")?
+            | choose(options.event_idx, feature::EVENT_IDX, "the event index (VIRTIO_F_EVENT_IDX)")?
+            | choose(
+                options.indirect,
+                feature::INDIRECT_DESC,
+                "indirect descriptors (VIRTIO_F_INDIRECT_DESC)",
+            )?
+            | offered
+                & (feature::SIZE_MAX
+                    | feature::SEG_MAX
+                    | feature::RO
+                    | feature::BLK_SIZE
+                    | feature::FLUSH
+                    | feature::TOPOLOGY
+                    | feature::CONFIG_WCE
+                    | feature::MQ
+                    | feature::DISCARD
+                    | feature::WRITE_ZEROES);
+        let blk = BlkOptions {
+            format: if bits & feature::RING_PACKED != 0 { Format::Packed } else { Format::Split },
+            size: options.queue_size,
+            depth: options.depth,
+            data: options.data,
+            segments: segments(options, &config, socket)?,
+            indirect: bits & feature::INDIRECT_DESC != 0,
+            event_idx: bits & feature::EVENT_IDX != 0,
+        };
+        let queue_size = blk.queue_size()?;
+        frontend.set_features(bits).map_err(at("SET_FEATURES"))?;
+
+        let mut session = Self {
+            socket: socket.to_owned(),
+            frontend,
+            stream,
+            pid,
+            negotiated: Negotiated {
+                bits,
+                packed: blk.format == Format::Packed,
+                event_idx: blk.event_idx,
+                indirect: blk.indirect,
+                flush: bits & feature::FLUSH != 0,
+                queues: options.queues,
+                queue_size,
+                write_cache: config.write_cache,
+            },
+            config,
+            options: blk,
+            arena: None,
+            started: 0,
+        };
+        if let Some(on) = options.write_cache {
+            session.set_write_cache(on)?;
+        }
+        Ok(session)
+    }
+
+    /// Switches the device's volatile write cache.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if it cannot be switched and is not as wanted; [`ErrorKind::Protocol`] if the back end refuses.
+    fn set_write_cache(&mut self, on: bool) -> Result<(), Error> {
+        if self.negotiated.bits & feature::CONFIG_WCE == 0 {
+            if self.negotiated.write_cache == on {
+                return Ok(());
+            }
+            let context = format!("{}: the write cache cannot be switched", self.socket.display());
+            return Err(Error::new(ErrorKind::Unsupported, context));
+        }
+        self.frontend
+            .set_config(WRITEBACK_AT, VhostUserConfigFlags::WRITABLE, &[u8::from(on)])
+            .map_err(|e| Error::protocol(&self.socket, "SET_CONFIG (write cache)", e))?;
+        self.negotiated.write_cache = on;
+        Ok(())
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The process that listens at the socket, if the system tells (it does not across process namespaces).
+    pub fn pid(&self) -> Option<i32> {
+        self.pid.filter(|pid| *pid > 0)
+    }
+
+    /// What the device said about itself.
+    pub fn config(&self) -> &BlkConfig {
+        &self.config
+    }
+
+    /// What was agreed.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// Requests that can be out at once on each queue.
+    pub fn depth(&self) -> u16 {
+        self.options.depth.max(1)
+    }
+
+    /// Shares the memory, makes the queues and starts them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if there is no memory, the kinds of [`Session::connect`] if the back end does not play along,
+    /// [`ErrorKind::Invalid`] if the session was started before.
+    pub fn start(&mut self) -> Result<(Vec<GuestQueue>, Waker), Error> {
+        if self.arena.is_some() {
+            return Err(Error::new(ErrorKind::Invalid, "the session has been started already"));
+        }
+        let count = self.negotiated.queues;
+        let arena = Arena::new(MEMORY_BASE, self.options.arena_bytes()? * usize::from(count))?;
+        let queues =
+            (0..count).map(|_| GuestQueue::new(&arena, self.options)).collect::<Result<Vec<_>, _>>()?;
+        let duplicate = |queue: &GuestQueue| rustix::io::fcntl_dupfd_cloexec(&queue.call, 0);
+        let calls: Result<Vec<_>, _> = queues.iter().map(duplicate).collect();
+        let waker = Waker(calls.map_err(system("duplicate an eventfd"))?);
+
+        let socket = self.socket.clone();
+        let at = |step: &'static str| {
+            let socket = socket.clone();
+            move |e| Error::protocol(&socket, step, e)
+        };
+        let sent = |step: &'static str| {
+            let context = format!("{}: cannot send {step} to the back end", socket.display());
+            move |e: io::Error| Error::with(ErrorKind::Gone, context, e)
+        };
+        let fd = arena.fd().ok_or_else(|| Error::new(ErrorKind::System, "the memory has no file"))?;
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: arena.base(),
+            memory_size: arena.size(),
+            userspace_addr: arena.user_addr(),
+            mmap_offset: 0,
+            mmap_handle: fd.as_raw_fd(),
+        };
+        self.frontend.set_mem_table(&[region]).map_err(at("SET_MEM_TABLE"))?;
+        for (index, queue) in (0_u16..).zip(&queues) {
+            let i = usize::from(index);
+            let layout = queue.blk.layout();
+            self.frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
+            match layout.format {
+                Format::Split => self.frontend.set_vring_base(i, 0).map_err(at("SET_VRING_BASE"))?,
+                Format::Packed => {
+                    message::packed_base(&self.stream, index).map_err(sent("SET_VRING_BASE"))?;
+                }
+            }
+            let rings = VringConfigData {
+                queue_max_size: layout.size,
+                queue_size: layout.size,
+                flags: 0,
+                desc_table_addr: arena.to_user(layout.desc),
+                used_ring_addr: arena.to_user(layout.device),
+                avail_ring_addr: arena.to_user(layout.driver),
+                log_addr: None,
+            };
+            self.frontend.set_vring_addr(i, &rings).map_err(at("SET_VRING_ADDR"))?;
+            message::call(&self.stream, index, queue.call.as_fd()).map_err(sent("SET_VRING_CALL"))?;
+            message::kick(&self.stream, index, queue.kick.as_fd()).map_err(sent("SET_VRING_KICK"))?;
+        }
+        for i in 0..usize::from(count) {
+            self.frontend.set_vring_enable(i, true).map_err(at("SET_VRING_ENABLE"))?;
+        }
+        self.started = count;
+        self.arena = Some(arena);
+        Ok((queues, waker))
+    }
+
+    /// Stops the queues. Requests that are out are finished by the back end before it answers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`], [`ErrorKind::Timeout`], [`ErrorKind::Protocol`] if it does not answer as it should.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        for i in 0..std::mem::take(&mut self.started) {
+            self.frontend
+                .get_vring_base(i.into())
+                .map_err(|e| Error::protocol(&self.socket, "GET_VRING_BASE", e))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the back end hangs up, but no longer than `timeout`; returns whether it has.
+    pub fn wait_hangup(&self, timeout: Duration) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(n) => n > 0 && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
+            Err(_) => false,
+        }
+    }
+}
+
+/// Connects, with an error that says what is wrong with the path.
+fn open(socket: &Path) -> Result<UnixStream, Error> {
+    let fail = |why: String, source: Option<io::Error>| {
+        let context = format!("{}: {why}", socket.display());
+        match source {
+            Some(source) => Error::with(ErrorKind::Connect, context, source),
+            None => Error::new(ErrorKind::Connect, context),
+        }
+    };
+    match std::fs::metadata(socket) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(fail("is not a socket; give the path that the back end listens on".into(), None));
+        }
+        _ => {}
+    }
+    UnixStream::connect(socket).map_err(|e| {
+        let why = match e.kind() {
+            io::ErrorKind::NotFound => "there is no such socket; start the back end first",
+            io::ErrorKind::ConnectionRefused => {
+                "nobody listens on this socket; the back end that made it has ended"
+            }
+            io::ErrorKind::PermissionDenied => "no permission to connect to this socket",
+            io::ErrorKind::InvalidInput => "not a possible socket path (107 bytes are the most)",
+            _ => "cannot connect",
+        };
+        fail(why.into(), Some(e))
+    })
+}
+
+/// Reads the configuration space, of which old back ends have less.
+fn read_config(frontend: &mut Frontend, features: u64) -> vhost::Result<BlkConfig> {
+    let mut ask = |bytes: usize| {
+        #[expect(clippy::cast_possible_truncation, reason = "60 at most")]
+        let size = bytes as u32;
+        frontend.get_config(0, size, VhostUserConfigFlags::empty(), &vec![0; bytes])
+    };
+    let (_, bytes) = ask(CONFIG_BYTES).or_else(|_| ask(CONFIG_BYTES_SHORT))?;
+    Ok(BlkConfig::parse(&bytes, features))
+}
+
+/// The number of data segments: what was asked for, or more if the device limits a segment's size.
+fn segments(options: &SessionOptions, config: &BlkConfig, socket: &Path) -> Result<u16, Error> {
+    let forced = config.size_max.map_or(1, |max| options.data.div_ceil(max.max(512) / 512 * 512));
+    let wanted = u32::from(options.segments.max(1)).max(forced);
+    let most = config.seg_max.unwrap_or(u32::MAX).min(32000);
+    u16::try_from(wanted).ok().filter(|n| u32::from(*n) <= most).ok_or_else(|| {
+        let context = format!(
+            "{}: {wanted} segments per request are needed, the device takes {most}",
+            socket.display()
+        );
+        Error::new(ErrorKind::Invalid, context)
+    })
+}

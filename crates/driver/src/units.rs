@@ -1,0 +1,111 @@
+//! Sizes and times as people write them.
+
+use std::time::Duration;
+
+/// Parses a number of bytes: `4096`, `4k`, `1M`, `2G`, `1T`, also `4KiB` and `4kB`; all powers of 1024.
+///
+/// # Errors
+/// A sentence that names what is wrong with the text.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("`{text}`: `{unit}` is no unit of size; k, M, G and T are")),
+    };
+    let bad = || format!("`{text}` is no size; write it like 4096, 4k, 1M or 2G");
+    let too_big = || format!("`{text}` is more than 64 bits can hold");
+    if !number.contains('.') {
+        let n: u64 = number.parse().map_err(|_| bad())?;
+        return n.checked_mul(1 << shift).ok_or_else(too_big);
+    }
+    let n: f64 = number.parse().map_err(|_| bad())?;
+    #[expect(clippy::cast_precision_loss, reason = "a power of two")]
+    let bytes = n * (1_u64 << shift) as f64;
+    if bytes >= 9.0e18 {
+        return Err(too_big());
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked; there is no sign")]
+    Ok(bytes as u64)
+}
+
+/// Parses a time: `5` and `5s` are seconds, `250ms`, `2m`.
+///
+/// # Errors
+/// A sentence that names what is wrong with the text.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("`{text}`: `{unit}` is no unit of time; us, ms, s, m and h are")),
+    };
+    let bad = || format!("`{text}` is no time; write it like 5, 0.5, 250ms or 2m");
+    let n: f64 = number.parse().map_err(|_| bad())?;
+    Duration::try_from_secs_f64(n * scale).map_err(|_| bad())
+}
+
+/// A number of bytes for people: `4 KiB`, `1.5 GiB`.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub fn show_size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if (value - value.round()).abs() < 0.005 {
+        format!("{value:.0} {unit}")
+    } else {
+        format!("{value:.2} {unit}")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("4k", 4096),
+            ("4KiB", 4096),
+            ("1M", 1 << 20),
+            ("1.5G", 3 << 29),
+            (" 2T ", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "k", "4x", "-1", "1..5k", "99999999999T", "9e9"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        assert_eq!(
+            (show_size(4096), show_size(3 << 29), show_size(100)),
+            ("4 KiB".into(), "1.50 GiB".into(), "100 B".into())
+        );
+    }
+
+    #[test]
+    fn times() {
+        for (text, ms) in [("5", 5000), ("0.5s", 500), ("250ms", 250), ("2m", 120_000)] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "s", "5 parsecs", "-1", "1e400"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! What a run does: the pattern of a job, its limits, and the numbers it draws.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+use vlane_ring::driver::Kind;
+
+use crate::device::{BlkConfig, Negotiated};
+use crate::error::{Error, ErrorKind};
+
+/// What the requests are and where they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pattern {
+    /// What requests there are.
+    pub mix: Mix,
+    /// Whether addresses are random; else they follow each other.
+    pub random: bool,
+}
+
+/// What requests there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    /// Reads and writes, so many of a hundred of them reads.
+    ReadPercent(u8),
+    /// Discards.
+    Discard,
+    /// Write-zeroes.
+    WriteZeroes,
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    /// As fio names them: `read`, `write`, `rw`, `randread`, `randwrite`, `randrw`, `trim`, `randtrim`, and `zero`, `randzero`;
+    /// `rw` and `randrw` are half reads unless a percentage follows, as in `randrw:70`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, percent) = match text.split_once(':') {
+            Some((name, percent)) => (name, Some(percent)),
+            None => (text, None),
+        };
+        let (random, kind) = match name.strip_prefix("rand") {
+            Some(kind) => (true, kind),
+            None => (false, name),
+        };
+        let mix = match kind {
+            "read" => Mix::ReadPercent(100),
+            "write" => Mix::ReadPercent(0),
+            "rw" => Mix::ReadPercent(match percent {
+                None => 50,
+                Some(text) => {
+                    text.parse().ok().filter(|p| *p <= 100).ok_or(format!("`{text}` is no percentage"))?
+                }
+            }),
+            "trim" | "discard" => Mix::Discard,
+            "zero" => Mix::WriteZeroes,
+            _ => {
+                return Err(format!(
+                    "`{text}` is no pattern; read, write, rw, trim and zero are, with `rand` before them for random addresses"
+                ));
+            }
+        };
+        if percent.is_some() && kind != "rw" {
+            return Err(format!("`{text}`: a percentage goes with rw and randrw only"));
+        }
+        Ok(Self { mix, random })
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = if self.random { "rand" } else { "" };
+        match self.mix {
+            Mix::ReadPercent(100) => write!(f, "{prefix}read"),
+            Mix::ReadPercent(0) => write!(f, "{prefix}write"),
+            Mix::ReadPercent(p) => write!(f, "{prefix}rw:{p}"),
+            Mix::Discard => write!(f, "{prefix}trim"),
+            Mix::WriteZeroes => write!(f, "{prefix}zero"),
+        }
+    }
+}
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// After this time, ramp not counted.
+    Time(Duration),
+    /// After this number of requests per job.
+    Count(u64),
+}
+
+/// How a job waits for completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Sleeps on the call eventfd, with interrupts on only while it sleeps: what a guest's kernel does.
+    Interrupt,
+    /// Spins on the used ring with interrupts off.
+    Poll,
+}
+
+/// A run: every queue of the session gets one job like this, in one thread.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// What the requests are and where they go.
+    pub pattern: Pattern,
+    /// Bytes per request: a multiple of 512, and at most the session's `data`.
+    pub block: u32,
+    /// Start of the region that is used, in bytes.
+    pub offset: u64,
+    /// Length of the region in bytes; `None` goes to the end of the device.
+    pub size: Option<u64>,
+    /// When it ends.
+    pub limit: Limit,
+    /// Time before the measurement starts; not with [`Limit::Count`].
+    pub ramp: Duration,
+    /// Determines addresses, mix and data.
+    pub seed: u64,
+    /// A flush after so many writes of a job.
+    pub flush_every: Option<u32>,
+    /// The requests' ioprio field.
+    pub ioprio: u16,
+    /// How jobs wait.
+    pub wait: Wait,
+    /// Most requests made visible to the back end at once; 0 is all that came back together. A guest whose tasks submit one
+    /// request per system call has 1: every one is published, and kicked for if wanted, by itself.
+    pub batch: u16,
+    /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
+    pub cpus: Vec<usize>,
+}
+
+impl Default for Workload {
+    /// 4 KiB random reads of the whole device for 5 s after 1 s, waiting for interrupts.
+    fn default() -> Self {
+        Self {
+            pattern: Pattern { mix: Mix::ReadPercent(100), random: true },
+            block: 4096,
+            offset: 0,
+            size: None,
+            limit: Limit::Time(Duration::from_secs(5)),
+            ramp: Duration::from_secs(1),
+            seed: 1,
+            flush_every: None,
+            ioprio: 0,
+            wait: Wait::Interrupt,
+            batch: 0,
+            cpus: Vec::new(),
+        }
+    }
+}
+
+/// A checked region of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub offset: u64,
+    /// Whole blocks in it.
+    pub blocks: u64,
+}
+
+impl Workload {
+    /// Checks the workload against a device; returns the region to be used.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] or [`ErrorKind::Unsupported`] with what does not fit.
+    pub fn check(&self, config: &BlkConfig, negotiated: &Negotiated) -> Result<Region, Error> {
+        let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+        let unsupported =
+            |what: &str| Err(Error::new(ErrorKind::Unsupported, format!("the device does not offer {what}")));
+        if self.block == 0 || !self.block.is_multiple_of(512) {
+            return invalid(format!("a block size of {} bytes is not a multiple of 512", self.block));
+        }
+        let writes = self.pattern.mix != Mix::ReadPercent(100);
+        if writes && config.read_only {
+            return invalid(format!("the device is read-only, and `{}` writes", self.pattern));
+        }
+        if self.flush_every == Some(0) {
+            return invalid("a flush after every 0 writes makes no sense".into());
+        }
+        if self.flush_every.is_some() && !negotiated.flush {
+            return unsupported("flush requests");
+        }
+        let sectors = self.block / 512;
+        match self.pattern.mix {
+            Mix::ReadPercent(_) => {}
+            Mix::Discard => match config.max_discard_sectors {
+                None => return unsupported("discard"),
+                Some(most) if most < sectors => {
+                    return invalid(format!("the device discards {most} sectors at most"));
+                }
+                Some(_) => {}
+            },
+            Mix::WriteZeroes => match config.max_write_zeroes_sectors {
+                None => return unsupported("write-zeroes"),
+                Some(most) if most < sectors => {
+                    return invalid(format!("the device zeroes {most} sectors at most"));
+                }
+                Some(_) => {}
+            },
+        }
+        region(self.offset, self.size, self.block, config)
+    }
+}
+
+/// Checks a region of `size` bytes from `offset` on against a device, and counts its blocks.
+pub(crate) fn region(
+    offset: u64,
+    size: Option<u64>,
+    block: u32,
+    config: &BlkConfig,
+) -> Result<Region, Error> {
+    let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+    if !offset.is_multiple_of(512) {
+        return invalid(format!("the region's start, {offset}, is not a multiple of 512"));
+    }
+    let left = config.capacity.saturating_sub(offset);
+    let size = size.unwrap_or(left);
+    if size > left {
+        return invalid(format!(
+            "the region of {size} bytes from {offset} on reaches beyond the device's end at {}",
+            config.capacity
+        ));
+    }
+    let blocks = size / u64::from(block);
+    if blocks == 0 {
+        return invalid(format!(
+            "the region of {size} bytes from {offset} on does not hold a block of {block} bytes"
+        ));
+    }
+    Ok(Region { offset, blocks })
+}
+
+/// A small fast generator (xoroshiro128+ would do as well): wyrand. Not for secrets.
+#[derive(Debug, Clone)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Self(seed ^ 0x5851_f42d_4c95_7f2d);
+        rng.next();
+        rng
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0xa076_1d64_78bd_642f);
+        let wide = u128::from(self.0) * u128::from(self.0 ^ 0xe703_7ed1_a0b4_28db);
+        #[expect(clippy::cast_possible_truncation, reason = "the halves are folded")]
+        let folded = (wide >> 64) as u64 ^ wide as u64;
+        folded
+    }
+
+    /// Uniform below `n`.
+    #[inline]
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// The requests of one job, one after the other.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    pattern: Pattern,
+    region: Region,
+    block: u64,
+    rng: Rng,
+    next: u64,
+    flush_every: u32,
+    writes: u32,
+}
+
+impl Requests {
+    pub(crate) fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
+        Self {
+            pattern: workload.pattern,
+            region,
+            block: workload.block.into(),
+            rng: Rng::new(workload.seed.wrapping_add(u64::from(job).wrapping_mul(0x9e37_79b9))),
+            // Sequential jobs start apart, or they would read each other's cache.
+            next: region.blocks / u64::from(jobs.max(1)) * u64::from(job),
+            flush_every: workload.flush_every.unwrap_or(0),
+            writes: 0,
+        }
+    }
+
+    /// The next request: kind and byte offset.
+    #[inline]
+    pub(crate) fn next(&mut self) -> (Kind, u64) {
+        if self.flush_every != 0 && self.writes >= self.flush_every {
+            self.writes = 0;
+            return (Kind::Flush, 0);
+        }
+        let kind = match self.pattern.mix {
+            Mix::ReadPercent(100) => Kind::Read,
+            Mix::ReadPercent(0) => Kind::Write,
+            Mix::ReadPercent(percent) if self.rng.below(100) < u64::from(percent) => Kind::Read,
+            Mix::ReadPercent(_) => Kind::Write,
+            Mix::Discard => Kind::Discard,
+            Mix::WriteZeroes => Kind::WriteZeroes,
+        };
+        self.writes += u32::from(kind != Kind::Read);
+        let index = if self.pattern.random {
+            self.rng.below(self.region.blocks)
+        } else {
+            let index = self.next;
+            self.next = if index + 1 == self.region.blocks { 0 } else { index + 1 };
+            index
+        };
+        (kind, self.region.offset + index * self.block)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_read_and_shown_alike() {
+        for text in ["read", "write", "rw:70", "randread", "randwrite", "randrw:50", "trim", "randzero"] {
+            assert_eq!(text.parse::<Pattern>().unwrap().to_string(), text);
+        }
+        assert_eq!("randrw".parse::<Pattern>().unwrap().mix, Mix::ReadPercent(50));
+        for text in ["", "rand", "reed", "rw:101", "rw:x", "read:50"] {
+            assert!(text.parse::<Pattern>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn requests_stay_in_their_region_and_reach_all_of_it() {
+        let region = Region { offset: 8192, blocks: 7 };
+        for pattern in ["rw", "randrw"] {
+            let workload =
+                Workload { pattern: pattern.parse().unwrap(), flush_every: Some(5), ..Workload::default() };
+            let mut requests = Requests::new(&workload, region, 1, 2);
+            let (mut seen, mut writes, mut flushes) = ([0_u32; 7], 0, 0);
+            for _ in 0..7000 {
+                let (kind, at) = requests.next();
+                match kind {
+                    Kind::Flush => flushes += 1,
+                    _ => {
+                        assert!(at >= 8192 && (at - 8192) % 4096 == 0);
+                        seen[usize::try_from((at - 8192) / 4096).unwrap()] += 1;
+                        writes += u32::from(kind == Kind::Write);
+                    }
+                }
+            }
+            assert!(seen.iter().all(|n| *n > 600), "{seen:?}");
+            assert!(
+                (3000..3800).contains(&writes) && (writes / 5).abs_diff(flushes) <= 1,
+                "{writes} {flushes}"
+            );
+        }
+    }
+}

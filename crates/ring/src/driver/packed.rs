@@ -1,0 +1,341 @@
+//! The driver's side of a packed virtqueue (virtio 1.2, section 2.8).
+//!
+//! One ring of descriptors that both sides write: we make one available by giving its AVAIL and USED flags the values of
+//! our wrap counter, the device marks it used in the same place. A batch becomes visible at once because the flags of its first
+//! descriptor are stored last.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::error::{Error, Violation};
+use super::memory::{Arena, Buf};
+use super::queue::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment, Used};
+use super::{MAX_QUEUE_SIZE, passed};
+
+/// VIRTQ_DESC_F_AVAIL.
+const F_AVAIL: u16 = 1 << 7;
+/// VIRTQ_DESC_F_USED.
+const F_USED: u16 = 1 << 15;
+
+/// RING_EVENT_FLAGS_ENABLE, in the upper half of the event suppression structure.
+const EVENT_ENABLE: u32 = 0;
+/// RING_EVENT_FLAGS_DISABLE.
+const EVENT_DISABLE: u32 = 1;
+/// RING_EVENT_FLAGS_DESC.
+const EVENT_DESC: u32 = 2;
+
+/// Who has a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Nobody: the id is free.
+    Nobody,
+    /// The device; the id is freed when it comes back.
+    DeviceOnce,
+    /// Us, bound.
+    Idle,
+    /// The device; bound.
+    Device,
+}
+
+/// What belongs to a buffer id.
+#[derive(Debug)]
+struct Chain {
+    owner: Owner,
+    /// Segments that it may have.
+    capacity: usize,
+    segments: Vec<Segment>,
+}
+
+/// The driver's side of a packed virtqueue.
+#[derive(Debug)]
+pub struct PackedQueue {
+    /// Keeps what the pointers below point to.
+    _areas: [Buf; 3],
+    layout: Layout,
+    event_idx: bool,
+    /// Pairs of words, one per descriptor.
+    desc: NonNull<AtomicU64>,
+    driver_event: NonNull<AtomicU32>,
+    device_event: NonNull<AtomicU32>,
+    next_avail: u16,
+    avail_wrap: bool,
+    last_used: u16,
+    used_wrap: bool,
+    /// The first descriptor of the batch not yet published: its place and its second word.
+    first: Option<(u16, u64)>,
+    /// Descriptors in that batch.
+    batch: u16,
+    /// Ring entries free.
+    free: u16,
+    held: u16,
+    chains: Box<[Chain]>,
+    ids: Vec<u16>,
+}
+
+// SAFETY: the pointers lead into the mapping that `_areas` keeps, which is not bound to a thread.
+unsafe impl Send for PackedQueue {}
+
+impl PackedQueue {
+    /// A new queue of `size` entries, all free.
+    ///
+    /// # Errors
+    /// [`Error::QueueSize`] if `size` is 0 or above 32768, [`Error::Exhausted`] if the arena is full.
+    pub fn new(arena: &Arena, size: u16, event_idx: bool) -> Result<Self, Error> {
+        if size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(Error::QueueSize { size: size.into(), why: "a packed queue has 1 to 32768 entries" });
+        }
+        let desc = arena.alloc(16 * usize::from(size), 64)?;
+        let driver = arena.alloc(4, 128)?;
+        let device = arena.alloc(4, 128)?;
+        arena.alloc(0, 128)?;
+        let empty = || Chain { owner: Owner::Nobody, capacity: 0, segments: Vec::new() };
+        Ok(Self {
+            layout: Layout {
+                format: Format::Packed,
+                size,
+                desc: desc.addr(),
+                driver: driver.addr(),
+                device: device.addr(),
+            },
+            event_idx,
+            desc: desc.at(0)?,
+            driver_event: driver.at(0)?,
+            device_event: device.at(0)?,
+            _areas: [desc, driver, device],
+            next_avail: 0,
+            avail_wrap: true,
+            last_used: 0,
+            used_wrap: true,
+            first: None,
+            batch: 0,
+            free: size,
+            held: 0,
+            chains: (0..size).map(|_| empty()).collect(),
+            ids: (0..size).rev().collect(),
+        })
+    }
+
+    /// Where the device finds the queue.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Ring entries that are free.
+    pub fn free(&self) -> u16 {
+        self.free
+    }
+
+    /// Chains that are with the device, published or not.
+    pub fn held(&self) -> u16 {
+        self.held
+    }
+
+    /// See [`Queue::add`](super::Queue::add).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add(&mut self, chain: &[Segment]) -> Result<u16, Error> {
+        self.check(chain)?;
+        if chain.len() > usize::from(self.free) {
+            return Err(Error::Full);
+        }
+        let id = self.ids.pop().ok_or(Error::Full)?;
+        let slot = &mut self.chains[usize::from(id)];
+        slot.segments.clear();
+        slot.segments.extend_from_slice(chain);
+        self.offer(id, Owner::DeviceOnce);
+        Ok(id)
+    }
+
+    /// See [`Queue::bind`](super::Queue::bind). A bound chain takes ring entries only while the device holds it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind(&mut self, chain: &[Segment]) -> Result<u16, Error> {
+        self.check(chain)?;
+        let id = self.ids.pop().ok_or(Error::Full)?;
+        self.chains[usize::from(id)] =
+            Chain { owner: Owner::Idle, capacity: chain.len(), segments: chain.to_vec() };
+        Ok(id)
+    }
+
+    /// See [`Queue::rebind`](super::Queue::rebind).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn rebind(&mut self, id: u16, chain: &[Segment]) -> Result<(), Error> {
+        match self.chains.get_mut(usize::from(id)) {
+            Some(slot) if slot.owner == Owner::Idle => {
+                if chain.is_empty() || chain.len() > slot.capacity {
+                    return Err(Error::ChainLength(chain.len()));
+                }
+                slot.segments.clear();
+                slot.segments.extend_from_slice(chain);
+                Ok(())
+            }
+            _ => Err(Error::NotIdle(id)),
+        }
+    }
+
+    /// See [`Queue::submit`](super::Queue::submit).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn submit(&mut self, id: u16) -> Result<(), Error> {
+        match self.chains.get(usize::from(id)) {
+            Some(slot) if slot.owner == Owner::Idle => {
+                if slot.segments.len() > usize::from(self.free) {
+                    return Err(Error::Full);
+                }
+                self.offer(id, Owner::Device);
+                Ok(())
+            }
+            _ => Err(Error::NotIdle(id)),
+        }
+    }
+
+    fn check(&self, chain: &[Segment]) -> Result<(), Error> {
+        if chain.is_empty() || chain.len() > usize::from(self.layout.size) {
+            return Err(Error::ChainLength(chain.len()));
+        }
+        Ok(())
+    }
+
+    /// Writes a chain, for which there is room, into the ring.
+    #[inline]
+    fn offer(&mut self, id: u16, owner: Owner) {
+        let slot = &mut self.chains[usize::from(id)];
+        slot.owner = owner;
+        let mut left = slot.segments.len();
+        for segment in &slot.segments {
+            left -= 1;
+            // 2.8.1: available is AVAIL = our wrap counter, USED = its inverse.
+            let turn = if self.avail_wrap { F_AVAIL } else { F_USED };
+            let next = if left > 0 { F_NEXT } else { 0 };
+            let flags = segment.flags & (F_WRITE | F_INDIRECT) | turn | next;
+            let word = u64::from(segment.len) | u64::from(id) << 32 | u64::from(flags) << 48;
+            let at = usize::from(self.next_avail);
+            // SAFETY: `next_avail` < size, and the ring has `size` pairs of words.
+            unsafe {
+                self.desc.add(2 * at).as_ref().store(segment.addr, Ordering::Relaxed);
+                if self.first.is_some() {
+                    self.desc.add(2 * at + 1).as_ref().store(word, Ordering::Relaxed);
+                } else {
+                    self.first = Some((self.next_avail, word));
+                }
+            }
+            self.batch += 1;
+            self.free -= 1;
+            self.next_avail += 1;
+            if self.next_avail == self.layout.size {
+                self.next_avail = 0;
+                self.avail_wrap = !self.avail_wrap;
+            }
+        }
+        self.held += 1;
+    }
+
+    /// See [`Queue::publish`](super::Queue::publish).
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let Some((at, word)) = self.first.take() else { return false };
+        let batch = std::mem::take(&mut self.batch);
+        // SAFETY: `at` < size. Release: the device that sees this descriptor sees the batch behind it.
+        unsafe { self.desc.add(2 * usize::from(at) + 1).as_ref() }.store(word, Ordering::Release);
+        // 2.8.21.3.1: the descriptor before the look at the device's wish.
+        fence(Ordering::SeqCst);
+        // SAFETY: the area lives as long as `self`.
+        let event = unsafe { self.device_event.as_ref() }.load(Ordering::Relaxed);
+        match event >> 16 {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx => {
+                let mut wanted = (event & 0x7fff) as u16;
+                if (event & 0x8000 != 0) != self.avail_wrap {
+                    wanted = wanted.wrapping_sub(self.layout.size);
+                }
+                passed(wanted, self.next_avail, self.next_avail.wrapping_sub(batch))
+            }
+            // ENABLE, and what only a broken device writes: a kick too many does no harm.
+            _ => true,
+        }
+    }
+
+    /// See [`Queue::reap`](super::Queue::reap).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn reap(&mut self, mut each: impl FnMut(Used)) -> Result<usize, Error> {
+        let mut returned = 0;
+        while let Some(word) = self.used() {
+            #[expect(clippy::cast_possible_truncation, reason = "the fields of the descriptor")]
+            let (len, id) = (word as u32, (word >> 32) as u16);
+            let slot = match self.chains.get_mut(usize::from(id)) {
+                Some(slot) if matches!(slot.owner, Owner::Device | Owner::DeviceOnce) => slot,
+                _ => return Err(Violation::UnknownChain { id: id.into() }.into()),
+            };
+            if slot.owner == Owner::Device {
+                slot.owner = Owner::Idle;
+            } else {
+                slot.owner = Owner::Nobody;
+                self.ids.push(id);
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "at most 32768 segments fit the ring")]
+            let n = slot.segments.len() as u16;
+            self.free += n;
+            self.held -= 1;
+            // 2.8.7: the device skips as many entries as the chain had, so do we.
+            self.last_used += n;
+            if self.last_used >= self.layout.size {
+                self.last_used -= self.layout.size;
+                self.used_wrap = !self.used_wrap;
+            }
+            returned += 1;
+            each(Used { id, len });
+        }
+        Ok(returned)
+    }
+
+    /// The second word of the next used descriptor, if there is one.
+    #[inline]
+    fn used(&self) -> Option<u64> {
+        if self.held == 0 {
+            // What we have not yet published may look used from the round before.
+            return None;
+        }
+        // SAFETY: `last_used` < size. Acquire: the data before the flags.
+        let word =
+            unsafe { self.desc.add(2 * usize::from(self.last_used) + 1).as_ref() }.load(Ordering::Acquire);
+        let flags = (word >> 48) as u16;
+        // 2.8.1: used is AVAIL = USED = the device's wrap counter.
+        let (avail, used) = (flags & F_AVAIL != 0, flags & F_USED != 0);
+        (avail == used && used == self.used_wrap).then_some(word)
+    }
+
+    /// See [`Queue::has_used`](super::Queue::has_used).
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        self.used().is_some()
+    }
+
+    /// See [`Queue::enable_interrupts`](super::Queue::enable_interrupts).
+    pub fn enable_interrupts(&mut self) -> bool {
+        let event = if self.event_idx {
+            u32::from(self.last_used) | u32::from(self.used_wrap) << 15 | EVENT_DESC << 16
+        } else {
+            EVENT_ENABLE << 16
+        };
+        // SAFETY: the area lives as long as `self`.
+        unsafe { self.driver_event.as_ref() }.store(event, Ordering::Relaxed);
+        // The wish before the look: else an entry between the two would go unnoticed by both.
+        fence(Ordering::SeqCst);
+        self.has_used()
+    }
+
+    /// See [`Queue::disable_interrupts`](super::Queue::disable_interrupts).
+    pub fn disable_interrupts(&mut self) {
+        // SAFETY: the area lives as long as `self`.
+        unsafe { self.driver_event.as_ref() }.store(EVENT_DISABLE << 16, Ordering::Relaxed);
+    }
+}

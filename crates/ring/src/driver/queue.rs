@@ -1,0 +1,219 @@
+//! What split and packed queues have in common, and the choice between them.
+
+use super::error::Error;
+use super::memory::{Arena, Buf};
+use super::{PackedQueue, SplitQueue};
+
+/// VIRTQ_DESC_F_NEXT: the chain goes on.
+pub(super) const F_NEXT: u16 = 1;
+/// VIRTQ_DESC_F_WRITE: the device writes.
+pub(super) const F_WRITE: u16 = 2;
+/// VIRTQ_DESC_F_INDIRECT: the buffer is a table of descriptors.
+pub(super) const F_INDIRECT: u16 = 4;
+
+/// One buffer of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) flags: u16,
+}
+
+impl Segment {
+    /// `len` bytes at guest physical address `addr` that the device reads.
+    pub fn readable(addr: u64, len: u32) -> Self {
+        Self { addr, len, flags: 0 }
+    }
+
+    /// `len` bytes at guest physical address `addr` that the device writes.
+    pub fn writable(addr: u64, len: u32) -> Self {
+        Self { addr, len, flags: F_WRITE }
+    }
+
+    /// A table of `entries` descriptors at guest physical address `addr` (see [`Queue::write_table`]).
+    ///
+    /// Legal as the only segment of a chain; the tests of a device use it otherwise too.
+    pub fn indirect(addr: u64, entries: u16) -> Self {
+        Self { addr, len: u32::from(entries) * 16, flags: F_INDIRECT }
+    }
+
+    /// Any address, length and descriptor flags (NEXT excepted, which the queue sets): for hostile tests.
+    pub fn raw(addr: u64, len: u32, flags: u16) -> Self {
+        Self { addr, len, flags: flags & !F_NEXT }
+    }
+}
+
+/// A chain that the device gave back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    /// The chain, as [`Queue::add`] or [`Queue::bind`] named it.
+    pub id: u16,
+    /// Bytes that the device says it wrote.
+    pub len: u32,
+}
+
+/// How a virtqueue lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Descriptor table, avail ring, used ring (virtio 1.2, 2.7).
+    Split,
+    /// One ring of descriptors (virtio 1.2, 2.8; feature VIRTIO_F_RING_PACKED).
+    Packed,
+}
+
+/// Where a device finds a queue: guest physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Split or packed.
+    pub format: Format,
+    /// Entries.
+    pub size: u16,
+    /// Descriptor table, or the packed descriptor ring.
+    pub desc: u64,
+    /// Avail ring, or the packed driver event suppression structure.
+    pub driver: u64,
+    /// Used ring, or the packed device event suppression structure.
+    pub device: u64,
+}
+
+/// A virtqueue of either format.
+///
+/// Chains are built in two ways. [`Queue::add`] takes a chain, gives it to the device and forgets it when it comes back.
+/// [`Queue::bind`] builds one that stays: [`Queue::submit`] gives it to the device again and again, which for a split queue is one
+/// store into the avail ring. Either becomes visible to the device with [`Queue::publish`] and comes back by [`Queue::reap`].
+#[derive(Debug)]
+pub enum Queue {
+    /// Split.
+    Split(SplitQueue),
+    /// Packed.
+    Packed(PackedQueue),
+}
+
+macro_rules! either {
+    ($self:expr, $queue:ident => $body:expr) => {
+        match $self {
+            Queue::Split($queue) => $body,
+            Queue::Packed($queue) => $body,
+        }
+    };
+}
+
+impl Queue {
+    /// A new queue of `size` entries in `arena`; `event_idx` if VIRTIO_F_EVENT_IDX is negotiated.
+    ///
+    /// # Errors
+    /// [`Error::QueueSize`] for a size the format does not allow, [`Error::Exhausted`] if the arena is full.
+    pub fn new(arena: &Arena, format: Format, size: u16, event_idx: bool) -> Result<Self, Error> {
+        Ok(match format {
+            Format::Split => Self::Split(SplitQueue::new(arena, size, event_idx)?),
+            Format::Packed => Self::Packed(PackedQueue::new(arena, size, event_idx)?),
+        })
+    }
+
+    /// Where the device finds the queue.
+    pub fn layout(&self) -> Layout {
+        either!(self, q => q.layout())
+    }
+
+    /// Descriptors that are free.
+    pub fn free(&self) -> u16 {
+        either!(self, q => q.free())
+    }
+
+    /// Chains that are with the device, published or not.
+    pub fn held(&self) -> u16 {
+        either!(self, q => q.held())
+    }
+
+    /// Gives the device a chain; returns its id, free again once reaped.
+    ///
+    /// # Errors
+    /// [`Error::ChainLength`] if it is empty or longer than the queue, [`Error::Full`] if it does not fit now.
+    pub fn add(&mut self, chain: &[Segment]) -> Result<u16, Error> {
+        either!(self, q => q.add(chain))
+    }
+
+    /// Builds a chain that stays, without giving it to the device.
+    ///
+    /// # Errors
+    /// As [`Queue::add`].
+    pub fn bind(&mut self, chain: &[Segment]) -> Result<u16, Error> {
+        either!(self, q => q.bind(chain))
+    }
+
+    /// Changes a bound chain, which the device must not hold, to another of at most as many segments as it was bound with.
+    ///
+    /// # Errors
+    /// [`Error::NotIdle`] if the device holds it or `id` is not bound; [`Error::ChainLength`] if it became longer.
+    pub fn rebind(&mut self, id: u16, chain: &[Segment]) -> Result<(), Error> {
+        either!(self, q => q.rebind(id, chain))
+    }
+
+    /// Gives the device a bound chain.
+    ///
+    /// # Errors
+    /// [`Error::NotIdle`] if the device holds it already or `id` is not bound; [`Error::Full`] (packed only) if the ring is.
+    #[inline]
+    pub fn submit(&mut self, id: u16) -> Result<(), Error> {
+        either!(self, q => q.submit(id))
+    }
+
+    /// Makes everything added and submitted visible to the device; returns whether the device wants a kick for it.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        either!(self, q => q.publish())
+    }
+
+    /// Takes back what the device has finished, in its order; returns how many chains that were.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device broke the rules; the queue is of no use after that.
+    #[inline]
+    pub fn reap(&mut self, each: impl FnMut(Used)) -> Result<usize, Error> {
+        either!(self, q => q.reap(each))
+    }
+
+    /// Whether [`Queue::reap`] would find something.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        either!(self, q => q.has_used())
+    }
+
+    /// Asks for an interrupt when the next chain comes back; returns true if one has come back already, in which case no
+    /// interrupt may follow: reap first.
+    pub fn enable_interrupts(&mut self) -> bool {
+        either!(self, q => q.enable_interrupts())
+    }
+
+    /// Asks for no interrupts. A stray one may still come.
+    pub fn disable_interrupts(&mut self) {
+        either!(self, q => q.disable_interrupts());
+    }
+
+    /// Writes an indirect table of this queue's format into `table`, from byte `at` (a multiple of 16) on, for
+    /// [`Segment::indirect`].
+    ///
+    /// # Errors
+    /// [`Error::Bounds`] if it does not fit.
+    pub fn write_table(&self, table: &mut Buf, at: usize, chain: &[Segment]) -> Result<(), Error> {
+        let packed = matches!(self, Queue::Packed(_));
+        for (i, segment) in chain.iter().enumerate() {
+            let mut entry = [0; 16];
+            entry[..8].copy_from_slice(&segment.addr.to_le_bytes());
+            entry[8..12].copy_from_slice(&segment.len.to_le_bytes());
+            let (third, fourth) = if packed {
+                // 2.8.8: the order is the chain, only WRITE counts, the id means nothing.
+                (0, segment.flags)
+            } else if i + 1 < chain.len() {
+                #[expect(clippy::cast_possible_truncation, reason = "a table has at most 32768 entries")]
+                (segment.flags | F_NEXT, i as u16 + 1)
+            } else {
+                (segment.flags, 0)
+            };
+            entry[12..14].copy_from_slice(&third.to_le_bytes());
+            entry[14..].copy_from_slice(&fourth.to_le_bytes());
+            table.copy_in(at + i * 16, &entry)?;
+        }
+        Ok(())
+    }
+}

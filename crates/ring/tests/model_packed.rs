@@ -1,0 +1,277 @@
+//! Packed rings against a simple driver of the specification's words: every chain is seen once and comes back once,
+//! through wraps, out of order, at any size, under every way of suppressing events, and across a restart.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod common;
+
+use common::packed::{PackedDriver, Place, Wish};
+use common::{Desc, INDIRECT, OUT, Ram, WRITE, cases, header};
+use proptest::prelude::*;
+use vlane_ring::{Kind, Queue, Slot, Status};
+
+const PARTS: [u64; 3] = [0x1_0000, 0x1_8000, 0x1_8004];
+const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x9000), (0x4_0000, 0x8_0000)];
+/// For each tag a page: header, status, indirect table, data.
+const PAGES: u64 = 0x4_0000;
+
+#[derive(Debug, Clone)]
+enum Op {
+    /// A write of that many sectors, one descriptor each, or all in an indirect table.
+    Add { sectors: u16, indirect: bool },
+    Pop,
+    Complete(prop::sample::Index),
+    Publish,
+    Reap,
+    /// The driver's wish; the number is counted from its used position.
+    Wish(u8),
+    /// The device wants to be kicked, or not.
+    Notify(bool),
+    /// Another device goes on where this one is, if nothing is in flight.
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0u16..6, any::<bool>()).prop_map(|(sectors, indirect)| Op::Add { sectors, indirect }),
+        6 => Just(Op::Pop),
+        5 => any::<prop::sample::Index>().prop_map(Op::Complete),
+        4 => Just(Op::Publish),
+        4 => Just(Op::Reap),
+        2 => any::<u8>().prop_map(Op::Wish),
+        2 => any::<bool>().prop_map(Op::Notify),
+        1 => Just(Op::Restart),
+    ]
+}
+
+struct World<'a> {
+    ram: &'a Ram,
+    driver: PackedDriver<'a>,
+    queue: Queue,
+    next_tag: u64,
+    /// Made available and not taken, in order: tag, sectors.
+    waiting: std::collections::VecDeque<(u64, u16)>,
+    taken: Vec<(Slot, u64, u16)>,
+    /// Completed and not reaped, in order: tag, ring descriptors.
+    completed: std::collections::VecDeque<(u64, u16)>,
+    /// Ring descriptors in `completed` that `publish` has shown.
+    shown: usize,
+    /// Whether the device may sleep: it asked for a kick, found nothing, and got none since.
+    asleep: bool,
+    /// Where the device's next used descriptor lies.
+    used: Place,
+    batch: Vec<Place>,
+}
+
+impl<'a> World<'a> {
+    fn new(ram: &'a Ram, size: u16, event_idx: bool) -> World<'a> {
+        let driver = PackedDriver::new(ram, size, event_idx, PARTS);
+        let queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
+        World {
+            ram,
+            used: driver.used,
+            driver,
+            queue,
+            next_tag: 0,
+            waiting: Default::default(),
+            taken: Vec::new(),
+            completed: Default::default(),
+            shown: 0,
+            asleep: false,
+            batch: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, sectors: u16, indirect: bool) {
+        let tag = self.next_tag;
+        let page = PAGES + 0x800 * (tag % 256);
+        self.ram.write(page, &header(OUT, 0, tag));
+        let mut chain = vec![Desc { addr: page, len: 16, flags: 0, link: 0 }];
+        chain.extend((0..sectors).map(|i| Desc { addr: page + 512 + 8 * u64::from(i), len: 512, flags: 0, link: 0 }));
+        chain.push(Desc { addr: page + 16, len: 1, flags: WRITE, link: 0 });
+        if indirect {
+            for (i, desc) in chain.iter().enumerate() {
+                // Flags and ids mean nothing here, but for WRITE.
+                let entry = Desc { flags: desc.flags | 5, link: 77, ..*desc };
+                self.ram.write(page + 32 + 16 * i as u64, &entry.packed());
+            }
+            chain = vec![Desc { addr: page + 32, len: 16 * chain.len() as u32, flags: INDIRECT, link: 0 }];
+        }
+        let kick = self.driver.add(&chain, tag);
+        let Some(kick) = kick else { return };
+        self.next_tag += 1;
+        self.waiting.push_back((tag, sectors));
+        assert!(!self.asleep || kick, "the device sleeps and is not kicked");
+        self.asleep &= !kick;
+    }
+
+    fn pop(&mut self) {
+        let slot = self.queue.pop().expect("a legal ring");
+        let Some((tag, sectors)) = self.waiting.pop_front() else { return assert_eq!(slot, None) };
+        let slot = slot.expect("an available chain");
+        let request = self.queue.request(slot);
+        assert_eq!((request.kind(), request.sector()), (Kind::Out, tag));
+        assert_eq!(request.len(), 512 * u64::from(sectors));
+        for (i, buffer) in request.buffers().iter().enumerate() {
+            assert_eq!(self.ram.guest(buffer.iov_base.cast()), PAGES + 0x800 * (tag % 256) + 512 + 8 * i as u64);
+        }
+        self.taken.push((slot, tag, sectors));
+    }
+
+    fn complete(&mut self, pick: usize) {
+        let (slot, tag, _) = self.taken.swap_remove(pick);
+        self.queue.complete(slot, Status::Ok);
+        let (count, _) = *self.driver.held.values().find(|(_, t)| *t == tag).expect("held");
+        for _ in 0..count {
+            self.batch.push(self.used);
+            self.used = self.used.next(self.driver.size);
+        }
+        self.completed.push_back((tag, count));
+    }
+
+    fn publish(&mut self) {
+        let signal = self.queue.publish();
+        let batch = std::mem::take(&mut self.batch);
+        let expected = match self.driver.wish {
+            Wish::Always => true,
+            Wish::Never => false,
+            Wish::At(place) if self.driver.event_idx => batch.contains(&place),
+            Wish::At(_) => true,
+        };
+        assert_eq!(signal, expected && !batch.is_empty());
+        self.shown = self.completed.len();
+    }
+
+    fn reap(&mut self) {
+        match self.driver.reap() {
+            Some((tag, len)) => {
+                assert!(self.shown > 0, "visible before publish");
+                self.shown -= 1;
+                assert_eq!(self.completed.pop_front().expect("completed").0, tag);
+                assert_eq!(len, 1);
+                assert_eq!(self.ram.read(PAGES + 0x800 * (tag % 256) + 16, 1), [0]);
+            }
+            None => assert_eq!(self.shown, 0, "a published chain was not seen"),
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Add { sectors, indirect } => self.add(*sectors, *indirect),
+            Op::Pop => self.pop(),
+            Op::Complete(pick) if !self.taken.is_empty() => self.complete(pick.index(self.taken.len())),
+            Op::Publish => self.publish(),
+            Op::Reap => self.reap(),
+            Op::Wish(wish) => {
+                // An event further than a lap ahead, or behind, cannot be told from others.
+                let mut place = self.driver.used;
+                (0..u16::from(wish / 4) % self.driver.size).for_each(|_| place = place.next(self.driver.size));
+                let wish = match wish % 4 {
+                    0 => Wish::Always,
+                    1 => Wish::Never,
+                    _ => Wish::At(place),
+                };
+                self.driver.wish(wish);
+            }
+            Op::Notify(true) => {
+                let more = self.queue.enable_notify().expect("legal");
+                assert_eq!(more, !self.waiting.is_empty());
+                self.asleep = !more;
+            }
+            Op::Notify(false) => {
+                self.queue.disable_notify();
+                self.asleep = false;
+            }
+            Op::Restart if self.queue.in_flight() == 0 => {
+                self.publish();
+                let base = self.queue.base();
+                self.queue = Queue::new(self.driver.config(base), self.ram.memory.clone()).expect("queue");
+                assert_eq!(self.queue.base(), base);
+                self.asleep = false;
+            }
+            _ => {}
+        }
+    }
+
+    fn drain(&mut self) {
+        for _ in 0..=2 * self.next_tag {
+            self.pop();
+            if !self.taken.is_empty() {
+                self.complete(0);
+            }
+            self.publish();
+            self.reap();
+        }
+        assert!(self.driver.held.is_empty(), "lost: {:?}", self.driver.held);
+        assert_eq!(self.queue.in_flight(), 0);
+        assert_eq!(self.driver.free, self.driver.size);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(800))]
+
+    #[test]
+    fn every_chain_is_seen_once_and_comes_back_once(
+        size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
+        event_idx: bool,
+        ops in prop::collection::vec(op(), 1..200),
+    ) {
+        let ram = Ram::new(&REGIONS);
+        let mut world = World::new(&ram, size, event_idx);
+        ops.iter().for_each(|op| world.step(op));
+        world.drain();
+    }
+}
+
+#[test]
+fn the_largest_ring_wraps() {
+    let ram = Ram::new(&[(0x1_0000, 0x9_0000), (0x10_0000, 0x2000)]);
+    let parts = [0x1_0000, 0x9_0000, 0x9_0004];
+    let size = if cfg!(miri) { 300 } else { 32768 };
+    let mut driver = PackedDriver::new(&ram, size, true, parts);
+    let mut queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
+    ram.write(0x10_0000, &header(4, 0, 0));
+    let chain = [
+        Desc { addr: 0x10_0000, len: 16, flags: 0, link: 0 },
+        Desc { addr: 0x10_0010, len: 0, flags: WRITE, link: 0 },
+        Desc { addr: 0x10_0010, len: 1, flags: WRITE, link: 0 },
+    ];
+    for lap in 0..4u64 {
+        let mut count = 0;
+        while driver.add(&chain, lap).is_some() {
+            count += 1;
+        }
+        assert_eq!(count, size / 3);
+        while let Some(slot) = queue.pop().expect("legal") {
+            queue.complete(slot, Status::Ok);
+        }
+        driver.wish(Wish::At(driver.used));
+        assert!(queue.publish());
+        while driver.reap().is_some() {}
+        assert!(driver.held.is_empty());
+    }
+}
+
+/// What it cannot be told from in 16 bits must not be a panic, nor a missed signal.
+#[test]
+fn a_batch_longer_than_the_ring_is_signalled() {
+    let ram = Ram::new(&REGIONS);
+    let mut driver = PackedDriver::new(&ram, 3, true, PARTS);
+    let mut queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
+    ram.write(PAGES, &header(4, 0, 0));
+    let chain = [
+        Desc { addr: PAGES, len: 16, flags: 0, link: 0 },
+        Desc { addr: PAGES + 16, len: 1, flags: WRITE, link: 0 },
+    ];
+    driver.wish(Wish::At(driver.used));
+    let rounds = if cfg!(miri) { 10 } else { 40_000 };
+    for _ in 0..rounds {
+        // As a driver that does not wait for the used descriptors.
+        driver.add(&chain, 0).expect("room");
+        driver.forget();
+        let slot = queue.pop().expect("legal").expect("available");
+        queue.complete(slot, Status::Ok);
+    }
+    assert!(queue.publish());
+}

@@ -1,0 +1,107 @@
+//! The device's configuration space, `struct virtio_blk_config` (virtio 1.2, section 5.2.4).
+
+use vlane_engine::Geometry;
+
+/// Bytes that can be read: what the protocol carries. Beyond the structure it reads as zeroes.
+const SIZE: usize = 256;
+/// Largest buffer of a request, bytes: larger than any that Linux makes, so that it never splits one.
+const SIZE_MAX: u32 = 4 << 20;
+/// Data buffers of a request. With the header and the status it fills the smallest ring in common use (128).
+const SEG_MAX: u32 = 126;
+/// Ranges of one DISCARD or WRITE_ZEROES.
+const MAX_RANGES: u32 = 32;
+/// Sectors of one range: 2 GiB, so that no single request takes seconds.
+const MAX_RANGE_SECTORS: u32 = 4 << 20;
+
+const WRITEBACK: usize = 32;
+
+/// The configuration space of one session.
+#[derive(Debug, Clone)]
+pub struct ConfigSpace {
+    bytes: [u8; SIZE],
+}
+
+impl ConfigSpace {
+    pub(crate) fn new(geometry: &Geometry, queues: u16) -> ConfigSpace {
+        let mut space = ConfigSpace { bytes: [0; SIZE] };
+        let align = (geometry.block_size >> 9) << geometry.physical_exponent;
+        space.put(0, &geometry.sectors.to_le_bytes());
+        space.put(8, &SIZE_MAX.to_le_bytes());
+        space.put(12, &SEG_MAX.to_le_bytes());
+        space.put(20, &geometry.block_size.to_le_bytes());
+        // Topology: physical block exponent, alignment offset, minimum and optimal I/O size in blocks.
+        space.put(24, &[geometry.physical_exponent, 0]);
+        space.put(26, &1u16.to_le_bytes());
+        space.put(28, &geometry.optimal_blocks.to_le_bytes());
+        space.put(WRITEBACK, &[u8::from(geometry.write_cache)]);
+        space.put(34, &queues.to_le_bytes());
+        space.put(36, &MAX_RANGE_SECTORS.to_le_bytes());
+        space.put(40, &MAX_RANGES.to_le_bytes());
+        space.put(44, &align.to_le_bytes());
+        space.put(48, &MAX_RANGE_SECTORS.to_le_bytes());
+        space.put(52, &MAX_RANGES.to_le_bytes());
+        space.put(56, &[1]);
+        space
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// `size` bytes at `offset`, if there are that many.
+    pub fn read(&self, offset: u32, size: u32) -> Option<&[u8]> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(usize::try_from(size).ok()?)?;
+        self.bytes.get(start..end)
+    }
+
+    /// The driver writes; only the write cache's switch can be changed. Returns false for anything else.
+    pub fn write(&mut self, offset: u32, bytes: &[u8]) -> bool {
+        if offset as usize != WRITEBACK || bytes.len() != 1 || bytes[0] > 1 {
+            return false;
+        }
+        self.bytes[WRITEBACK] = bytes[0];
+        true
+    }
+
+    /// Whether the write cache is on.
+    pub fn write_back(&self) -> bool {
+        self.bytes[WRITEBACK] == 1
+    }
+
+    /// The volume has another size.
+    pub(crate) fn set_sectors(&mut self, sectors: u64) {
+        self.put(0, &sectors.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_stay_inside_and_only_the_cache_switch_can_be_written() {
+        let geometry = Geometry {
+            sectors: 0x0102_0304,
+            block_size: 512,
+            physical_exponent: 3,
+            optimal_blocks: 0,
+            read_only: false,
+            discard: true,
+            write_zeroes: true,
+            write_cache: true,
+        };
+        let mut space = ConfigSpace::new(&geometry, 7);
+        assert_eq!(space.read(0, 8), Some(&0x0102_0304u64.to_le_bytes()[..]));
+        assert_eq!(space.read(34, 2), Some(&[7, 0][..]));
+        assert_eq!(space.read(0, 256).map(<[u8]>::len), Some(256));
+        for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 1), (1, u32::MAX)] {
+            assert_eq!(space.read(offset, size), None);
+        }
+        assert!(space.write_back());
+        assert!(space.write(32, &[0]) && !space.write_back());
+        for (offset, bytes) in [(0, &[1u8][..]), (32, &[2]), (32, &[0, 0]), (u32::MAX, &[0])] {
+            assert!(!space.write(offset, bytes));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Feature bits: what a volume offers, and what was agreed on (virtio 1.2, sections 5.2.3 and 6).
+
+use vhost::vhost_user::VhostUserProtocolFeatures;
+use vlane_engine::Geometry;
+
+pub(crate) const BLK_SIZE_MAX: u64 = 1 << 1;
+pub(crate) const BLK_SEG_MAX: u64 = 1 << 2;
+pub(crate) const BLK_RO: u64 = 1 << 5;
+pub(crate) const BLK_BLK_SIZE: u64 = 1 << 6;
+pub(crate) const BLK_FLUSH: u64 = 1 << 9;
+pub(crate) const BLK_TOPOLOGY: u64 = 1 << 10;
+pub(crate) const BLK_CONFIG_WCE: u64 = 1 << 11;
+pub(crate) const BLK_MQ: u64 = 1 << 12;
+pub(crate) const BLK_DISCARD: u64 = 1 << 13;
+pub(crate) const BLK_WRITE_ZEROES: u64 = 1 << 14;
+pub(crate) const LOG_ALL: u64 = 1 << 26;
+pub(crate) const RING_INDIRECT_DESC: u64 = 1 << 28;
+pub(crate) const RING_EVENT_IDX: u64 = 1 << 29;
+pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+pub(crate) const VERSION_1: u64 = 1 << 32;
+pub(crate) const RING_PACKED: u64 = 1 << 34;
+
+/// The virtio features of a volume like this.
+pub(crate) fn offered(geometry: &Geometry) -> u64 {
+    let mut features = BLK_SIZE_MAX
+        | BLK_SEG_MAX
+        | BLK_BLK_SIZE
+        | BLK_FLUSH
+        | BLK_TOPOLOGY
+        | BLK_MQ
+        | LOG_ALL
+        | RING_INDIRECT_DESC
+        | RING_EVENT_IDX
+        | PROTOCOL_FEATURES
+        | VERSION_1
+        | RING_PACKED;
+    if geometry.read_only {
+        features |= BLK_RO;
+    } else {
+        features |= BLK_CONFIG_WCE;
+    }
+    if geometry.discard {
+        features |= BLK_DISCARD;
+    }
+    if geometry.write_zeroes {
+        features |= BLK_WRITE_ZEROES;
+    }
+    features
+}
+
+/// The vhost-user protocol features. UML 6.1 refuses a back end without BACKEND_REQ.
+pub(crate) fn protocol() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+}

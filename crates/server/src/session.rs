@@ -1,0 +1,678 @@
+//! One connected front end: what the vhost-user messages mean here.
+//!
+//! The order of messages is the front end's choice, and front ends differ: a ring runs as soon as it has a size,
+//! addresses, a kick and is enabled, whatever came first; memory may be added while rings run; a call descriptor may
+//! come late. Every message is checked; a message that makes no sense is refused, and too many of them end the
+//! session. Rings that run are drained before anything that they use goes away.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserSharedMsg, VhostUserShMemConfig,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+};
+use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, Snapshot, event_channel};
+use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec};
+
+use crate::config_space::ConfigSpace;
+use crate::features;
+use crate::volume::Volume;
+use crate::vring::{Addresses, Vring};
+
+/// Memory regions that a front end may have; announced as the number of memory slots.
+const MAX_REGIONS: usize = 509;
+/// Refused messages after which a session ends.
+const MAX_REFUSED: u32 = 64;
+
+/// How a session ended.
+#[derive(Debug)]
+pub enum End {
+    /// The front end closed the connection.
+    HungUp,
+    /// It was told to end.
+    Stopped,
+    /// The front end broke the protocol, or the connection broke.
+    Failed(Error),
+}
+
+/// A session with one front end. See the [module](self).
+#[derive(Debug)]
+pub struct Session {
+    volume: Arc<Volume>,
+    events: EventReceiver,
+    state: Arc<Mutex<State>>,
+}
+
+impl Session {
+    /// A session on `volume` that nobody is connected to yet.
+    ///
+    /// # Errors
+    /// When the system gives no eventfd.
+    pub fn new(volume: Arc<Volume>) -> io::Result<Session> {
+        let (sender, events) = event_channel()?;
+        let state = Arc::new(Mutex::new(State::new(Arc::clone(&volume), sender)));
+        Ok(Session { volume, events, state })
+    }
+
+    /// Serves the front end on `stream` until it hangs up, fails, or `stop` becomes readable; then drains its rings.
+    pub fn run(&self, stream: UnixStream, stop: &OwnedFd) -> End {
+        let number = self.volume.next_session();
+        let name = &self.volume.config.name;
+        let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
+        tracing::debug!("{name}: session {number}: front end pid {peer:?} connected");
+        let end = self.serve(stream, stop);
+        let counters = {
+            let mut state = self.lock();
+            state.stop_all();
+            state.report()
+        };
+        let how = match &end {
+            End::HungUp => "front end hung up".to_owned(),
+            End::Stopped => "stopped".to_owned(),
+            End::Failed(error) => format!("front end failed: {error}"),
+        };
+        // Clients that only look at the configuration are not worth a line.
+        match (&end, counters.is_empty()) {
+            (End::Failed(_), _) => tracing::warn!("{name}: session {number} ended: {how}{counters}"),
+            (_, false) => tracing::info!("{name}: session {number} ended: {how}{counters}"),
+            (_, true) => tracing::debug!("{name}: session {number} ended: {how}"),
+        }
+        end
+    }
+
+    fn serve(&self, stream: UnixStream, stop: &OwnedFd) -> End {
+        let watched = match stream.try_clone() {
+            Ok(watched) => watched,
+            Err(error) => return End::Failed(Error::SocketError(error)),
+        };
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
+        let mut refused = 0;
+        loop {
+            let mut fds = [
+                PollFd::new(&watched, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
+                PollFd::new(stop, PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return End::Failed(Error::SocketError(error.into())),
+            }
+            let ready = fds.map(|fd| !fd.revents().is_empty());
+            if ready[2] {
+                return End::Stopped;
+            }
+            if ready[1] {
+                self.handle_events();
+            }
+            if !ready[0] {
+                continue;
+            }
+            if let Some(channel) = config_change::peek(&watched) {
+                self.lock().backend_channel = Some(channel);
+            }
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(Error::Disconnected) => return End::HungUp,
+                Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return End::HungUp;
+                }
+                // Refused, and said so to a front end that asked for an answer.
+                Err(error @ (Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_))) => {
+                    tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
+                    refused += 1;
+                    if refused > MAX_REFUSED {
+                        return End::Failed(error);
+                    }
+                }
+                Err(error) => return End::Failed(error),
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // A panic in a handler leaves plain data behind, which `stop_all` can deal with.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn handle_events(&self) {
+        while let Some(LaneEvent::Broken { index, reason }) = self.events.next() {
+            let name = &self.volume.config.name;
+            tracing::warn!("{name}: queue {index} is stopped: its driver broke the rules: {reason}");
+            let state = self.lock();
+            if let Some(err) = state.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) {
+                let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// A handle for other threads.
+    pub(crate) fn handle(&self) -> Handle {
+        Handle { volume: Arc::clone(&self.volume), state: Arc::clone(&self.state) }
+    }
+}
+
+/// What other threads can ask of a session.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    volume: Arc<Volume>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Handle {
+    /// Tells the front end, if it can be told, and the lanes that the volume has another size.
+    pub(crate) fn size_changed(&self) {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let sectors = self.volume.geometry().sectors;
+        state.config.set_sectors(sectors);
+        for index in state.running() {
+            let _ = self.volume.pool.set_sectors(index, sectors);
+        }
+        if let Some(channel) = &state.backend_channel
+            && let Err(error) = config_change::send(channel)
+        {
+            tracing::warn!("{}: cannot tell the front end of the new size: {error}", self.volume.config.name);
+        }
+    }
+}
+
+/// The message `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, which the `vhost` crate can receive but not send. Its
+/// `Backend` also keeps the channel to itself, so the descriptor is copied out of the message that brings it before
+/// the crate reads it.
+mod config_change {
+    use super::{OwnedFd, UnixStream, io};
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    use std::io::IoSliceMut;
+    use std::mem::MaybeUninit;
+
+    const SET_BACKEND_REQ_FD: u32 = 21;
+    const CONFIG_CHANGE_MSG: u32 = 2;
+    const VERSION: u32 = 1;
+
+    /// The descriptor that the next message carries, if it is the one that brings the channel.
+    pub(super) fn peek(stream: &UnixStream) -> Option<OwnedFd> {
+        let mut header = [0u8; 4];
+        let mut buffers = [IoSliceMut::new(&mut header)];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut none = RecvAncillaryBuffer::default();
+        // Looked at in two steps, so that descriptors of other messages are not copied for nothing.
+        let seen = rustix::net::recvmsg(stream, &mut buffers, &mut none, flags).ok()?;
+        if seen.bytes < 4 || u32::from_le_bytes(header) != SET_BACKEND_REQ_FD {
+            return None;
+        }
+        let mut buffers = [IoSliceMut::new(&mut header)];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        rustix::net::recvmsg(stream, &mut buffers, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC).ok()?;
+        ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn send(channel: &OwnedFd) -> io::Result<()> {
+        let mut message = [0u8; 12];
+        message[0..4].copy_from_slice(&CONFIG_CHANGE_MSG.to_le_bytes());
+        message[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        rustix::net::send(channel, &message, rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT)?;
+        Ok(())
+    }
+}
+
+/// The session's state, changed by messages.
+#[derive(Debug)]
+struct State {
+    volume: Arc<Volume>,
+    events: EventSender,
+    features: u64,
+    memory: Arc<GuestMemory>,
+    log: Option<Arc<DirtyLog>>,
+    vrings: Vec<Vring>,
+    config: ConfigSpace,
+    backend_channel: Option<OwnedFd>,
+    /// By queue, what its lanes counted in this session.
+    totals: Vec<Snapshot>,
+}
+
+fn refuse(what: impl std::fmt::Display) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.to_string()))
+}
+
+/// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready.
+fn eventfd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
+    use std::os::fd::AsRawFd;
+    let Some(fd) = fd else { return Ok(None) };
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    match link {
+        Ok(link) if !link.to_string_lossy().starts_with("anon_inode:[eventfd") => {
+            Err(refuse(format_args!("the {what} descriptor of queue {index} is not an eventfd but {}", link.display())))
+        }
+        // Without /proc it must be believed.
+        _ => Ok(Some(fd)),
+    }
+}
+
+impl State {
+    fn new(volume: Arc<Volume>, events: EventSender) -> State {
+        let queues = volume.queues();
+        let config = ConfigSpace::new(&volume.geometry(), queues);
+        State {
+            events,
+            features: 0,
+            memory: Arc::default(),
+            log: None,
+            vrings: (0..queues).map(|_| Vring::default()).collect(),
+            config,
+            backend_channel: None,
+            totals: vec![Snapshot::default(); usize::from(queues)],
+            volume,
+        }
+    }
+
+    fn vring(&mut self, index: impl Into<u32>) -> Result<(u16, &mut Vring)> {
+        let (index, count) = (index.into(), self.vrings.len());
+        let vring = usize::try_from(index).ok().and_then(|index| self.vrings.get_mut(index));
+        let vring = vring.ok_or_else(|| {
+            refuse(format_args!("queue {index} does not exist; this volume offers {count}, change it with --queues"))
+        })?;
+        Ok((u16::try_from(index).unwrap_or(0), vring))
+    }
+
+    fn running(&self) -> Vec<u16> {
+        (0..self.volume.queues()).filter(|index| self.vrings[usize::from(*index)].running).collect()
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    /// Whether writes must be durable when they are answered (5.2.5.2: the driver has to know of a cache to have one).
+    fn write_through(&self) -> bool {
+        !self.has(features::BLK_FLUSH) || (self.has(features::BLK_CONFIG_WCE) && !self.config.write_back())
+    }
+
+    fn active_log(&self) -> Option<Arc<DirtyLog>> {
+        if self.has(features::LOG_ALL) { self.log.clone() } else { None }
+    }
+
+    /// Starts a lane for the ring, if all is there that it needs.
+    fn try_start(&mut self, index: u16) -> Result<()> {
+        let layout = if self.has(features::RING_PACKED) { Layout::Packed } else { Layout::Split };
+        let event_idx = self.has(features::RING_EVENT_IDX);
+        let (memory, log) = (Arc::clone(&self.memory), self.active_log());
+        let vring = &self.vrings[usize::from(index)];
+        if vring.running || !vring.started || !vring.enabled {
+            return Ok(());
+        }
+        let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };
+        let log_addr = config.log_addr;
+        // Some front ends map the ring's memory only after they have started it.
+        if memory.guest_of_user(config.desc).is_none() {
+            return Ok(());
+        }
+        let mut queue = Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        if log.is_some() {
+            queue.set_log(log, log_addr);
+        }
+        let duplicate = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let config = LaneConfig {
+            queue,
+            engine: Arc::clone(&self.volume.engine),
+            kick: duplicate(&vring.kick).map_err(Error::ReqHandlerError)?,
+            call: duplicate(&vring.call).map_err(Error::ReqHandlerError)?,
+            serial: self.volume.serial(),
+            write_through: self.write_through(),
+            counters: Arc::clone(&self.volume.counters[usize::from(index)]),
+            events: self.events.clone(),
+        };
+        self.volume.pool.start(index, config).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        self.vrings[usize::from(index)].running = true;
+        Ok(())
+    }
+
+    /// Drains and stops the ring's lane; afterwards its base says where to go on.
+    fn stop(&mut self, index: u16) {
+        let vring = &mut self.vrings[usize::from(index)];
+        if !std::mem::take(&mut vring.running) {
+            return;
+        }
+        match self.volume.pool.stop(index, vring.call.as_ref()) {
+            Ok(Some(stopped)) => {
+                vring.base = stopped.base;
+                self.totals[usize::from(index)].add(&stopped.counters);
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!("{}: queue {index}: {error}", self.volume.config.name),
+        }
+    }
+
+    fn stop_all(&mut self) {
+        for index in 0..self.volume.queues() {
+            self.stop(index);
+        }
+    }
+
+    /// Back to the state of a fresh connection; memory stays.
+    fn reset(&mut self) {
+        self.stop_all();
+        self.features = 0;
+        self.log = None;
+        self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+        self.config = ConfigSpace::new(&self.volume.geometry(), self.volume.queues());
+    }
+
+    /// Lets running lanes and rings that waited for it go on with other memory.
+    fn use_memory(&mut self, memory: GuestMemory, drain: bool) -> Result<()> {
+        self.memory = Arc::new(memory);
+        for index in self.running() {
+            let call = self.vrings[usize::from(index)].call.as_ref();
+            let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, call);
+            if let Err(error) = changed {
+                return Err(refuse(format_args!("queue {index} in the new memory: {error}")));
+            }
+        }
+        (0..self.volume.queues()).try_for_each(|index| self.try_start(index))
+    }
+
+    /// For each queue that was used, what it did; for the line that ends a session.
+    fn report(&self) -> Report {
+        Report(self.totals.clone())
+    }
+}
+
+fn region(region: &VhostUserMemoryRegion, file: &File) -> Result<Region> {
+    let spec = RegionSpec {
+        guest: region.guest_phys_addr,
+        size: region.memory_size,
+        user: region.user_addr,
+        offset: region.mmap_offset,
+    };
+    Region::map(spec, file).map_err(|error| match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    })
+}
+
+impl VhostUserBackendReqHandlerMut for State {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(features::offered(&self.volume.geometry()))
+    }
+
+    fn set_features(&mut self, wanted: u64) -> Result<()> {
+        let unknown = wanted & !features::offered(&self.volume.geometry());
+        if unknown != 0 {
+            return Err(refuse(format_args!("features {unknown:#x} were not offered")));
+        }
+        let changed = self.features ^ wanted;
+        let running = self.running();
+        if changed & !features::LOG_ALL != 0 && !running.is_empty() {
+            return Err(refuse("features cannot change while queues run"));
+        }
+        self.features = wanted;
+        if wanted & features::PROTOCOL_FEATURES == 0 {
+            // Without that feature there is no ENABLE message: rings are enabled from the start.
+            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
+        }
+        for index in running {
+            self.update_log(index)?;
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mapped = regions.iter().zip(&files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
+        let memory = GuestMemory::new(mapped).map_err(refuse)?;
+        self.use_memory(memory, true)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let (_, vring) = self.vring(index)?;
+        if vring.running {
+            return Err(refuse(format_args!("queue {index} cannot change its size while it runs")));
+        }
+        vring.size = u16::try_from(num)
+            .ok()
+            .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
+            .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let addresses = Addresses { desc: descriptor, driver: available, device: used };
+        let (number, vring) = self.vring(index)?;
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        vring.log_addr = is_logged.then_some(log);
+        if vring.running {
+            // Only how a running ring is logged may change.
+            if vring.addresses != Some(addresses) {
+                return Err(refuse(format_args!("queue {index} cannot move while it runs")));
+            }
+            return self.update_log(number);
+        }
+        vring.addresses = Some(addresses);
+        self.try_start(number)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let (_, vring) = self.vring(index)?;
+        if vring.running {
+            return Err(refuse(format_args!("queue {index} cannot change its base while it runs")));
+        }
+        vring.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let (number, _) = self.vring(index)?;
+        self.stop(number);
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.started = false;
+        vring.kick = None;
+        Ok(VhostUserVringState::new(index, vring.base))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = eventfd("kick", index, fd)?;
+        let (number, _) = self.vring(index)?;
+        // A new descriptor for a running ring: the lane starts again with it.
+        self.stop(number);
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.kick = fd.map(OwnedFd::from);
+        vring.started = true;
+        self.try_start(number)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = eventfd("call", index, fd)?.map(OwnedFd::from);
+        let (number, vring) = self.vring(index)?;
+        let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        vring.call = fd;
+        if vring.running {
+            self.volume.pool.set_call(number, copy).map_err(refuse)?;
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = eventfd("error", index, fd)?;
+        self.vring(index)?.1.err = fd;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(features::protocol())
+    }
+
+    fn set_protocol_features(&mut self, wanted: u64) -> Result<()> {
+        let unknown = wanted & !features::protocol().bits();
+        if unknown != 0 {
+            return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));
+        }
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.volume.queues()))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let (number, vring) = self.vring(index)?;
+        vring.enabled = enable;
+        if enable {
+            return self.try_start(number);
+        }
+        self.stop(number);
+        Ok(())
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let bytes = self.config.read(offset, size);
+        bytes.map(<[u8]>::to_vec).ok_or_else(|| refuse("beyond the configuration space"))
+    }
+
+    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        if !self.config.write(offset, buf) {
+            return Err(refuse("only the write cache's switch can be changed in the configuration space"));
+        }
+        for index in self.running() {
+            self.volume.pool.set_write_through(index, self.write_through()).map_err(refuse)?;
+        }
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("this is no graphics device"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("there are no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MAX_REGIONS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        spec: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.len() >= MAX_REGIONS {
+            return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
+        }
+        let memory = self.memory.with(region(spec, &fd)?).map_err(refuse)?;
+        // What was there stays there: lanes need not wait.
+        self.use_memory(memory, false)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let memory = self.memory.without(spec.guest_phys_addr, spec.memory_size).map_err(refuse)?;
+        self.use_memory(memory, true)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("this device has no state to transfer"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("this device has no state to transfer"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("there is no shared memory"))
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(refuse)?;
+        self.log = Some(Arc::new(log));
+        self.running().into_iter().try_for_each(|index| self.update_log(index))
+    }
+}
+
+impl State {
+    fn update_log(&mut self, index: u16) -> Result<()> {
+        let log_addr = self.vrings[usize::from(index)].log_addr;
+        self.volume.pool.set_log(index, self.active_log(), log_addr).map_err(refuse)
+    }
+}
+
+/// What the queues did, in words.
+struct Report(Vec<Snapshot>);
+
+impl Report {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|queue| queue.requests() == 0)
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut sum = Snapshot::default();
+        for (index, queue) in self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0) {
+            write!(f, "; queue {index}: {} requests", queue.requests())?;
+            sum.add(queue);
+        }
+        if sum.failed > 0 || sum.refused > 0 {
+            write!(f, "; {} failed ({} for want of space), {} refused", sum.failed, sum.no_space, sum.refused)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.stop_all();
+    }
+}

@@ -1,0 +1,141 @@
+//! What is served: an engine and its lane threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::Resource;
+use vlane_engine::{Engine, Geometry};
+use vlane_lane::{Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
+
+/// What makes a volume, besides its engine.
+#[derive(Debug, Clone)]
+pub struct VolumeConfig {
+    /// For messages: the image's name.
+    pub name: String,
+    /// What the guest sees as the disk's serial number; at most 20 bytes.
+    pub serial: String,
+    /// Queues, threads, CPUs.
+    pub topology: Topology,
+    /// Longest busy polling; zero: none.
+    pub poll_max: Duration,
+}
+
+/// Why a volume cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeError {
+    /// A lane thread did not start.
+    #[error("{name}: cannot start its lane threads")]
+    Threads {
+        /// The volume.
+        name: String,
+        /// Why.
+        #[source]
+        source: LaneError,
+    },
+    /// Too long, or not what the specification allows.
+    #[error("serial number {serial:?} is longer than 20 bytes or not plain ASCII; choose another with --serial")]
+    Serial {
+        /// As given.
+        serial: String,
+    },
+    /// Not enough file descriptors.
+    #[error(
+        "{name}: {queues} queues need up to {needed} file descriptors, but this process may only open {limit}; raise \
+         the limit (ulimit -n, or LimitNOFILE= of the service), or offer fewer with --queues"
+    )]
+    Descriptors {
+        /// The volume.
+        name: String,
+        /// Offered.
+        queues: u16,
+        /// Descriptors.
+        needed: u64,
+        /// Descriptors.
+        limit: u64,
+    },
+}
+
+/// A volume: serves one session at a time.
+#[derive(Debug)]
+pub struct Volume {
+    pub(crate) config: VolumeConfig,
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) pool: Pool,
+    pub(crate) counters: Vec<Arc<Counters>>,
+    sessions: AtomicU64,
+}
+
+impl Volume {
+    /// Starts the volume's threads.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    pub fn new(engine: Arc<dyn Engine>, config: VolumeConfig) -> Result<Volume, VolumeError> {
+        if config.serial.len() > 20 || !config.serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
+            return Err(VolumeError::Serial { serial: config.serial });
+        }
+        check_descriptors(&config)?;
+        let pool_config = PoolConfig { topology: config.topology.clone(), poll_max: config.poll_max };
+        let pool = Pool::new(&pool_config)
+            .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
+        let counters = (0..config.topology.queues).map(|_| Arc::default()).collect();
+        Ok(Volume { config, engine, pool, counters, sessions: AtomicU64::new(0) })
+    }
+
+    /// What a guest sees.
+    pub fn geometry(&self) -> Geometry {
+        self.engine.geometry()
+    }
+
+    /// Queues that are offered.
+    pub fn queues(&self) -> u16 {
+        self.config.topology.queues
+    }
+
+    /// What the lanes of the present session, or the last one, counted.
+    pub fn counters(&self) -> Snapshot {
+        self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {
+            sum.add(&lane.snapshot());
+            sum
+        })
+    }
+
+    /// Writes everything to stable storage, also what nobody flushed.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.engine.sync()
+    }
+
+    pub(crate) fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn serial(&self) -> [u8; 20] {
+        let mut serial = [0; 20];
+        serial[..self.config.serial.len()].copy_from_slice(self.config.serial.as_bytes());
+        serial
+    }
+}
+
+/// Raises the soft limit as far as needed and possible.
+fn check_descriptors(config: &VolumeConfig) -> Result<(), VolumeError> {
+    let Topology { queues, threads, .. } = config.topology;
+    // Kick, call and error for each queue; an io_uring and an inbox for each thread; files, sockets, memory regions.
+    let needed = 3 * u64::from(queues) + 2 * u64::from(threads) + 64;
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    limit.current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
+    let raised = rustix::process::setrlimit(Resource::Nofile, limit);
+    match rustix::process::getrlimit(Resource::Nofile).current {
+        Some(limit) if raised.is_err() || limit < needed => {
+            Err(VolumeError::Descriptors { name: config.name.clone(), queues, needed, limit })
+        }
+        _ => Ok(()),
+    }
+}

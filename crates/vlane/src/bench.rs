@@ -1,0 +1,389 @@
+//! `vlane bench`: drives a vhost-user-blk back end from the guest's side.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use vlane_driver::units::{parse_duration, parse_size, show_size};
+use vlane_driver::{
+    BackendUse, ByKind, Latency, Limit, Pattern, Progress, Report, Session, SessionOptions, Wait, Want,
+    Workload,
+};
+
+/// Drives any vhost-user-blk back end from the guest's side, and measures it.
+///
+/// One job is one thread with one virtqueue. Latencies are the guest's: from the request's way into the ring to
+/// the sight of its completion. CPU time and context switches are those of the process behind the socket.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The socket that the back end listens on
+    socket: PathBuf,
+
+    /// Pattern: read, write, rw, trim or zero, `rand` before it for random addresses, `:70` behind rw for 70 % reads;
+    /// or idle, which measures what the back end uses when there is nothing to do
+    #[arg(long, value_name = "PATTERN", default_value = "randread", help_heading = "Load")]
+    rw: String,
+    /// Bytes per request
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_size, help_heading = "Load")]
+    bs: u64,
+    /// Requests out at once, per job
+    #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Load")]
+    depth: u16,
+    /// Jobs: threads, each with a virtqueue of its own
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    jobs: u16,
+    /// Time to measure
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration, help_heading = "Load")]
+    time: Duration,
+    /// Time before the measurement starts
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration, help_heading = "Load")]
+    ramp: Duration,
+    /// End after this many requests per job instead of after a time
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    ios: Option<u64>,
+    /// Start of the region to use
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size, help_heading = "Load")]
+    offset: u64,
+    /// Length of the region to use [default: to the end of the device]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Load")]
+    size: Option<u64>,
+    /// Determines the random addresses and the data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    seed: u64,
+    /// Flush after every N writes of a job
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    flush_every: Option<u32>,
+    /// I/O priority that the requests carry: none, rt/0 to rt/7, be/0 to be/7, idle
+    #[arg(long, value_name = "PRIO", default_value = "none", value_parser = parse_ioprio, help_heading = "Load")]
+    ioprio: u16,
+
+    /// How jobs wait for completions
+    #[arg(long, value_enum, default_value_t = WaitArg::Interrupt, help_heading = "Guest")]
+    wait: WaitArg,
+    /// Most requests made visible at once; 1 is a guest whose tasks submit one at a time, 0 is all that came back together
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Guest")]
+    batch: u16,
+    /// CPUs to pin the jobs to, one after the other, as in 0,2
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Guest")]
+    cpus: Vec<usize>,
+    /// Use packed rings
+    #[arg(long, help_heading = "Guest")]
+    packed: bool,
+    /// Use an indirect descriptor table for every request
+    #[arg(long, help_heading = "Guest")]
+    indirect: bool,
+    /// Do without the event index
+    #[arg(long, help_heading = "Guest")]
+    no_event_idx: bool,
+    /// Entries of each virtqueue [default: what the depth needs, at least 128]
+    #[arg(long, value_name = "N", help_heading = "Guest")]
+    queue_size: Option<u16>,
+    /// Segments that the data of a request is cut into, as a guest's scattered pages are
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Guest")]
+    segments: u16,
+    /// The device's volatile write cache, as a guest sets it
+    #[arg(long, value_enum, default_value_t = CacheArg::Keep, help_heading = "Guest")]
+    write_cache: CacheArg,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WaitArg {
+    /// Sleep until the back end interrupts, as a guest does
+    Interrupt,
+    /// Spin on the used ring
+    Poll,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CacheArg {
+    /// Switch it on: writes are stable after a flush
+    On,
+    /// Switch it off: writes are stable when they complete
+    Off,
+    /// Leave it as the back end has it
+    Keep,
+}
+
+/// The ioprio field of a request, from what people write.
+fn parse_ioprio(text: &str) -> Result<u16, String> {
+    let bad = || format!("`{text}` is no I/O priority; none, rt/0 to rt/7, be/0 to be/7 and idle are");
+    let (class, level) = match text.split_once('/') {
+        Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
+        None => (text, 0),
+    };
+    // The class is in bits 13 to 15, as in Linux' ioprio_set(2); an idle task's level is 7.
+    match class {
+        "none" if text == "none" => Ok(0),
+        "rt" => Ok(1 << 13 | level),
+        "be" => Ok(2 << 13 | level),
+        "idle" if text == "idle" => Ok(3 << 13 | 7),
+        _ => Err(bad()),
+    }
+}
+
+impl BenchArgs {
+    fn block(&self) -> anyhow::Result<u32> {
+        match u32::try_from(self.bs) {
+            Ok(bs) if bs >= 512 && bs % 512 == 0 && bs <= 64 << 20 => Ok(bs),
+            _ => bail!("--bs {}: a block is a multiple of 512 bytes, up to 64M", self.bs),
+        }
+    }
+
+    fn session(&self) -> anyhow::Result<SessionOptions> {
+        for (name, value) in [("depth", self.depth), ("jobs", self.jobs), ("segments", self.segments)] {
+            if value == 0 {
+                bail!("--{name} 0: there must be at least one");
+            }
+        }
+        let memory = u64::from(self.depth) * u64::from(self.jobs) * self.bs;
+        if memory > 4 << 30 {
+            bail!("--bs x --depth x --jobs is {} of buffers; 4 GiB are the most", show_size(memory));
+        }
+        Ok(SessionOptions {
+            queues: self.jobs,
+            depth: self.depth,
+            data: self.block()?,
+            segments: self.segments,
+            queue_size: self.queue_size,
+            packed: if self.packed { Want::Must } else { Want::No },
+            event_idx: if self.no_event_idx { Want::No } else { Want::IfOffered },
+            indirect: if self.indirect { Want::Must } else { Want::No },
+            write_cache: match self.write_cache {
+                CacheArg::On => Some(true),
+                CacheArg::Off => Some(false),
+                CacheArg::Keep => None,
+            },
+            ..SessionOptions::default()
+        })
+    }
+
+    fn workload(&self, pattern: Pattern) -> anyhow::Result<Workload> {
+        Ok(Workload {
+            pattern,
+            block: self.block()?,
+            offset: self.offset,
+            size: self.size,
+            limit: self.ios.map_or(Limit::Time(self.time), Limit::Count),
+            ramp: self.ramp,
+            seed: self.seed,
+            flush_every: self.flush_every,
+            ioprio: self.ioprio,
+            wait: match self.wait {
+                WaitArg::Interrupt => Wait::Interrupt,
+                WaitArg::Poll => Wait::Poll,
+            },
+            batch: self.batch,
+            cpus: self.cpus.clone(),
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the measurement from being made; also requests that failed, after the results were printed.
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let options = args.session()?;
+    if args.rw == "idle" {
+        let mut session = Session::connect(&args.socket, &options)?;
+        let used = vlane_driver::idle(&mut session, args.ramp.max(Duration::from_secs(1)), args.time)?;
+        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time)) };
+    }
+    let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
+    let workload = args.workload(pattern)?;
+    let mut session = Session::connect(&args.socket, &options)?;
+    let report = with_progress(|progress| vlane_driver::run(&mut session, &workload, progress))?;
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print(&report_text(&report))?;
+    }
+    match report.errors.total() {
+        0 => Ok(()),
+        n => bail!("{n} of {} requests failed", report.ios),
+    }
+}
+
+/// Runs something that tells how far it is, and shows that on a terminal.
+fn with_progress<T>(
+    work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T, vlane_driver::Error>,
+) -> Result<T, vlane_driver::Error> {
+    let mut stderr = std::io::stderr();
+    if !stderr.is_terminal() {
+        return work(&mut |_| ());
+    }
+    let result = work(&mut |p: Progress| {
+        let total = p.total.map_or(String::new(), |t| format!(" of {:.0}", t.as_secs_f64()));
+        // Progress that cannot be shown is no reason to stop.
+        let _ = write!(stderr, "\r\x1b[K{:5.1}{total} s  {} IOPS", p.elapsed.as_secs_f64(), group(p.iops));
+    });
+    let _ = write!(stderr, "\r\x1b[K");
+    result
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write the results")
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// A whole number with a space between thousands.
+fn group(value: f64) -> String {
+    let digits = format!("{:.0}", value.max(0.0));
+    let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn plural(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
+fn report_text(r: &Report) -> String {
+    let yes = |on: bool, what: &'static str| on.then_some(what);
+    let ring: Vec<_> = [
+        Some(if r.negotiated.packed { "packed ring" } else { "split ring" }),
+        yes(r.negotiated.event_idx, "event index"),
+        yes(r.negotiated.indirect, "indirect"),
+        Some(if r.negotiated.write_cache { "write cache on" } else { "write cache off" }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut wait = String::from(if r.wait == Wait::Poll { "polling" } else { "interrupts" });
+    if r.batch > 0 {
+        wait += &format!(", batches of at most {}", r.batch);
+    }
+    let mut out = format!(
+        "{}: {}{}, blocks of {} bytes; {} of {} entries, {}\n\
+         {} of {}, depth {}, {}, {wait}, {:.2} s measured\n\n",
+        r.socket,
+        show_size(r.device.capacity),
+        if r.device.read_only { ", read-only" } else { "" },
+        r.device.blk_size,
+        plural(r.negotiated.queues.into(), "queue"),
+        r.negotiated.queue_size,
+        ring.join(", "),
+        r.pattern,
+        show_size(r.block.into()),
+        r.depth,
+        plural(r.jobs.into(), "job"),
+        r.seconds
+    );
+    out += &format!(
+        "  throughput   {} IOPS   {:.1} MB/s   ({} requests)\n",
+        group(r.iops),
+        r.mb_per_second,
+        r.ios
+    );
+    out += &latency_line("latency", &r.latency);
+    let kinds = [("reads", r.reads), ("writes", r.writes), ("flushes", r.flushes)];
+    if kinds.iter().filter(|(_, by)| by.is_some()).count() > 1 {
+        for (name, by) in kinds {
+            if let Some(ByKind { iops, latency, .. }) = by {
+                out += &format!("  {name:<12} {} IOPS\n", group(iops));
+                out += &latency_line("", &latency);
+            }
+        }
+    }
+    match &r.backend {
+        Some(b) => {
+            out += &format!(
+                "  back end     {:.3} us CPU per I/O   {:.4} context switches per I/O   {:.2} CPUs   {} (pid {})\n",
+                b.cpu_us_per_io,
+                b.switches_per_io,
+                b.cpus,
+                plural(b.threads as u64, "thread"),
+                b.pid
+            );
+        }
+        None => {
+            out +=
+                "  back end     its process cannot be looked at (another user's, or in another namespace)\n"
+        }
+    }
+    out += &format!(
+        "  driver       {:.3} us CPU per I/O   {:.4} kicks per I/O   {:.4} sleeps per I/O\n",
+        r.driver_cpu_us_per_io, r.kicks_per_io, r.sleeps_per_io
+    );
+    let e = r.errors;
+    if e.total() > 0 {
+        out += &format!(
+            "  ERRORS       {} I/O errors, {} unsupported, {} without a status, {} of a wrong length\n",
+            e.io, e.unsupported, e.no_status, e.length
+        );
+    }
+    out
+}
+
+fn latency_line(name: &str, l: &Latency) -> String {
+    format!(
+        "  {name:<12} p50 {}  p90 {}  p99 {}  p99.9 {}  mean {}  min {}  max {} us\n",
+        us(l.p50),
+        us(l.p90),
+        us(l.p99),
+        us(l.p99_9),
+        us(l.mean),
+        us(l.min),
+        us(l.max)
+    )
+}
+
+/// Microseconds with three significant digits or so.
+fn us(value: f64) -> String {
+    match value {
+        v if v < 10.0 => format!("{v:.2}"),
+        v if v < 100.0 => format!("{v:.1}"),
+        v => group(v),
+    }
+}
+
+fn idle_text(used: &BackendUse, time: Duration) -> String {
+    format!(
+        "idle for {:.1} s: {:.3} ms CPU, {} in {} (pid {})\n",
+        time.as_secs_f64(),
+        used.cpu_seconds * 1e3,
+        plural(used.switches, "context switch").replace("switchs", "switches"),
+        plural(used.threads as u64, "thread"),
+        used.pid
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_are_those_of_linux() {
+        for (text, value) in [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
+        {
+            assert_eq!(parse_ioprio(text), Ok(value));
+        }
+        for text in ["", "rt/8", "be/x", "idle/1", "none/0", "high"] {
+            assert!(parse_ioprio(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(
+            (group(0.4), group(999.6), group(1_234_567.0)),
+            ("0".into(), "1 000".into(), "1 234 567".into())
+        );
+        assert_eq!((us(0.123), us(12.34), us(1234.5)), ("0.12".into(), "12.3".into(), "1 234".into()));
+    }
+}

@@ -1,0 +1,215 @@
+//! `vlane serve`: one volume on one socket.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use vlane_driver::units::{parse_size, show_size};
+use vlane_engine::Engine;
+use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_lane::{CpuChoice, Topology, parse_cpu_list};
+use vlane_server::{Listener, Volume, VolumeConfig};
+
+/// Serve a volume over vhost-user-blk, to one front end after another.
+///
+/// SIGTERM and SIGINT drain, flush, remove the socket and end it; SIGHUP looks at the image's size again and tells
+/// the guest.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The image: a raw file or a block device
+    #[arg(required_unless_present = "null", conflicts_with = "null")]
+    image: Option<PathBuf>,
+
+    /// The unix socket that front ends connect to
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+
+    /// Serve a device without media instead of an image: reads change nothing, writes are forgotten
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    null: Option<u64>,
+
+    /// How long the null device takes for a request, in microseconds [default: nothing]
+    #[arg(long, value_name = "US", requires = "null", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    latency: Option<u64>,
+
+    /// Requests that the null device works on at the same time
+    #[arg(long, value_name = "N", requires = "latency", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    parallel: u16,
+
+    /// What the host's page cache is used for
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
+    cache: CacheArg,
+
+    /// Let nobody write
+    #[arg(long)]
+    read_only: bool,
+
+    /// Virtqueues to offer: a number, or auto for one per CPU of the host
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
+    queues: Count,
+
+    /// Threads that serve them: a number, or auto for one per queue, at most one per CPU
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
+    threads: Count,
+
+    /// CPUs for the threads: none, auto (the first that this process may use), or a list such as 0,2-5
+    #[arg(long, value_name = "none|auto|LIST", default_value = "none", value_parser = parse_cpus)]
+    cpus: CpuChoice,
+
+    /// Longest busy polling for the next request, in microseconds; 0 switches it off. How long is really polled
+    /// adapts to the guest: an idle one is not polled for at all
+    #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    poll_us: u64,
+
+    /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CacheArg {
+    /// none where the file system can do direct I/O, writeback elsewhere
+    Auto,
+    /// Not used: direct I/O
+    None,
+    /// Reads and writes go through it; the guest's flush writes it to the device
+    Writeback,
+    /// As writeback, and each write is on the device before it is answered
+    Writethrough,
+}
+
+/// A number, or nothing for "auto".
+#[derive(Debug, Clone, Copy)]
+struct Count(Option<u32>);
+
+fn parse_count(text: &str) -> Result<Count, String> {
+    if text == "auto" {
+        return Ok(Count(None));
+    }
+    text.parse().map(|n| Count(Some(n))).map_err(|_| format!("{text:?} is neither a number nor auto"))
+}
+
+fn parse_cpus(text: &str) -> Result<CpuChoice, String> {
+    match text {
+        "none" => Ok(CpuChoice::Unpinned),
+        "auto" => Ok(CpuChoice::Auto),
+        list => parse_cpu_list(list).map(CpuChoice::List).map_err(|error| error.to_string()),
+    }
+}
+
+/// What was opened.
+enum Opened {
+    Null(Arc<NullEngine>),
+    File(Arc<FileEngine>),
+}
+
+/// Serves until a signal ends it.
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let topology = Topology::new(args.queues.0, args.threads.0, &args.cpus)?;
+    // Registered first: a signal that comes while the volume is opened ends it in order, too.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
+    let opened = open(args)?;
+    let engine: Arc<dyn Engine> = match &opened {
+        Opened::Null(engine) => engine.clone(),
+        Opened::File(engine) => engine.clone(),
+    };
+    let name = args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string());
+    let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
+    let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
+    let volume = Arc::new(Volume::new(engine, config).map_err(with_sources)?);
+    let listener = Arc::new(Listener::bind(&args.socket)?);
+    announce(args, &volume, &opened);
+
+    let (stopper, watched) = (listener.stopper(), Arc::clone(&listener));
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            match (signal, &opened) {
+                (SIGHUP, Opened::File(file)) => match file.refresh() {
+                    Ok(true) => watched.size_changed(),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!("{error}"),
+                },
+                (SIGHUP, Opened::Null(_)) => {}
+                _ => stopper.stop(),
+            }
+        }
+    })?;
+    let result = listener.serve(&volume).context("cannot accept connections any more");
+    // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
+    // to nobody who did not flush, but ending in order means to leave nothing behind.
+    volume.sync().with_context(|| format!("{}: cannot write everything to the device", args.socket.display()))?;
+    listener.close();
+    result
+}
+
+/// Errors of several layers in one line: anyhow's `{:#}` does the rest.
+fn with_sources(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
+    anyhow::Error::new(error)
+}
+
+fn open(args: &ServeArgs) -> Result<Opened> {
+    if let Some(size) = args.null {
+        if args.read_only {
+            bail!("--read-only makes no sense with --null: there is nothing to protect");
+        }
+        let latency = args.latency.map(Duration::from_micros);
+        let config = NullConfig { size, latency, parallelism: usize::from(args.parallel) };
+        return Ok(Opened::Null(Arc::new(NullEngine::new(config)?)));
+    }
+    let Some(path) = &args.image else { bail!("name an image, or give --null SIZE") };
+    let cache = match args.cache {
+        CacheArg::Auto => Cache::Auto,
+        CacheArg::None => Cache::None,
+        CacheArg::Writeback => Cache::Writeback,
+        CacheArg::Writethrough => Cache::WriteThrough,
+    };
+    let options = FileOptions { cache, read_only: args.read_only };
+    Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
+}
+
+/// The same image has the same serial number every time, and two images have different ones.
+fn default_serial(image: Option<&Path>) -> String {
+    let Some(image) = image else { return "vlane-null".to_owned() };
+    let path = image.canonicalize().unwrap_or_else(|_| image.to_owned());
+    // FNV-1a: stable across versions, which the standard library's hashers are not.
+    let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("vlane-{:014x}", hash >> 8)
+}
+
+/// Says what is served and how to reach it.
+fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
+    let geometry = volume.geometry();
+    let socket = args.socket.display();
+    let how = match opened {
+        Opened::Null(_) => "null device".to_owned(),
+        Opened::File(file) if file.is_mapped() => "in memory, mapped".to_owned(),
+        Opened::File(file) => match file.cache() {
+            Cache::Auto | Cache::None => "cache none (direct I/O)".to_owned(),
+            Cache::Writeback => "cache writeback".to_owned(),
+            Cache::WriteThrough => "cache writethrough".to_owned(),
+        },
+    };
+    let queues = volume.queues();
+    let read_only = if geometry.read_only { ", read-only" } else { "" };
+    let size = show_size(geometry.sectors * 512);
+    let mut out = std::io::stdout().lock();
+    // A reader that is gone is no reason to stop serving.
+    let _ = writeln!(
+        out,
+        "listening on {socket}: {size}, {how}{read_only}, {queues} queues\n\n\
+         QEMU reaches it with (memory must be shared):\n  \
+         -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
+         -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \
+         -device vhost-user-blk-pci,chardev=vlane,num-queues={queues}\n\
+         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={queues}"
+    );
+    let _ = out.flush();
+}

@@ -1,0 +1,181 @@
+//! What the guest tests share: a volume that vlane serves, machines that are found or installed, and the rule that
+//! a test without its machine says so.
+//!
+//! `VLANE_REQUIRE_GUESTS=1` turns a skipped test into a failed one, for machines that are known to have guests.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "each test program uses its own part of this; tests may unwrap")]
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use vlane_boot::{
+    Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram, Ready, Report,
+    Spec, Stopped, Uml, UmlProgram,
+};
+
+/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s here.
+pub const LIMIT: Duration = Duration::from_secs(120);
+/// How long a back end may take to drain and flush.
+pub const STOP: Duration = Duration::from_secs(20);
+
+/// The program under test.
+pub fn vlane() -> &'static str {
+    env!("CARGO_BIN_EXE_vlane")
+}
+
+/// This machine; what is missing is installed where that is possible.
+pub fn host() -> Host {
+    Host::new(Install::Allowed).unwrap()
+}
+
+/// Guests run one at a time: the machines that tests run on are small.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static GUESTS: Mutex<()> = Mutex::new(());
+    GUESTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `None`, said loudly, when a machine is neither there nor can be had; any other error fails the test.
+fn or_skip<T>(what: &str, found: vlane_boot::Result<T>) -> Option<T> {
+    let error = match found {
+        Ok(found) => return Some(found),
+        Err(e) if matches!(e.kind(), ErrorKind::Missing | ErrorKind::Install) => e,
+        Err(e) => panic!("{what}: {e}"),
+    };
+    assert!(std::env::var_os("VLANE_REQUIRE_GUESTS").is_none(), "{what}: {error}");
+    let test = std::thread::current().name().unwrap_or("?").to_string();
+    // Not eprintln: the test harness hides what a passing test prints that way.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {what}: {error}");
+    None
+}
+
+/// QEMU with a kernel and an accelerator.
+pub struct QemuBed {
+    pub host: Host,
+    pub program: QemuProgram,
+    pub kernel: Kernel,
+    pub accel: Choice,
+}
+
+impl QemuBed {
+    pub fn find() -> Option<Self> {
+        let host = host();
+        let find = || {
+            let program = QemuProgram::find(&host)?;
+            let kernel = Kernel::find(&host)?;
+            let accel = Choice::probe(&host, &program, &kernel)?;
+            Ok((program, kernel, accel))
+        };
+        let (program, kernel, accel) = or_skip("QEMU", find())?;
+        Some(Self { host, program, kernel, accel })
+    }
+
+    /// A machine with 2 vCPUs and a queue for each.
+    pub fn machine(&self, socket: &Path) -> Qemu {
+        Qemu::new(self.program.clone(), self.accel.accel, Boot::Disk, Disk::at(socket))
+    }
+
+    pub fn start(&self, machine: Qemu, script: &str, programs: &[&str]) -> Guest {
+        let guest = Initramfs::new(script).programs(programs.iter().copied());
+        machine.start_with(&self.host, &self.kernel, &guest, LIMIT, None).unwrap()
+    }
+
+    /// Runs `script` in a machine to its end; the script must succeed.
+    pub fn run(&self, machine: Qemu, script: &str, programs: &[&str]) -> Report {
+        finished(self.start(machine, script, programs))
+    }
+}
+
+/// User-Mode Linux.
+pub struct UmlBed {
+    pub host: Host,
+    pub program: UmlProgram,
+}
+
+impl UmlBed {
+    pub fn find() -> Option<Self> {
+        let host = host();
+        let program = or_skip("User-Mode Linux", UmlProgram::find(&host))?;
+        Some(Self { host, program })
+    }
+
+    pub fn start(&self, socket: &Path, script: &str, programs: &[&str]) -> Guest {
+        let machine = Uml::new(self.program.clone(), [socket.to_path_buf()]);
+        let guest = Initramfs::new(script).programs(programs.iter().copied());
+        machine.start_with(&self.host, &guest, LIMIT, None).unwrap()
+    }
+
+    /// Runs `script` in a machine to its end; the script must succeed.
+    pub fn run(&self, socket: &Path, script: &str, programs: &[&str]) -> Report {
+        finished(self.start(socket, script, programs))
+    }
+}
+
+/// Waits for a guest whose script has to end well.
+pub fn finished(guest: Guest) -> Report {
+    let report = guest.wait().unwrap_or_else(|e| panic!("{e}"));
+    report.script_ok().unwrap_or_else(|e| panic!("{e}"));
+    report
+}
+
+/// An image file in a directory of its own, and the socket on which it is served.
+pub struct Volume {
+    directory: TempDir,
+    pub image: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl Volume {
+    /// An empty sparse volume.
+    pub fn new(bytes: u64) -> Self {
+        let directory = TempDir::with_prefix("vlane-test-").unwrap();
+        let (image, socket) = (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
+        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+        Self { directory, image, socket }
+    }
+
+    /// Serves it with `vlane serve` and more options.
+    pub fn serve(&self, options: &[&str]) -> Backend {
+        let mut words = vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
+        words.extend(options.iter().map(PathBuf::from));
+        let spec = Spec::new(vlane(), words);
+        Backend::start(&spec, &self.socket, Ready::Line("listening on"), None).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// A path in the volume's directory.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Bytes that the image takes on the host's disk.
+    pub fn allocated(&self) -> u64 {
+        std::fs::metadata(&self.image).unwrap().blocks() * 512
+    }
+}
+
+/// Stops a back end; it must end with success and take its socket with it.
+pub fn stop(backend: Backend) -> Stopped {
+    let socket = backend.socket().to_path_buf();
+    let stopped = backend.stop(STOP).unwrap_or_else(|e| panic!("{e}"));
+    assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
+    assert!(!socket.exists(), "the back end left its socket behind");
+    stopped
+}
+
+/// The SHA-256 of a file, as sha256sum prints it.
+pub fn sha256(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_string()
+}
+
+/// The SHA-256 of bytes.
+pub fn sha256_of(bytes: &[u8]) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    sha256(file.path())
+}
