@@ -2,6 +2,7 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`vlane_ring::driver`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
 //! - [`Report`]: the results, serializable.
 //!
 //! Nothing here knows vlane's own back end: qemu-storage-daemon, SPDK, crosvm's device or any other will do.
@@ -18,11 +19,13 @@ mod report;
 mod run;
 mod session;
 pub mod units;
+mod verify;
 mod workload;
 
 pub use device::{BlkConfig, Negotiated};
 pub use error::{Error, ErrorKind};
 pub use report::{BackendUse, ByKind, Errors, Latency, Report, median};
-pub use run::{Progress, idle, pin, run};
+pub use run::{OnProgress, Progress, idle, pin, run};
 pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
+pub use verify::{Mismatch, VerifyOptions, VerifyReport, VerifyState, verify_check, verify_load};
 pub use workload::{Limit, Mix, Pattern, Region, Wait, Workload};

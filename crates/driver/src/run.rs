@@ -1,5 +1,6 @@
 //! A run: the job threads, their measuring window, and what is observed from outside meanwhile.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -12,10 +13,10 @@ use crate::job::{Job, JobStats, Shared, Window};
 use crate::observe::{Snapshot, Usage};
 use crate::report::{BackendUse, ByKind, Latency, Report};
 use crate::session::{GuestQueue, Session, Waker};
-use crate::workload::{Limit, Requests, Workload};
+use crate::workload::{Limit, Region, Requests, Workload};
 
-/// How long requests that are out at the end may take to come back.
-const DRAIN: Duration = Duration::from_secs(30);
+/// How long requests that are out at the end may take to come back: 30 s.
+const DRAIN_NS: u64 = 30_000_000_000;
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -31,6 +32,9 @@ pub struct Progress {
     /// Requests per second since the last time.
     pub iops: f64,
 }
+
+/// What a run calls about four times a second; `Break` ends it early, as if its time were over.
+pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
 /// Binds the calling thread, and those that it will start, to a set of CPUs.
 ///
@@ -64,13 +68,16 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
 pub fn run(
     session: &mut Session,
     workload: &Workload,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut OnProgress<'_>,
 ) -> Result<Report, Error> {
-    workload.check(session.config(), session.negotiated())?;
+    let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
-    let (stats, usage) = drive(session, &mut queues, &waker, workload, progress)?;
+    let plan = Plan::of(workload.limit, workload.ramp);
+    let driven = load(session, &mut queues, &waker, workload, region, &plan, progress);
+    let stats = first_error(driven.results)?;
     session.stop()?;
-    Ok(report(session, workload, &stats, usage, window(workload).0))
+    let window = Window { until: driven.until.min(plan.window.until), ..plan.window };
+    Ok(report(session, workload, &stats, driven.usage, window))
 }
 
 /// Watches a back end that has nothing to do: 1000 reads on every queue, `settle` of quiet for it to calm down, then what
@@ -80,8 +87,11 @@ pub fn run(
 /// As [`run`]; [`ErrorKind::System`] if the process cannot be looked at.
 pub fn idle(session: &mut Session, settle: Duration, time: Duration) -> Result<BackendUse, Error> {
     let workload = Workload { limit: Limit::Count(1000), block: 512, ..Workload::default() };
+    let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
-    drive(session, &mut queues, &waker, &workload, &mut |_| ())?;
+    let plan = Plan::of(workload.limit, Duration::ZERO);
+    let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
+    first_error(load(session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(
@@ -103,51 +113,98 @@ pub fn idle(session: &mut Session, settle: Duration, time: Duration) -> Result<B
     Ok(BackendUse::of(pid, &after.since(&before), 0))
 }
 
-/// Runs a workload on started queues, and what the back end's process used meanwhile.
-#[expect(clippy::type_complexity, reason = "two results")]
-fn drive(
+/// Runs a workload on started queues.
+fn load(
     session: &Session,
     queues: &mut [GuestQueue],
     waker: &Waker,
     workload: &Workload,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(Vec<JobStats>, Option<(i32, Usage)>), Error> {
-    let region = workload.check(session.config(), session.negotiated())?;
+    region: Region,
+    plan: &Plan,
+    progress: &mut OnProgress<'_>,
+) -> Driven<JobStats> {
     let jobs = session.negotiated().queues;
+    let window = plan.window;
+    let bodies = (0_u16..).zip(queues).map(|(index, queue)| {
+        let requests = Requests::new(workload, region, index, jobs);
+        let body: Body<'_, JobStats> =
+            Box::new(move |shared, clock| Job { queue, workload, requests, shared, clock, window }.run());
+        body
+    });
+    drive(session, waker, &workload.cpus, plan, bodies.collect(), progress)
+}
+
+/// When a run measures, and how long it takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) window: Window,
+    total: Option<Duration>,
+}
+
+impl Plan {
+    pub(crate) fn of(limit: Limit, ramp: Duration) -> Self {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        match limit {
+            Limit::Time(time) => {
+                let total = ramp.saturating_add(time);
+                Self {
+                    window: Window { from: ns(ramp), until: ns(total), count: u64::MAX },
+                    total: Some(total),
+                }
+            }
+            Limit::Count(count) => Self { window: Window { from: 0, until: u64::MAX, count }, total: None },
+        }
+    }
+}
+
+/// What one job does.
+pub(crate) type Body<'a, T> = Box<dyn FnOnce(&Shared, &Clock) -> Result<T, Error> + Send + 'a>;
+
+/// What came of the jobs.
+pub(crate) struct Driven<T> {
+    pub(crate) results: Vec<Result<T, Error>>,
+    /// What the back end's process used within the window.
+    pub(crate) usage: Option<(i32, Usage)>,
+    /// When the jobs were told to end, in ns of the run's clock; the maximum if they ended by themselves.
+    pub(crate) until: u64,
+}
+
+/// Runs jobs, each in a thread, and watches the back end meanwhile.
+pub(crate) fn drive<T: Send>(
+    session: &Session,
+    waker: &Waker,
+    cpus: &[usize],
+    plan: &Plan,
+    bodies: Vec<Body<'_, T>>,
+    progress: &mut OnProgress<'_>,
+) -> Driven<T> {
     let shared = Shared::default();
-    let (window, total) = window(workload);
     let clock = Clock::start();
     let (sender, ended) = channel();
-
-    let (results, usage) = std::thread::scope(|scope| {
-        let mut threads = Vec::with_capacity(queues.len());
-        for (index, queue) in (0_u16..).zip(queues) {
-            let requests = Requests::new(workload, region, index, jobs);
+    std::thread::scope(|scope| {
+        let jobs = bodies.len();
+        let mut threads = Vec::with_capacity(jobs);
+        for (index, body) in bodies.into_iter().enumerate() {
             let (shared, clock, sender) = (&shared, &clock, sender.clone());
-            let cpu =
-                (!workload.cpus.is_empty()).then(|| workload.cpus[usize::from(index) % workload.cpus.len()]);
+            let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
             threads.push(scope.spawn(move || {
-                let result = cpu
-                    .map_or(Ok(()), |cpu| pin(&[cpu]))
-                    .and_then(|()| Job { queue, workload, requests, shared, clock, window }.run());
+                let result = cpu.map_or(Ok(()), |cpu| pin(&[cpu])).and_then(|()| body(shared, clock));
                 // The receiver lives until every job has ended.
                 let _ = sender.send(result.is_err());
                 result
             }));
         }
         drop(sender);
-        let overseer =
-            Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs: jobs.into() };
-        let usage = overseer.watch(window, total, progress);
-        let results: Vec<_> = threads
+        let overseer = Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
+        let (usage, until) = overseer.watch(plan, progress);
+        let results = threads
             .into_iter()
             .map(|thread| {
                 thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a job panicked")))
             })
             .collect();
-        (results, usage)
-    });
-    Ok((first_error(results)?, usage))
+        Driven { results, usage, until }
+    })
 }
 
 /// All results, or the error that tells most: not that of a job which was merely told to leave.
@@ -166,18 +223,6 @@ fn first_error(results: Vec<Result<JobStats, Error>>) -> Result<Vec<JobStats>, E
     worst.map_or(Ok(stats), Err)
 }
 
-/// The measuring window of a workload, and the time it will take.
-fn window(workload: &Workload) -> (Window, Option<Duration>) {
-    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    match workload.limit {
-        Limit::Time(time) => {
-            let total = workload.ramp.saturating_add(time);
-            (Window { from: ns(workload.ramp), until: ns(total), count: u64::MAX }, Some(total))
-        }
-        Limit::Count(count) => (Window { from: 0, until: u64::MAX, count }, None),
-    }
-}
-
 /// The main thread while the jobs run.
 struct Overseer<'a> {
     session: &'a Session,
@@ -189,35 +234,30 @@ struct Overseer<'a> {
 }
 
 impl Overseer<'_> {
-    /// Watches the jobs until all have ended; returns what the back end used within the window.
-    fn watch(
-        &self,
-        window: Window,
-        total: Option<Duration>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Option<(i32, Usage)> {
+    /// Watches the jobs until all have ended; returns what the back end used within the window, and when that ended.
+    fn watch(&self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Usage)>, u64) {
         let look = || self.session.pid().and_then(Snapshot::take);
+        let Window { from, mut until, .. } = plan.window;
         let (mut before, mut after) = (None, None);
-        let (mut left, mut failed) = (self.jobs, false);
+        let (mut left, mut failed, mut told) = (self.jobs, false, false);
         let (mut last_tick, mut last_done) = (Instant::now(), 0);
         while left > 0 {
             let now = self.clock.now();
-            if before.is_none() && now >= window.from {
+            if before.is_none() && now >= from {
                 before = look();
             }
-            if after.is_none() && now >= window.until {
+            if !told && now >= until {
+                told = true;
                 after = look();
                 self.shared.stop.store(true, Ordering::Relaxed);
                 // A job without completions does not look at the clock.
                 self.waker.wake();
             }
-            let drain = u64::try_from(DRAIN.as_nanos()).unwrap_or(u64::MAX);
-            if failed || now > window.until.saturating_add(drain) {
-                self.shared.abort.store(true, Ordering::Relaxed);
-                self.waker.wake();
-            }
             if self.session.wait_hangup(Duration::ZERO) {
                 self.shared.gone.store(true, Ordering::Relaxed);
+                failed = true;
+            }
+            if failed || now > until.saturating_add(DRAIN_NS) {
                 self.shared.abort.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -225,10 +265,13 @@ impl Overseer<'_> {
                 let done = self.shared.done.load(Ordering::Relaxed);
                 #[expect(clippy::cast_precision_loss, reason = "for people")]
                 let iops = (done - last_done) as f64 / last_tick.elapsed().as_secs_f64();
-                progress(Progress { elapsed: Duration::from_nanos(now), total, done, iops });
+                let state = Progress { elapsed: Duration::from_nanos(now), total: plan.total, done, iops };
+                if progress(state).is_break() {
+                    until = until.min(now);
+                }
                 (last_tick, last_done) = (Instant::now(), done);
             }
-            let next = [window.from, window.until].into_iter().find(|at| *at > now).unwrap_or(u64::MAX);
+            let next = [from, until].into_iter().find(|at| *at > now).unwrap_or(u64::MAX);
             let sleep = Duration::from_nanos(next - now).min(Duration::from_millis(50));
             match self.ended.recv_timeout(sleep) {
                 Ok(error) => {
@@ -239,8 +282,11 @@ impl Overseer<'_> {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let after = after.or_else(look);
-        Some((self.session.pid()?, after?.since(&before?)))
+        let used = || {
+            let after = after.or_else(look)?;
+            Some((self.session.pid()?, after.since(&before?)))
+        };
+        (used(), until)
     }
 }
 

@@ -63,7 +63,7 @@ pub struct SessionOptions {
 }
 
 impl Default for SessionOptions {
-    /// One queue, one request of 4 KiB, split ring, event index if offered, direct descriptors.
+    /// One queue, one request of 4 KiB, split ring; event index and indirect descriptors if offered, as a Linux guest does.
     fn default() -> Self {
         Self {
             queues: 1,
@@ -73,7 +73,7 @@ impl Default for SessionOptions {
             queue_size: None,
             packed: Want::No,
             event_idx: Want::IfOffered,
-            indirect: Want::No,
+            indirect: Want::IfOffered,
             write_cache: None,
             timeout: Duration::from_secs(10),
         }
@@ -342,6 +342,11 @@ impl Session {
     /// Requests that can be out at once on each queue.
     pub fn depth(&self) -> u16 {
         self.options.depth.max(1)
+    }
+
+    /// Bytes of data buffer per request.
+    pub fn data(&self) -> u32 {
+        self.options.data.max(512)
     }
 
     /// Shares the memory, makes the queues and starts them.

@@ -1,15 +1,21 @@
 //! `vlane bench`: drives a vhost-user-blk back end from the guest's side.
 
+mod verify;
+
 use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use vlane_driver::units::{parse_duration, parse_size, show_size};
 use vlane_driver::{
-    BackendUse, ByKind, Latency, Limit, Pattern, Progress, Report, Session, SessionOptions, Wait, Want,
-    Workload,
+    BackendUse, ByKind, Latency, Limit, OnProgress, Pattern, Progress, Report, Session, SessionOptions, Wait,
+    Want, Workload,
 };
 
 /// Drives any vhost-user-blk back end from the guest's side, and measures it.
@@ -71,9 +77,9 @@ pub struct BenchArgs {
     /// Use packed rings
     #[arg(long, help_heading = "Guest")]
     packed: bool,
-    /// Use an indirect descriptor table for every request
+    /// Use the ring's own descriptors even if the back end offers indirect tables
     #[arg(long, help_heading = "Guest")]
-    indirect: bool,
+    direct: bool,
     /// Do without the event index
     #[arg(long, help_heading = "Guest")]
     no_event_idx: bool,
@@ -86,6 +92,18 @@ pub struct BenchArgs {
     /// The device's volatile write cache, as a guest sets it
     #[arg(long, value_enum, default_value_t = CacheArg::Keep, help_heading = "Guest")]
     write_cache: CacheArg,
+
+    /// Write, read and flush at random blocks that prove themselves, then read back and compare everything; `--rw` may
+    /// be randrw:N for N % reads [default: 33], `--size` is 64M unless given, a flush follows every 64 writes unless `--flush-every` says
+    /// otherwise
+    #[arg(long, help_heading = "Verification")]
+    verify: bool,
+    /// Only read back and compare what the state file knows
+    #[arg(long, requires = "state", conflicts_with = "verify", help_heading = "Verification")]
+    verify_only: bool,
+    /// Where the knowledge of what was written is kept between runs; it survives the death of the back end
+    #[arg(long, value_name = "FILE", help_heading = "Verification")]
+    state: Option<PathBuf>,
 
     /// Print the results as JSON
     #[arg(long)]
@@ -153,7 +171,7 @@ impl BenchArgs {
             queue_size: self.queue_size,
             packed: if self.packed { Want::Must } else { Want::No },
             event_idx: if self.no_event_idx { Want::No } else { Want::IfOffered },
-            indirect: if self.indirect { Want::Must } else { Want::No },
+            indirect: if self.direct { Want::No } else { Want::IfOffered },
             write_cache: match self.write_cache {
                 CacheArg::On => Some(true),
                 CacheArg::Off => Some(false),
@@ -190,6 +208,12 @@ impl BenchArgs {
 /// Whatever keeps the measurement from being made; also requests that failed, after the results were printed.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let options = args.session()?;
+    if args.verify || args.verify_only {
+        return verify::run(args, &options);
+    }
+    if args.state.is_some() {
+        bail!("--state goes with --verify or --verify-only");
+    }
     if args.rw == "idle" {
         let mut session = Session::connect(&args.socket, &options)?;
         let used = vlane_driver::idle(&mut session, args.ramp.max(Duration::from_secs(1)), args.time)?;
@@ -210,21 +234,34 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Runs something that tells how far it is, and shows that on a terminal.
+/// Runs something that tells how far it is, and shows that on a terminal; SIGINT and SIGTERM end it early, results and all.
 fn with_progress<T>(
-    work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T, vlane_driver::Error>,
-) -> Result<T, vlane_driver::Error> {
-    let mut stderr = std::io::stderr();
-    if !stderr.is_terminal() {
-        return work(&mut |_| ());
+    work: impl FnOnce(&mut OnProgress<'_>) -> Result<T, vlane_driver::Error>,
+) -> anyhow::Result<T> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let mut handlers = Vec::new();
+    for signal in [SIGINT, SIGTERM] {
+        let flag = Arc::clone(&interrupted);
+        handlers.push(signal_hook::flag::register(signal, flag).context("cannot handle signals")?);
     }
+    let mut stderr = std::io::stderr();
+    let shown = stderr.is_terminal();
     let result = work(&mut |p: Progress| {
-        let total = p.total.map_or(String::new(), |t| format!(" of {:.0}", t.as_secs_f64()));
-        // Progress that cannot be shown is no reason to stop.
-        let _ = write!(stderr, "\r\x1b[K{:5.1}{total} s  {} IOPS", p.elapsed.as_secs_f64(), group(p.iops));
+        if shown {
+            let total = p.total.map_or(String::new(), |t| format!(" of {:.0}", t.as_secs_f64()));
+            // Progress that cannot be shown is no reason to stop.
+            let _ =
+                write!(stderr, "\r\x1b[K{:5.1}{total} s  {} IOPS", p.elapsed.as_secs_f64(), group(p.iops));
+        }
+        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    let _ = write!(stderr, "\r\x1b[K");
-    result
+    if shown {
+        let _ = write!(stderr, "\r\x1b[K");
+    }
+    for handler in handlers {
+        signal_hook::low_level::unregister(handler);
+    }
+    Ok(result?)
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -1,0 +1,336 @@
+//! Checks that a back end keeps what it was given, also when it is killed in between.
+//!
+//! Every block that is written carries, in each of its 512-byte sectors, the run it belongs to, its own address, a generation that
+//! grows with every write of the block, and a checksum. A model in memory ([`VerifyState`]) knows for each block which generations a
+//! read may return: exactly the last one acknowledged while all is well; after a crash of the back end any that was issued since
+//! the last one known to be flushed. [`verify_load`] writes, reads and flushes at random and checks every read; [`verify_check`] reads
+//! everything and compares.
+//!
+//! The model lives in the driver, which survives the back end's death. To check a back end that was killed: take the state that
+//! [`verify_load`] left, connect to the new back end, [`verify_check`]; then load it again with the same state, and so on:
+//!
+//! ```no_run
+//! # use vlane_driver::{Session, SessionOptions, VerifyOptions, VerifyState, verify_load, verify_check};
+//! # fn start_back_end() {} fn kill_it_some_time_later() {}
+//! # fn main() -> Result<(), vlane_driver::Error> {
+//! # let socket = std::path::Path::new("/run/disk.sock");
+//! # let going_on = &mut |_| std::ops::ControlFlow::Continue(());
+//! let options = SessionOptions { depth: 32, ..SessionOptions::default() };
+//! let load = VerifyOptions::default();
+//! start_back_end();
+//! let mut session = Session::connect(socket, &options)?;
+//! let mut state = VerifyState::new(&session, &load)?;
+//! for _ in 0..100 {
+//!     kill_it_some_time_later();
+//!     let report = verify_load(&mut session, &mut state, &load, going_on)?;
+//!     assert!(report.backend_gone && report.mismatches == 0, "{report:?}");
+//!     start_back_end();
+//!     session = Session::connect(socket, &options)?;
+//!     let report = verify_check(&mut session, &mut state, going_on)?;
+//!     assert!(report.mismatches == 0, "{report:?}");
+//!     session = Session::connect(socket, &options)?;
+//! }
+//! # Ok(()) }
+//! ```
+
+mod job;
+mod model;
+mod sector;
+mod state;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind};
+use crate::job::Window;
+use crate::report::Errors;
+use crate::run::{Body, OnProgress, Plan, drive};
+use crate::session::Session;
+use crate::workload::{Limit, Wait, region};
+use job::{Mode, VerifyJob};
+use model::Block;
+pub use model::Mismatch;
+
+/// A verified load.
+#[derive(Debug, Clone)]
+pub struct VerifyOptions {
+    /// Bytes per request: a multiple of 512, at most the session's `data`. Fixed for the life of a state.
+    pub block: u32,
+    /// Start of the region that is used, in bytes.
+    pub offset: u64,
+    /// Length of the region in bytes; `None` takes 64 MiB, or what there is.
+    pub size: Option<u64>,
+    /// When the load ends, if the back end does not end it.
+    pub limit: Limit,
+    /// Reads among a hundred requests.
+    pub read_percent: u8,
+    /// A flush after so many writes of a job.
+    pub flush_every: u32,
+    /// Determines the addresses.
+    pub seed: u64,
+    /// How jobs wait.
+    pub wait: Wait,
+    /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
+    pub cpus: Vec<usize>,
+}
+
+impl Default for VerifyOptions {
+    /// 4 KiB blocks in 64 MiB, a third of the requests reads, a flush every 64 writes, 5 s.
+    fn default() -> Self {
+        Self {
+            block: 4096,
+            offset: 0,
+            size: None,
+            limit: Limit::Time(Duration::from_secs(5)),
+            read_percent: 33,
+            flush_every: 64,
+            seed: 1,
+            wait: Wait::Interrupt,
+            cpus: Vec::new(),
+        }
+    }
+}
+
+/// What each block of a region may hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifyState {
+    /// Tells this run's sectors from whatever else is on the device.
+    run: u64,
+    block: u32,
+    offset: u64,
+    capacity: u64,
+    blocks: Vec<Block>,
+}
+
+impl VerifyState {
+    /// A state for a device of which nothing is known.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the region does not fit the device.
+    pub fn new(session: &Session, options: &VerifyOptions) -> Result<Self, Error> {
+        if options.block == 0 || !options.block.is_multiple_of(512) {
+            let context = format!("a block size of {} bytes is not a multiple of 512", options.block);
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let config = session.config();
+        let most = config.capacity.saturating_sub(options.offset);
+        let size = options.size.unwrap_or(most.min(64 << 20));
+        let region = region(options.offset, Some(size), options.block, config)?;
+        let count = usize::try_from(region.blocks).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| {
+            Error::new(ErrorKind::Invalid, "the region has too many blocks to keep account of; give a size")
+        })?;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let run = twox_hash::XxHash3_64::oneshot_with_seed(
+            u64::from(std::process::id()),
+            &now.as_nanos().to_le_bytes(),
+        );
+        Ok(Self {
+            run,
+            block: options.block,
+            offset: region.offset,
+            capacity: config.capacity,
+            blocks: vec![Block::default(); count],
+        })
+    }
+
+    /// Reads a state from a file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if it cannot be read or is not one.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        state::load(path)
+    }
+
+    /// Writes the state to a file, replacing one that is there, in one step.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        state::save(self, path)
+    }
+
+    /// Bytes per block.
+    pub fn block(&self) -> u32 {
+        self.block
+    }
+
+    /// Tells the state that the back end has died: what was acknowledged since the last flush may be lost. (A load that the back end did
+    /// not survive does so itself; to be called when a machine went down between two loads.)
+    pub fn crashed(&mut self) {
+        self.blocks.iter_mut().for_each(Block::crash);
+    }
+
+    /// Checks that a session's device is the one that the state is about.
+    fn fits(&self, session: &Session) -> Result<(), Error> {
+        let fail = |context: String| Err(Error::new(ErrorKind::State, context));
+        let capacity = session.config().capacity;
+        if capacity < self.capacity {
+            return fail(format!(
+                "the state is about a device of {} bytes, this one has {capacity}",
+                self.capacity
+            ));
+        }
+        if session.data() < self.block {
+            return fail(format!(
+                "the session's buffers are smaller than the state's blocks of {} bytes",
+                self.block
+            ));
+        }
+        let queues = usize::from(session.negotiated().queues);
+        if self.blocks.len() < queues * usize::from(session.depth()) * 2 {
+            return fail(format!("{} blocks are too few for {queues} jobs of that depth", self.blocks.len()));
+        }
+        Ok(())
+    }
+}
+
+/// What a verified load or a check found.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct VerifyReport {
+    /// Blocks read and compared.
+    pub reads: u64,
+    /// Blocks written.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Sectors that held what they must not: the back end lost or damaged data.
+    pub mismatches: u64,
+    /// The first of them.
+    pub first: Vec<Mismatch>,
+    /// Blocks whose last acknowledged write was gone after a crash, having never been flushed: a device may do that.
+    pub unflushed_lost: u64,
+    /// Requests that failed.
+    pub errors: Errors,
+    /// Whether the back end hung up before the end.
+    pub backend_gone: bool,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+}
+
+impl VerifyReport {
+    /// Whether everything read was right and no request failed.
+    pub fn is_clean(&self) -> bool {
+        self.mismatches == 0 && self.errors.total() == 0
+    }
+}
+
+/// Most mismatches that are kept in words.
+const FIRST: usize = 16;
+
+/// Writes, reads and flushes a session's device at random, checking every read; ends by a flush if the back end lives.
+///
+/// The state is good for a following [`verify_check`] or load whatever happens. The session must not have been started.
+///
+/// # Errors
+/// [`ErrorKind::State`] if the state is not about this device, and as [`run`](crate::run), except that a back end that hangs up is
+/// no error here but [`VerifyReport::backend_gone`].
+pub fn verify_load(
+    session: &mut Session,
+    state: &mut VerifyState,
+    options: &VerifyOptions,
+    progress: &mut OnProgress<'_>,
+) -> Result<VerifyReport, Error> {
+    if session.config().read_only {
+        return Err(Error::new(ErrorKind::Invalid, "the device is read-only; a verified load writes"));
+    }
+    if options.read_percent >= 100 {
+        return Err(Error::new(ErrorKind::Invalid, "a verified load needs writes"));
+    }
+    go(session, state, Mode::Load(options), progress)
+}
+
+/// Reads every block that the state knows and compares; what is found then counts as what is there.
+///
+/// The session must not have been started.
+///
+/// # Errors
+/// As [`verify_load`].
+pub fn verify_check(
+    session: &mut Session,
+    state: &mut VerifyState,
+    progress: &mut OnProgress<'_>,
+) -> Result<VerifyReport, Error> {
+    go(session, state, Mode::Check, progress)
+}
+
+fn go(
+    session: &mut Session,
+    state: &mut VerifyState,
+    mode: Mode<'_>,
+    progress: &mut OnProgress<'_>,
+) -> Result<VerifyReport, Error> {
+    state.fits(session)?;
+    let (mut queues, waker) = session.start()?;
+    let (run, block, volatile) = (state.run, state.block, session.negotiated().write_cache);
+    let can_flush = session.negotiated().flush;
+    let (plan, cpus) = match mode {
+        Mode::Load(options) => (Plan::of(options.limit, Duration::ZERO), options.cpus.clone()),
+        Mode::Check => (Plan::of(Limit::Count(0), Duration::ZERO), Vec::new()),
+    };
+    let Window { count, .. } = plan.window;
+    let started = std::time::Instant::now();
+
+    let jobs = queues.len();
+    let mut rest = state.blocks.as_mut_slice();
+    let mut first_sector = state.offset / 512;
+    let mut bodies: Vec<Body<'_, VerifyReport>> = Vec::with_capacity(jobs);
+    for (index, queue) in queues.iter_mut().enumerate() {
+        // The remaining blocks over the remaining jobs: equal to within one.
+        let (mine, others) = rest.split_at_mut(rest.len() / (jobs - index));
+        rest = others;
+        let first = first_sector;
+        first_sector += mine.len() as u64 * u64::from(block / 512);
+        bodies.push(Box::new(move |shared, clock| {
+            let mut job = VerifyJob::new(queue, mine, mode, index as u64, run, first, block);
+            job.durable_when_done = !volatile || !can_flush;
+            job.can_flush = can_flush;
+            job.run(shared, clock, plan.window.until, count)
+        }));
+    }
+    let driven = drive(session, &waker, &cpus, &plan, bodies, progress);
+    let mut report = VerifyReport::default();
+    let mut failure = None;
+    for result in driven.results {
+        match result {
+            Ok(one) => report.add(one),
+            // A job that was told to leave by another's failure says less than that one.
+            Err(error) if failure.as_ref().is_none_or(|f: &Error| f.kind() == ErrorKind::Timeout) => {
+                failure = Some(error);
+            }
+            Err(_) => {}
+        }
+    }
+    if failure.is_some() || report.backend_gone {
+        // Whatever was out is in doubt, and what was not flushed may go with the process.
+        state.crashed();
+    }
+    report.seconds = started.elapsed().as_secs_f64();
+    match failure {
+        Some(error) => Err(error),
+        None if report.backend_gone => Ok(report),
+        None => match session.stop() {
+            // Everything had come back and was flushed.
+            Err(error) if error.is_gone() => {
+                report.backend_gone = true;
+                Ok(report)
+            }
+            other => other.map(|()| report),
+        },
+    }
+}
+
+impl VerifyReport {
+    fn add(&mut self, other: Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.mismatches += other.mismatches;
+        self.first.extend(other.first);
+        self.first.truncate(FIRST);
+        self.unflushed_lost += other.unflushed_lost;
+        self.errors.add(&other.errors);
+        self.backend_gone |= other.backend_gone;
+    }
+}

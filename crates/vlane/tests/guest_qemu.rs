@@ -1,0 +1,290 @@
+//! QEMU guests: several vCPUs and queues, packed rings, read-only volumes, firmware, reboots.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{QemuBed, Volume, one_at_a_time, sha256, sha256_of, stop};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use vlane_boot::{Report, ext4};
+
+const MIB: u64 = 1 << 20;
+/// The bit of VIRTIO_F_RING_PACKED.
+const RING_PACKED: usize = 34;
+
+/// One verified fio job on each vCPU, straight to the device, and what the kernel knows about its queues.
+const A_JOB_ON_EACH_VCPU: &str = r#"
+set -e
+features=$(cat /sys/block/vda/device/features)
+echo "RESULT features=$features"
+echo "RESULT queues=$(ls /sys/block/vda/mq | wc -l)"
+for cpu in 0 1; do
+    fio --name=cpu$cpu --filename=/dev/vda --offset=$((cpu * 32))m --size=16m --bsrange=4k-64k --rw=randwrite \
+        --direct=1 --ioengine=libaio --iodepth=16 --cpus_allowed=$cpu --fsync=64 \
+        --verify=crc32c --verify_fatal=1 > /tmp/fio$cpu 2>&1 &
+    eval pid$cpu=$!
+done
+wait $pid0 || { cat /tmp/fio0; exit 1; }
+wait $pid1 || { cat /tmp/fio1; exit 1; }
+for queue in 0 1; do
+    echo "RESULT interrupts$queue=$(grep "virtio0-req.$queue\$" /proc/interrupts | awk '{ print $2 + $3 }')"
+done
+"#;
+
+fn number(report: &Report, key: &str) -> u64 {
+    let text = report.result(key).unwrap();
+    text.parse().unwrap_or_else(|_| panic!("{key}={text}"))
+}
+
+fn feature(report: &Report, bit: usize) -> char {
+    report.result("features").unwrap().chars().nth(bit).unwrap()
+}
+
+#[test]
+fn two_vcpus_use_two_queues_and_what_they_wrote_verifies() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let report = bed.run(bed.machine(&volume.socket), A_JOB_ON_EACH_VCPU, &["fio"]);
+    let stopped = stop(backend);
+    assert_eq!(number(&report, "queues"), 2);
+    assert_eq!(feature(&report, RING_PACKED), '0', "split rings unless asked for");
+    for queue in 0..2 {
+        let interrupts = number(&report, &format!("interrupts{queue}"));
+        assert!(interrupts > 50, "queue {queue} interrupted its vCPU {interrupts} times");
+        // Each job writes 16 MiB in blocks of at most 64 KiB and reads them back.
+        let requests = common::requests(&stopped.log, queue);
+        assert!(requests >= 512, "queue {queue} carried {requests} requests:\n{}", stopped.log);
+    }
+}
+
+#[test]
+fn a_guest_with_one_queue_leaves_the_others_alone() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let mut machine = bed.machine(&volume.socket);
+    machine.disks[0].queues = Some(1);
+    let report = bed.run(machine, A_JOB_ON_EACH_VCPU, &["fio"]);
+    let stopped = stop(backend);
+    assert_eq!(number(&report, "queues"), 1);
+    assert!(number(&report, "interrupts0") > 50);
+    assert!(report.results["interrupts1"].is_empty(), "{report:?}");
+    assert!(common::requests(&stopped.log, 0) >= 1024, "{}", stopped.log);
+    assert_eq!(common::requests(&stopped.log, 1), 0, "{}", stopped.log);
+}
+
+#[test]
+fn packed_rings_carry_verified_data_on_both_queues() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let mut machine = bed.machine(&volume.socket);
+    machine.disks[0].packed = true;
+    let report = bed.run(machine, A_JOB_ON_EACH_VCPU, &["fio"]);
+    stop(backend);
+    assert_eq!(feature(&report, RING_PACKED), '1', "the guest did not get packed rings");
+    for queue in 0..2 {
+        assert!(number(&report, &format!("interrupts{queue}")) > 50, "{report:?}");
+    }
+}
+
+#[test]
+fn a_packed_guest_makes_a_clean_file_system() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(256 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let mut machine = bed.machine(&volume.socket);
+    machine.disks[0].packed = true;
+    let script = r#"
+set -e
+echo "RESULT features=$(cat /sys/block/vda/device/features)"
+mkfs.ext4 -q -F /dev/vda
+mount -o discard /dev/vda /mnt
+dd if=/dev/urandom of=/mnt/file bs=100k count=200 2>/dev/null
+cp /mnt/file /mnt/gone
+sync
+rm /mnt/gone
+fstrim /mnt
+umount /mnt
+echo 3 > /proc/sys/vm/drop_caches
+mount /dev/vda /mnt
+echo "RESULT file=$(sha256sum /mnt/file | cut -d' ' -f1)"
+umount /mnt
+"#;
+    let report = bed.run(machine, script, &["mkfs.ext4", "fstrim"]);
+    stop(backend);
+    assert_eq!(feature(&report, RING_PACKED), '1', "the guest did not get packed rings");
+    ext4::check(&bed.host, &volume.image).unwrap();
+    let file = ext4::read_file(&bed.host, &volume.image, "/file").unwrap();
+    assert_eq!(file.len(), 200 * 100 * 1024);
+    assert_eq!(sha256_of(&file), report.result("file").unwrap());
+}
+
+#[test]
+fn a_read_only_volume_is_read_and_not_written() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(64 * MIB);
+    let tree = volume.beside("tree");
+    std::fs::create_dir(&tree).unwrap();
+    let content: Vec<u8> = (0..3_000_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    std::fs::write(tree.join("file"), &content).unwrap();
+    make_ext4(&bed, &volume.image, &tree);
+    let before = sha256(&volume.image);
+    let script = r#"
+echo "RESULT ro=$(cat /sys/block/vda/ro)"
+dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=10 conv=fsync 2>/dev/null; echo "RESULT write=$?"
+mount /dev/vda /mnt 2>/dev/null; echo "RESULT mount_rw=$(grep -c ' /mnt ext4 rw' /proc/mounts)"
+umount /mnt 2>/dev/null
+mount -o ro,noload /dev/vda /mnt; echo "RESULT mount_ro=$?"
+echo "RESULT file=$(sha256sum /mnt/file | cut -d' ' -f1)"
+umount /mnt
+"#;
+    let look = |options: &[&str]| {
+        let backend = volume.serve(options);
+        let report = bed.run(bed.machine(&volume.socket), script, &[]);
+        stop(backend);
+        assert_eq!(report.result("file").unwrap(), sha256_of(&content));
+        assert_eq!(report.result("mount_ro").unwrap(), "0");
+        report
+    };
+    let report = look(&["--queues", "2", "--read-only"]);
+    assert_eq!(report.result("ro").unwrap(), "1");
+    assert_ne!(report.result("write").unwrap(), "0", "a write to a read-only volume must fail");
+    assert_eq!(report.result("mount_rw").unwrap(), "0");
+    assert_eq!(sha256(&volume.image), before, "the image changed");
+
+    // The same guest on the same volume can write when it may.
+    let report = look(&["--queues", "2"]);
+    assert_eq!(report.result("ro").unwrap(), "0");
+    assert_eq!(report.result("write").unwrap(), "0");
+    assert_ne!(sha256(&volume.image), before);
+}
+
+#[test]
+fn a_guest_that_reboots_finds_its_data_on_the_same_socket() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let mut machine = bed.machine(&volume.socket);
+    machine.may_reboot = true;
+    let script = r#"
+set -e
+if mount /dev/vda /mnt 2>/dev/null; then
+    echo "RESULT boot=2"
+    sha256sum -c /mnt/SUMS > /dev/null
+    echo "RESULT second=$(sha256sum /mnt/file | cut -d' ' -f1)"
+    umount /mnt
+else
+    echo "RESULT boot=1"
+    mkfs.ext4 -q -F /dev/vda
+    mount /dev/vda /mnt
+    dd if=/dev/urandom of=/mnt/file bs=64k count=128 2>/dev/null
+    sha256sum /mnt/file > /mnt/SUMS
+    echo "RESULT first=$(sha256sum /mnt/file | cut -d' ' -f1)"
+    umount /mnt
+    reboot -f
+fi
+"#;
+    let guest = bed.start(machine, script, &["mkfs.ext4"]);
+    let qemu = guest.id();
+    let report = common::finished(guest);
+    assert!(!Path::new(&format!("/proc/{qemu}")).exists());
+    stop(backend);
+    assert_eq!(report.result("boot").unwrap(), "2");
+    assert_eq!(report.result("first").unwrap(), report.result("second").unwrap());
+    ext4::check(&bed.host, &volume.image).unwrap();
+}
+
+#[test]
+fn one_guest_after_another_is_served_on_the_same_socket() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(64 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let write = r#"dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null"#;
+    let read = r#"echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cut -d' ' -f1)""#;
+    bed.run(bed.machine(&volume.socket), write, &[]);
+    // This one is killed in the middle of its work: the session ends without a word.
+    let work = "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct 2>/dev/null; done";
+    let mut guest = bed.start(bed.machine(&volume.socket), work, &[]);
+    guest.wait_result("begun", common::LIMIT).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    guest.kill();
+    let report = bed.run(bed.machine(&volume.socket), read, &[]);
+    stop(backend);
+    let image = std::fs::read(&volume.image).unwrap();
+    assert_eq!(report.result("start").unwrap(), sha256_of(&image[..64 * 65536]));
+}
+
+#[test]
+fn the_firmware_boots_from_the_volume() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(8 * MIB);
+    use std::os::unix::fs::FileExt;
+    let image = std::fs::OpenOptions::new().write(true).open(&volume.image).unwrap();
+    image.write_all_at(&boot_sector(), 0).unwrap();
+    let second = "RESULT second_sector=read\r\n\0";
+    image.write_all_at(second.as_bytes(), 512).unwrap();
+    let backend = volume.serve(&["--queues", "2"]);
+    // SeaBIOS's own virtio-blk driver: one queue, polled, without interrupts.
+    let report = bed.machine(&volume.socket).start(common::LIMIT, None).unwrap().wait().unwrap();
+    stop(backend);
+    assert_eq!(report.result("second_sector").unwrap(), "read", "{}", report.console);
+}
+
+/// Reads the disk's second sector through the BIOS, prints it on the serial line, and resets the machine.
+fn boot_sector() -> [u8; 512] {
+    const CODE: [u8; 56] = [
+        0xfa, //             cli
+        0x31, 0xc0, //       xor ax, ax
+        0x8e, 0xd8, //       mov ds, ax
+        0x8e, 0xc0, //       mov es, ax
+        0x8e, 0xd0, //       mov ss, ax
+        0xbc, 0x00, 0x7c, // mov sp, 0x7c00
+        0xfb, //             sti
+        0xbb, 0x00, 0x7e, // mov bx, 0x7e00       where the sector goes
+        0xb8, 0x01, 0x02, // mov ax, 0x0201       read one sector
+        0xb9, 0x02, 0x00, // mov cx, 2            cylinder 0, sector 2
+        0xb6, 0x00, //       mov dh, 0            head 0; dl is the boot drive
+        0xcd, 0x13, //       int 0x13
+        0x72, 0x17, //       jc reset
+        0xbe, 0x00, 0x7e, // mov si, 0x7e00
+        0xfc, //             cld
+        // next:
+        0xba, 0xfd, 0x03, // mov dx, 0x3fd        COM1's line status
+        0xec, //             in al, dx
+        0xa8, 0x20, //       test al, 0x20        room for a byte?
+        0x74, 0xfb, //       jz back to in
+        0xac, //             lodsb
+        0x84, 0xc0, //       test al, al
+        0x74, 0x06, //       jz reset
+        0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xee, //             out dx, al
+        0xeb, 0xed, //       jmp next
+        // reset:
+        0xb0, 0xfe, //       mov al, 0xfe
+        0xe6, 0x64, //       out 0x64, al         the keyboard controller's reset line
+        0xf4, //             hlt
+    ];
+    let mut sector = [0; 512];
+    sector[..CODE.len()].copy_from_slice(&CODE);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+/// Makes a file system with the files of `tree` in it, without mounting anything.
+fn make_ext4(bed: &QemuBed, image: &Path, tree: &Path) {
+    let mkfs = bed.host.program("mkfs.ext4").unwrap();
+    let made = Command::new(mkfs).args(["-q", "-F", "-d"]).arg(tree).arg(image).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+}

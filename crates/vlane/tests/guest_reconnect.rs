@@ -1,0 +1,82 @@
+//! The back end goes away and comes back under a running guest: QEMU connects again, and the guest's work goes on.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{QemuBed, Volume, one_at_a_time, sha256_of, stop};
+use vlane_boot::{Backend, Qemu, ext4};
+
+const MIB: u64 = 1 << 20;
+/// How long the guest is without its disk, and works between two losses.
+const PAUSE: Duration = Duration::from_millis(1500);
+const TIMES: u32 = 2;
+
+/// fio is held to a rate at which it writes for ten seconds, and then verifies.
+fn work(depth: u32) -> String {
+    format!(
+        r#"
+set -e
+mkfs.ext4 -q -F /dev/vda
+mount /dev/vda /mnt
+dd if=/dev/urandom of=/mnt/before bs=64k count=64 conv=fsync 2>/dev/null
+echo "RESULT before=$(sha256sum /mnt/before | cut -d' ' -f1)"
+echo "RESULT working=1"
+fio --name=work --directory=/mnt --size=40m --bsrange=4k-64k --rw=randwrite --rate=,4m --direct=1 \
+    --ioengine=libaio --iodepth={depth} --fsync=32 --verify=crc32c --verify_fatal=1 > /tmp/fio 2>&1 \
+    || {{ cat /tmp/fio; exit 1; }}
+echo "RESULT worked=1"
+umount /mnt
+echo 3 > /proc/sys/vm/drop_caches
+e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || {{ cat /tmp/fsck; exit 1; }}
+mount -o ro /dev/vda /mnt
+echo "RESULT file=$(sha256sum /mnt/work.0.0 | cut -d' ' -f1)"
+umount /mnt
+"#
+    )
+}
+
+/// Takes the back end away `TIMES` times, by `take`, and checks that nothing was lost.
+fn goes_on(depth: u32, change: impl Fn(&mut Qemu), take: impl Fn(Backend)) {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let options = ["--queues", "2"];
+    let mut backend = volume.serve(&options);
+    let mut machine = bed.machine(&volume.socket);
+    machine.disks[0].reconnect = true;
+    change(&mut machine);
+    let guest = bed.start(machine, &work(depth), &["fio", "mkfs.ext4", "e2fsck"]);
+    guest.wait_result("working", common::LIMIT).unwrap();
+    for _ in 0..TIMES {
+        std::thread::sleep(PAUSE);
+        take(backend);
+        std::thread::sleep(PAUSE);
+        assert!(!guest.results().contains_key("worked"), "the guest was done before the back end went away");
+        backend = volume.serve(&options);
+    }
+    let report = common::finished(guest);
+    stop(backend);
+    ext4::check(&bed.host, &volume.image).unwrap();
+    for (key, path) in [("before", "/before"), ("file", "/work.0.0")] {
+        let content = ext4::read_file(&bed.host, &volume.image, path).unwrap();
+        assert_eq!(sha256_of(&content), report.result(key).unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn a_back_end_that_is_stopped_and_started_loses_nothing() {
+    goes_on(16, |_| (), |backend| drop(stop(backend)));
+}
+
+#[test]
+fn a_back_end_that_is_stopped_and_started_loses_nothing_with_packed_rings() {
+    goes_on(16, |machine| machine.disks[0].packed = true, |backend| drop(stop(backend)));
+}
+
+#[test]
+fn a_back_end_that_is_killed_and_started_loses_nothing() {
+    goes_on(16, |_| (), Backend::kill);
+}
