@@ -118,6 +118,9 @@ impl Guest {
     pub fn wait_result(&self, key: &str, limit: Duration) -> Result<String> {
         let limit = limit.min(self.left());
         self.console.wait_for(limit, |_, results| results.get(key).cloned()).ok_or_else(|| {
+            if self.console.wait_closed(Duration::ZERO) {
+                return self.problem(ErrorKind::Process, &format!("ended without reporting {key}"));
+            }
             self.problem(ErrorKind::Timeout, &format!("did not report {key} within {} s", limit.as_secs()))
         })
     }

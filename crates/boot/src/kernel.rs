@@ -124,8 +124,9 @@ fn download(host: &Host, directory: &Path) -> Result<()> {
 
 /// The packages with the kernel and its modules: newer Debian releases split them.
 fn kernel_packages(apt: &AptSource) -> Result<Vec<String>> {
-    let parts =
-        |name: &str| ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p));
+    let parts = |name: &str| {
+        ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"].iter().any(|p| name.starts_with(p))
+    };
     let mut packages = apt.dependencies(PACKAGE, parts)?;
     for package in packages.clone() {
         packages.extend(apt.dependencies(&package, parts)?);

@@ -14,7 +14,8 @@ use crate::error::{Error, ErrorKind, Result, io};
 pub struct Modules {
     directory: PathBuf,
     files: BTreeMap<String, PathBuf>,
-    built_in: BTreeSet<String>,
+    /// None when the kernel's package does not say what is built in.
+    built_in: Option<BTreeSet<String>>,
 }
 
 /// A module's name and its uncompressed content.
@@ -27,14 +28,19 @@ impl Modules {
         let mut files = BTreeMap::new();
         index(&directory, &mut files)
             .map_err(io(|| format!("{}: the kernel's modules cannot be read", directory.display())))?;
-        let built_in = std::fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default();
-        let built_in = built_in.lines().filter_map(|line| module_name(Path::new(line))).collect();
+        let built_in = std::fs::read_to_string(directory.join("modules.builtin")).ok();
+        let built_in =
+            built_in.map(|list| list.lines().filter_map(|line| module_name(Path::new(line))).collect());
         Ok(Self { directory, files, built_in })
     }
 
     /// Whether the kernel has this module, loadable or built in.
     pub fn has(&self, name: &str) -> bool {
-        self.built_in.contains(name) || self.files.contains_key(name)
+        self.is_built_in(name) || self.files.contains_key(name)
+    }
+
+    fn is_built_in(&self, name: &str) -> bool {
+        self.built_in.as_ref().is_some_and(|names| names.contains(name))
     }
 
     /// The wanted modules and what they depend on, in loading order. Built-in ones need no loading.
@@ -47,16 +53,25 @@ impl Modules {
         Ok(order)
     }
 
+    fn missing(&self, name: &str) -> Error {
+        Error::new(
+            ErrorKind::Missing,
+            format!(
+                "{}: the guest's kernel has no {name}, neither built in nor as a module; use another kernel",
+                self.directory.display()
+            ),
+        )
+    }
+
     fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<Module>) -> Result<()> {
-        if self.built_in.contains(name) || !seen.insert(name.to_string()) {
+        if self.is_built_in(name) || !seen.insert(name.to_string()) {
             return Ok(());
         }
-        let path = self.files.get(name).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Missing,
-                format!("{}: the guest's kernel has no {name}, neither built in nor as a module; use another kernel", self.directory.display()),
-            )
-        })?;
+        let Some(path) = self.files.get(name) else {
+            // With no list of what is built in, what is no module is taken to be: the guest will tell.
+            return if self.built_in.is_none() { Ok(()) } else { Err(self.missing(name)) };
+        };
+
         let content = std::fs::read(path).map_err(io(|| format!("{}: cannot be read", path.display())))?;
         let content = compressed::unpack(&content)
             .map_err(|why| Error::new(ErrorKind::Format, format!("{}: {why}", path.display())))?;
@@ -128,5 +143,9 @@ mod tests {
         assert!(modules.has("ext4") && !modules.has("xfs"));
         let error = modules.closure(&["xfs"]).unwrap_err();
         assert!(error.to_string().contains("xfs"), "{error}");
+
+        std::fs::remove_file(dir.path().join("modules.builtin")).unwrap();
+        let unlisted = Modules::at(dir.path()).unwrap();
+        assert_eq!(names(&unlisted.closure(&["virtio_ring", "xfs"]).unwrap()), ["virtio_ring"]);
     }
 }

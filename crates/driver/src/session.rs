@@ -312,8 +312,9 @@ impl Session {
             let context = format!("{}: the write cache cannot be switched", self.socket.display());
             return Err(Error::new(ErrorKind::Unsupported, context));
         }
+        // No flag means "a field that the guest may write" in the protocol; the crate's WRITABLE is not that, and QEMU hangs up at it.
         self.frontend
-            .set_config(WRITEBACK_AT, VhostUserConfigFlags::WRITABLE, &[u8::from(on)])
+            .set_config(WRITEBACK_AT, VhostUserConfigFlags::empty(), &[u8::from(on)])
             .map_err(|e| Error::protocol(&self.socket, "SET_CONFIG (write cache)", e))?;
         self.negotiated.write_cache = on;
         Ok(())

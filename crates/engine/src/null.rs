@@ -54,7 +54,8 @@ impl NullEngine {
             return Err(EngineError::new(ErrorKind::Empty, None, text));
         }
         if !config.size.is_multiple_of(512) {
-            let text = format!("a null device of {} bytes is not a multiple of the sector size, 512", config.size);
+            let text =
+                format!("a null device of {} bytes is not a multiple of the sector size, 512", config.size);
             return Err(EngineError::new(ErrorKind::OddSize, None, text));
         }
         let model = config.latency.map(|latency| {

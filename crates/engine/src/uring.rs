@@ -1,7 +1,9 @@
 //! A lane thread's io_uring: its one wait point, and the way to the storage.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -10,6 +12,9 @@ use crate::{EngineError, ErrorKind, Slot};
 
 /// Tokens below this are for wake-ups ([`Event::Wake`]).
 pub const WAKE_TOKENS: u32 = 1 << 24;
+
+/// Files that a ring knows by a number of its own; more are used by their descriptors.
+const FIXED_FILES: u32 = 16;
 
 const TAG_WAKE: u64 = 1 << 56;
 const TAG_OP: u64 = 2 << 56;
@@ -25,6 +30,14 @@ pub enum Event {
         /// The watch goes on. If not, it must be set up again.
         armed: bool,
     },
+    /// The descriptor with this token cannot be watched: it is of a kind that nobody can wait for, such as a regular
+    /// file. Trying again would fail again.
+    Unwatchable {
+        /// As given to [`Uring::watch`].
+        token: u32,
+        /// What the system said.
+        errno: i32,
+    },
     /// An operation of a channel completed.
     Op {
         /// The lane whose channel it was.
@@ -36,13 +49,39 @@ pub enum Event {
     },
 }
 
-/// One io_uring, used by the thread that made it.
+/// What tells one open file from another for [`Uring::fix`], for the lifetime of the process: a descriptor's number
+/// may come to mean another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileKey(u64);
+
+impl FileKey {
+    pub(crate) fn new() -> FileKey {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        FileKey(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A file as an operation names it: by its descriptor, or by its number among the ring's fixed files, which spares
+/// each operation two updates of a counter that all lanes share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// For the operation's descriptor field.
+    pub(crate) fd: types::Fd,
+    /// To be added to the operation's flags.
+    pub(crate) flags: squeue::Flags,
+}
+
+/// One io_uring, used by the thread that made it (the kernel serves no other).
 pub struct Uring {
     ring: IoUring,
+    /// The fixed files, in order; nothing when the kernel gave no table.
+    fixed: Option<Vec<FileKey>>,
     /// Pushed and not yet submitted.
     unsubmitted: usize,
     /// Operations of channels that have not completed. The kernel may write to their buffers.
     in_flight: usize,
+    /// Not `Send`: dropped by its thread, too.
+    thread: PhantomData<*const ()>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -69,7 +108,28 @@ impl Uring {
             .setup_cqsize(entries.saturating_mul(2))
             .build(entries)
             .map_err(setup_error)?;
-        Ok(Uring { ring, unsubmitted: 0, in_flight: 0 })
+        let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok().then(Vec::new);
+        Ok(Uring { ring, fixed, unsubmitted: 0, in_flight: 0, thread: PhantomData })
+    }
+
+    /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
+    /// ring exists.
+    pub(crate) fn fix(&mut self, key: FileKey, file: impl AsFd) -> Target {
+        let fd = file.as_fd().as_raw_fd();
+        let by_descriptor = Target { fd: types::Fd(fd), flags: squeue::Flags::empty() };
+        let Some(files) = &mut self.fixed else { return by_descriptor };
+        let known = files.iter().position(|known| *known == key);
+        let number = known.unwrap_or(files.len());
+        let (Ok(at), Ok(index)) = (u32::try_from(number), i32::try_from(number)) else {
+            return by_descriptor;
+        };
+        if known.is_none() {
+            if at >= FIXED_FILES || self.ring.submitter().register_files_update(at, &[fd]).is_err() {
+                return by_descriptor;
+            }
+            files.push(key);
+        }
+        Target { fd: types::Fd(index), flags: squeue::Flags::FIXED_FILE }
     }
 
     /// Says with [`Event::Wake`] each time `fd` becomes readable (an eventfd: each time it is written). Nothing needs
@@ -119,10 +179,7 @@ impl Uring {
     /// Submits what was pushed and lets the kernel work on completions, if there is either to do. Does not wait.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
-        if self.unsubmitted == 0 && !self.ring.submission().taskrun() {
-            return Ok(());
-        }
-        self.enter(0)
+        if self.unsubmitted > 0 || self.kernel_has_work() { self.enter(0) } else { Ok(()) }
     }
 
     /// Submits what was pushed and waits until something arrives, or `timeout` passes.
@@ -135,12 +192,21 @@ impl Uring {
         self.after_enter(result)
     }
 
+    /// Whether the kernel waits to be entered: to work on completions, or to hand out those that found the
+    /// completion queue full.
+    #[inline]
+    fn kernel_has_work(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
     fn enter(&mut self, want: u32) -> io::Result<()> {
         const GETEVENTS: u32 = 1;
         let to_submit = u32::try_from(self.unsubmitted).unwrap_or(u32::MAX);
         self.ring.submission().sync();
         // SAFETY: no argument is passed; the submitted entries are covered by `push`.
-        let result = unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, want, GETEVENTS, None) };
+        let result =
+            unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, want, GETEVENTS, None) };
         self.after_enter(result)
     }
 
@@ -159,7 +225,7 @@ impl Uring {
     /// Whether [`Uring::submit`] and [`Uring::next_event`] would find something to do. Costs two loads.
     #[inline]
     pub fn has_work(&mut self) -> bool {
-        self.unsubmitted > 0 || self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+        self.unsubmitted > 0 || self.kernel_has_work() || !self.ring.completion().is_empty()
     }
 
     /// The next thing that arrived, if any.
@@ -176,12 +242,16 @@ impl Uring {
                     return Some(Event::Op { lane, slot, result: entry.result() });
                 }
                 TAG_WAKE => {
-                    // A poll that ended because it was cancelled is not armed and needs no answer.
-                    if entry.result() == -libc::ECANCELED {
-                        continue;
-                    }
                     let token = data as u32 & (WAKE_TOKENS - 1);
-                    return Some(Event::Wake { token, armed: cqueue::more(entry.flags()) });
+                    match -entry.result() {
+                        // A poll that was cancelled is not armed and needs no answer.
+                        libc::ECANCELED => continue,
+                        errno @ (libc::EBADF | libc::EINVAL | libc::EPERM | libc::EOPNOTSUPP) => {
+                            return Some(Event::Unwatchable { token, errno });
+                        }
+                        // Errors that pass, too: the watch is set up again.
+                        _ => return Some(Event::Wake { token, armed: cqueue::more(entry.flags()) }),
+                    }
                 }
                 _ => {}
             }
@@ -192,12 +262,18 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         // Closing a ring does not wait for its operations, and the kernel would go on writing to buffers that are
-        // about to be unmapped. By the contract there are none left; if there are, waiting is the safe thing.
+        // about to be unmapped. By the contract there are none left; if there are, waiting is the safe thing, however
+        // long it takes.
         while self.in_flight > 0 {
-            if self.enter(1).is_err() {
-                break;
+            if let Err(error) = self.enter(1) {
+                tracing::error!("io_uring_enter, waiting for {} operations: {error}", self.in_flight);
+                std::thread::sleep(Duration::from_millis(100));
             }
             while self.next_event().is_some() {}
+        }
+        // A closed ring lets go of its files some time later; the images' locks are to end now.
+        if self.fixed.take().is_some_and(|files| !files.is_empty()) {
+            let _ = self.ring.submitter().unregister_files();
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The lane threads of one volume, and what control can ask of them.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
 use vlane_engine::{EngineError, Uring};
 use vlane_ring::{DirtyLog, GuestMemory, QueueError};
@@ -76,6 +76,10 @@ impl std::fmt::Debug for Outbox {
 }
 
 /// The lane threads of one volume. Queue i runs on thread i modulo their number. Dropping it drains all lanes.
+///
+/// Everything that is asked of a lane has been done when the call returns. A front end that lets a call descriptor
+/// fill up keeps the lane that signals it waiting for ever, and with it all lanes of that thread. So every
+/// request takes `calls`, the call descriptors of all lanes that run: when the thread does not answer, they are emptied.
 #[derive(Debug)]
 pub struct Pool {
     workers: Vec<Worker>,
@@ -103,35 +107,40 @@ impl Pool {
         self.worker(index).outbox.send(message).then_some(()).ok_or(LaneError::Gone)
     }
 
-    /// Starts the lane of queue `index`.
+    /// Sends a message that is answered, and waits for the answer.
+    fn ask<T>(
+        &self,
+        index: u16,
+        calls: &[BorrowedFd<'_>],
+        message: impl FnOnce(Sender<T>) -> Message,
+    ) -> Result<T, LaneError> {
+        let (reply, answer) = channel();
+        self.send(index, message(reply))?;
+        wait(&answer, calls)
+    }
+
+    /// Starts the lane of queue `index`. `calls`: see [`Pool`].
     ///
     /// # Errors
     /// [`LaneError`].
-    pub fn start(&self, index: u16, config: LaneConfig) -> Result<(), LaneError> {
-        let (reply, answer) = channel();
-        self.send(index, Message::Start { index, config: Box::new(config), reply })?;
-        answer.recv().map_err(|_| LaneError::Gone)?
+    pub fn start(&self, index: u16, config: LaneConfig, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+        self.ask(index, calls, |reply| Message::Start { index, config: Box::new(config), reply })?
     }
 
     /// Stops the lane of queue `index` when its last request in flight is answered. Nothing, if there was none.
     ///
-    /// `call` is the lane's call descriptor, if it has one: a front end that let it fill up keeps the lane waiting
-    /// for ever in its next signal; emptying it here lets the lane go on.
-    ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn stop(&self, index: u16, call: Option<&OwnedFd>) -> Result<Option<Stopped>, LaneError> {
-        let (reply, answer) = channel();
-        self.send(index, Message::Stop { index, reply })?;
-        wait(&answer, call)
+    pub fn stop(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
+        self.ask(index, calls, |reply| Message::Stop { index, reply })
     }
 
-    /// Replaces the lane's call descriptor.
+    /// Replaces the lane's call descriptor; `calls` must have the old one, too.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_call(&self, index: u16, call: Option<OwnedFd>) -> Result<(), LaneError> {
-        self.send(index, Message::SetCall { index, call })
+    pub fn set_call(&self, index: u16, call: Option<OwnedFd>, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+        self.ask(index, calls, |reply| Message::SetCall { index, call, reply })
     }
 
     /// Lets the lane go on with other memory; with `drain`, only after its requests in flight are answered, so
@@ -144,35 +153,40 @@ impl Pool {
         index: u16,
         memory: Arc<GuestMemory>,
         drain: bool,
-        call: Option<&OwnedFd>,
+        calls: &[BorrowedFd<'_>],
     ) -> Result<(), LaneError> {
-        let (reply, answer) = channel();
-        self.send(index, Message::SetMemory { index, memory, drain, reply })?;
-        wait(&answer, call)?
+        self.ask(index, calls, |reply| Message::SetMemory { index, memory, drain, reply })?
     }
 
-    /// Begins or ends dirty logging; see [`vlane_ring::Queue::set_log`].
+    /// Begins or ends dirty logging; see [`vlane_ring::Queue::set_log`]. What the lane writes after this returns is
+    /// logged.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_log(&self, index: u16, log: Option<Arc<DirtyLog>>, ring: Option<u64>) -> Result<(), LaneError> {
-        self.send(index, Message::SetLog { index, log, ring })
+    pub fn set_log(
+        &self,
+        index: u16,
+        log: Option<Arc<DirtyLog>>,
+        ring: Option<u64>,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<(), LaneError> {
+        self.ask(index, calls, |reply| Message::SetLog { index, log, ring, reply })
     }
 
     /// Answer writes only when they are durable, or no longer.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_write_through(&self, index: u16, on: bool) -> Result<(), LaneError> {
-        self.send(index, Message::SetWriteThrough { index, on })
+    pub fn set_write_through(&self, index: u16, on: bool, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+        self.ask(index, calls, |reply| Message::SetWriteThrough { index, on, reply })
     }
 
     /// The volume has another size.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_sectors(&self, index: u16, sectors: u64) -> Result<(), LaneError> {
-        self.send(index, Message::SetSectors { index, sectors })
+    pub fn set_sectors(&self, index: u16, sectors: u64, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+        self.ask(index, calls, |reply| Message::SetSectors { index, sectors, reply })
     }
 }
 
@@ -191,18 +205,18 @@ impl Drop for Pool {
     }
 }
 
-/// Waits for an answer, emptying `call` once a second so that nobody can keep the lane in a write to it.
-fn wait<T>(answer: &Receiver<T>, call: Option<&OwnedFd>) -> Result<T, LaneError> {
+/// Waits for an answer, emptying `calls` once a second so that nobody can keep the thread in a write to one.
+fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneError> {
     loop {
         match answer.recv_timeout(Duration::from_secs(1)) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Disconnected) => return Err(LaneError::Gone),
             Err(RecvTimeoutError::Timeout) => {
-                let Some(call) = call else { continue };
-                let mut fds = [PollFd::new(call, PollFlags::IN)];
-                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-                if rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
-                    let _ = rustix::io::read(call.as_fd(), &mut [0u8; 8]);
+                for call in calls {
+                    // Whatever the descriptor's own mode: whoever shares it may be quicker to read it.
+                    let (mut count, current) = ([0u8; 8], u64::MAX);
+                    let mut buffers = [IoSliceMut::new(&mut count)];
+                    let _ = rustix::io::preadv2(call, &mut buffers, current, ReadWriteFlags::NOWAIT);
                 }
             }
         }

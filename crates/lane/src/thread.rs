@@ -1,5 +1,6 @@
 //! A lane thread: its loop and its one wait point.
 
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use vlane_engine::{Event, Uring};
@@ -103,6 +104,13 @@ impl Thread {
                     self.uring.watch(self.inbox.wake_fd(), INBOX);
                 }
             }
+            Event::Unwatchable { token, errno } => {
+                // As good as none (vhost-user allows that, too): the lane is looked at all the time it runs.
+                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
+                    tracing::warn!("queue {}: cannot wait for its kicks (error {errno}); polling it", lane.index);
+                    lane.kick = None;
+                }
+            }
             Event::Wake { token, armed } => {
                 // One that belongs to no lane is the echo of a watch that ended.
                 if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
@@ -151,10 +159,16 @@ impl Thread {
                         let _ = reply.send(Ok(()));
                     }
                 },
-                Message::SetCall { index, call } => self.with(index, |lane| lane.set_call(call)),
-                Message::SetLog { index, log, ring } => self.with(index, |lane| lane.set_log(log, ring)),
-                Message::SetWriteThrough { index, on } => self.with(index, |lane| lane.set_write_through(on)),
-                Message::SetSectors { index, sectors } => self.with(index, |lane| lane.set_sectors(sectors)),
+                Message::SetCall { index, call, reply } => self.with(index, &reply, |lane| lane.set_call(call)),
+                Message::SetLog { index, log, ring, reply } => {
+                    self.with(index, &reply, |lane| lane.set_log(log, ring));
+                }
+                Message::SetWriteThrough { index, on, reply } => {
+                    self.with(index, &reply, |lane| lane.set_write_through(on));
+                }
+                Message::SetSectors { index, sectors, reply } => {
+                    self.with(index, &reply, |lane| lane.set_sectors(sectors));
+                }
                 Message::Exit => self.exit = true,
             }
         }
@@ -164,10 +178,11 @@ impl Thread {
         self.lanes.iter_mut().flatten().find(|lane| lane.index == index)
     }
 
-    fn with(&mut self, index: u16, change: impl FnOnce(&mut Lane)) {
+    fn with(&mut self, index: u16, reply: &Sender<()>, change: impl FnOnce(&mut Lane)) {
         if let Some(lane) = self.lane(index) {
             change(lane);
         }
+        let _ = reply.send(());
     }
 
     fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {

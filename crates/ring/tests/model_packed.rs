@@ -18,7 +18,10 @@ const PAGES: u64 = 0x4_0000;
 #[derive(Debug, Clone)]
 enum Op {
     /// A write of that many sectors, one descriptor each, or all in an indirect table.
-    Add { sectors: u16, indirect: bool },
+    Add {
+        sectors: u16,
+        indirect: bool,
+    },
     Pop,
     Complete(prop::sample::Index),
     Publish,
@@ -87,7 +90,12 @@ impl<'a> World<'a> {
         let page = PAGES + 0x800 * (tag % 256);
         self.ram.write(page, &header(OUT, 0, tag));
         let mut chain = vec![Desc { addr: page, len: 16, flags: 0, link: 0 }];
-        chain.extend((0..sectors).map(|i| Desc { addr: page + 512 + 8 * u64::from(i), len: 512, flags: 0, link: 0 }));
+        chain.extend((0..sectors).map(|i| Desc {
+            addr: page + 512 + 8 * u64::from(i),
+            len: 512,
+            flags: 0,
+            link: 0,
+        }));
         chain.push(Desc { addr: page + 16, len: 1, flags: WRITE, link: 0 });
         if indirect {
             for (i, desc) in chain.iter().enumerate() {
@@ -113,7 +121,10 @@ impl<'a> World<'a> {
         assert_eq!((request.kind(), request.sector()), (Kind::Out, tag));
         assert_eq!(request.len(), 512 * u64::from(sectors));
         for (i, buffer) in request.buffers().iter().enumerate() {
-            assert_eq!(self.ram.guest(buffer.iov_base.cast()), PAGES + 0x800 * (tag % 256) + 512 + 8 * i as u64);
+            assert_eq!(
+                self.ram.guest(buffer.iov_base.cast()),
+                PAGES + 0x800 * (tag % 256) + 512 + 8 * i as u64
+            );
         }
         self.taken.push((slot, tag, sectors));
     }
@@ -165,7 +176,8 @@ impl<'a> World<'a> {
             Op::Wish(wish) => {
                 // An event further than a lap ahead, or behind, cannot be told from others.
                 let mut place = self.driver.used;
-                (0..u16::from(wish / 4) % self.driver.size).for_each(|_| place = place.next(self.driver.size));
+                (0..u16::from(wish / 4) % self.driver.size)
+                    .for_each(|_| place = place.next(self.driver.size));
                 let wish = match wish % 4 {
                     0 => Wish::Always,
                     1 => Wish::Never,
@@ -215,7 +227,7 @@ proptest! {
     fn every_chain_is_seen_once_and_comes_back_once(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
-        ops in prop::collection::vec(op(), 1..200),
+        ops in prop::collection::vec(op(), 1..if cfg!(miri) { 60 } else { 200 }),
     ) {
         let ram = Ram::new(&REGIONS);
         let mut world = World::new(&ram, size, event_idx);
@@ -228,7 +240,7 @@ proptest! {
 fn the_largest_ring_wraps() {
     let ram = Ram::new(&[(0x1_0000, 0x9_0000), (0x10_0000, 0x2000)]);
     let parts = [0x1_0000, 0x9_0000, 0x9_0004];
-    let size = if cfg!(miri) { 300 } else { 32768 };
+    let size = if cfg!(miri) { 30 } else { 32768 };
     let mut driver = PackedDriver::new(&ram, size, true, parts);
     let mut queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
     ram.write(0x10_0000, &header(4, 0, 0));

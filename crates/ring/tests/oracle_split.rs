@@ -176,8 +176,18 @@ impl Pair {
         theirs.set_ready(true);
         assert!(theirs.is_valid(&theirs_ram));
         let in_flight = Vec::new();
-        let mut pair =
-            Pair { size, event_idx, ram, ours, theirs_ram, theirs, avail, cursor: 0, published: used, in_flight };
+        let mut pair = Pair {
+            size,
+            event_idx,
+            ram,
+            ours,
+            theirs_ram,
+            theirs,
+            avail,
+            cursor: 0,
+            published: used,
+            in_flight,
+        };
         pair.sync();
         pair
     }
@@ -293,9 +303,7 @@ impl Pair {
         }
         // As far as 2^32 bytes.
         let mut sum = 0u32;
-        let fits = descs.iter().take_while(|d| {
-            sum.checked_add(d.len).map(|s| sum = s).is_some()
-        });
+        let fits = descs.iter().take_while(|d| sum.checked_add(d.len).map(|s| sum = s).is_some());
         let ours: Vec<_> = fits.map(|d| (d.addr, d.len, d.flags, d.link)).collect();
         let cut = ours.len() < descs.len();
         assert_eq!(theirs, ours);

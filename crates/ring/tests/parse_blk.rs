@@ -17,10 +17,19 @@ const TABLE: u64 = 0x1_1000;
 const BUFFERS: u64 = 0x10_0000;
 
 /// Puts one chain into a fresh ring of 64 entries and takes it.
-fn take(ram: &Ram, chain: &[Desc], packed: bool, indirect: bool) -> (Queue, Result<Option<vlane_ring::Slot>, Broken>) {
+fn take(
+    ram: &Ram,
+    chain: &[Desc],
+    packed: bool,
+    indirect: bool,
+) -> (Queue, Result<Option<vlane_ring::Slot>, Broken>) {
     let linked = |i: usize| {
         let next = i + 1 < chain.len();
-        Desc { flags: chain[i].flags | if next { NEXT } else { 0 }, link: if next { i as u16 + 1 } else { 0 }, ..chain[i] }
+        Desc {
+            flags: chain[i].flags | if next { NEXT } else { 0 },
+            link: if next { i as u16 + 1 } else { 0 },
+            ..chain[i]
+        }
     };
     let ring: Vec<Desc> = if indirect {
         for (i, desc) in chain.iter().enumerate() {
@@ -50,7 +59,11 @@ fn take(ram: &Ram, chain: &[Desc], packed: bool, indirect: bool) -> (Queue, Resu
     (queue, slot)
 }
 
-fn every_way(chain: &[Desc], prepare: impl Fn(&Ram), check: impl Fn(&Ram, &Queue, Result<vlane_ring::Slot, Broken>)) {
+fn every_way(
+    chain: &[Desc],
+    prepare: impl Fn(&Ram),
+    check: impl Fn(&Ram, &Queue, Result<vlane_ring::Slot, Broken>),
+) {
     for (packed, indirect) in [(false, false), (false, true), (true, false), (true, true)] {
         if !indirect && chain.len() > 64 {
             continue;
@@ -89,8 +102,11 @@ struct Logical {
 
 fn logical() -> impl Strategy<Value = Logical> {
     let kind = prop::sample::select(vec![IN, OUT, FLUSH, GET_ID, DISCARD, WRITE_ZEROES]);
-    let range = (any::<u64>(), any::<u32>(), any::<bool>())
-        .prop_map(|(sector, sectors, unmap)| Range { sector, sectors, unmap });
+    let range = (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(sector, sectors, unmap)| Range {
+        sector,
+        sectors,
+        unmap,
+    });
     (kind, any::<u32>(), any::<u64>(), 0u32..5, prop::collection::vec(range, 1..6)).prop_map(
         |(kind, priority, sector, sectors, mut ranges)| {
             ranges.iter_mut().for_each(|r| r.unmap &= kind == WRITE_ZEROES);
@@ -297,7 +313,9 @@ fn requests_fit_or_do_not_without_overflow() {
         let chain = [readable(HEADER, 16), data, writable(STATUS, 1)];
         let fits = std::cell::Cell::new(None);
         let prepare = |ram: &Ram| ram.write(HEADER, &header(kind, 0, sector));
-        every_way(&chain, prepare, |_, queue, slot| fits.set(Some(queue.request(slot.unwrap()).fits(sectors))));
+        every_way(&chain, prepare, |_, queue, slot| {
+            fits.set(Some(queue.request(slot.unwrap()).fits(sectors)))
+        });
         fits.get().unwrap()
     };
     assert!(fits(IN, 7, writable(DATA, 512), 8));

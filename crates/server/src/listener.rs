@@ -87,10 +87,10 @@ impl Stopper {
     /// Ends the present session, drained, and then the listener.
     pub fn stop(&self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        // A session may be in the middle of a message that never comes to its end.
+        // A session may be in the middle of a message that never comes to its end, or of an answer that nobody reads.
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = &*connection {
-            let _ = stream.shutdown(std::net::Shutdown::Read);
+            let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
@@ -147,12 +147,16 @@ impl Listener {
                     continue;
                 }
             };
-            stream.set_nonblocking(false)?;
-            self.run_session(volume, stream)?;
+            // What fails for one front end, for want of descriptors for example, may go well for the next.
+            if let Err(error) = self.run_session(volume, stream) {
+                tracing::warn!("{}: cannot begin a session: {error}", self.path.display());
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
         }
     }
 
     fn run_session(&self, volume: &Arc<Volume>, stream: UnixStream) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
         let session = Session::new(Arc::clone(volume))?;
         let set = |stream: Option<UnixStream>, session: Option<Handle>| {
             *self.stopper.connection.lock().unwrap_or_else(PoisonError::into_inner) = stream;

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
@@ -150,7 +150,12 @@ impl Session {
             tracing::warn!("{name}: queue {index} is stopped: its driver broke the rules: {reason}");
             let state = self.lock();
             if let Some(err) = state.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) {
-                let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+                // One that is full is readable: the front end is told already, and writing might block.
+                let mut fds = [PollFd::new(err, PollFlags::OUT)];
+                let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+                if rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
+                    let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+                }
             }
         }
     }
@@ -175,7 +180,7 @@ impl Handle {
         let sectors = self.volume.geometry().sectors;
         state.config.set_sectors(sectors);
         for index in state.running() {
-            let _ = self.volume.pool.set_sectors(index, sectors);
+            let _ = self.volume.pool.set_sectors(index, sectors, &state.calls());
         }
         if let Some(channel) = &state.backend_channel
             && let Err(error) = config_change::send(channel)
@@ -247,6 +252,13 @@ fn refuse(what: impl std::fmt::Display) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.to_string()))
 }
 
+/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
+/// ends instead.
+fn refuse_for_good(refused: Error) -> Error {
+    tracing::warn!("a message that must be answered cannot be: {refused}");
+    Error::BackendInternalError
+}
+
 /// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready.
 fn eventfd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
     use std::os::fd::AsRawFd;
@@ -289,6 +301,11 @@ impl State {
 
     fn running(&self) -> Vec<u16> {
         (0..self.volume.queues()).filter(|index| self.vrings[usize::from(*index)].running).collect()
+    }
+
+    /// The call descriptors of all lanes, which the pool may have to empty.
+    fn calls(&self) -> Vec<BorrowedFd<'_>> {
+        self.vrings.iter().filter_map(|vring| vring.call.as_ref()).map(AsFd::as_fd).collect()
     }
 
     fn has(&self, feature: u64) -> bool {
@@ -334,20 +351,19 @@ impl State {
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
         };
-        self.volume.pool.start(index, config).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        self.volume.pool.start(index, config, &self.calls()).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
         self.vrings[usize::from(index)].running = true;
         Ok(())
     }
 
     /// Drains and stops the ring's lane; afterwards its base says where to go on.
     fn stop(&mut self, index: u16) {
-        let vring = &mut self.vrings[usize::from(index)];
-        if !std::mem::take(&mut vring.running) {
+        if !std::mem::take(&mut self.vrings[usize::from(index)].running) {
             return;
         }
-        match self.volume.pool.stop(index, vring.call.as_ref()) {
+        match self.volume.pool.stop(index, &self.calls()) {
             Ok(Some(stopped)) => {
-                vring.base = stopped.base;
+                self.vrings[usize::from(index)].base = stopped.base;
                 self.totals[usize::from(index)].add(&stopped.counters);
             }
             Ok(None) => {}
@@ -373,14 +389,14 @@ impl State {
     /// Lets running lanes and rings that waited for it go on with other memory.
     fn use_memory(&mut self, memory: GuestMemory, drain: bool) -> Result<()> {
         self.memory = Arc::new(memory);
+        let mut result = Ok(());
+        // Every ring leaves the old memory, also when another one cannot go on in the new one.
         for index in self.running() {
-            let call = self.vrings[usize::from(index)].call.as_ref();
-            let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, call);
-            if let Err(error) = changed {
-                return Err(refuse(format_args!("queue {index} in the new memory: {error}")));
-            }
+            let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
+            let changed = changed.map_err(|error| refuse(format_args!("queue {index} in the new memory: {error}")));
+            result = result.and(changed);
         }
-        (0..self.volume.queues()).try_for_each(|index| self.try_start(index))
+        (0..self.volume.queues()).fold(result, |result, index| result.and(self.try_start(index)))
     }
 
     /// For each queue that was used, what it did; for the line that ends a session.
@@ -500,7 +516,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let (number, _) = self.vring(index)?;
+        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
         self.stop(number);
         let vring = &mut self.vrings[usize::from(number)];
         vring.started = false;
@@ -523,9 +539,11 @@ impl VhostUserBackendReqHandlerMut for State {
         let fd = eventfd("call", index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
         let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
-        vring.call = fd;
+        let old = std::mem::replace(&mut vring.call, fd);
         if vring.running {
-            self.volume.pool.set_call(number, copy).map_err(refuse)?;
+            let mut calls = self.calls();
+            calls.extend(old.as_ref().map(AsFd::as_fd));
+            self.volume.pool.set_call(number, copy, &calls).map_err(refuse)?;
         }
         Ok(())
     }
@@ -572,7 +590,7 @@ impl VhostUserBackendReqHandlerMut for State {
             return Err(refuse("only the write cache's switch can be changed in the configuration space"));
         }
         for index in self.running() {
-            self.volume.pool.set_write_through(index, self.write_through()).map_err(refuse)?;
+            self.volume.pool.set_write_through(index, self.write_through(), &self.calls()).map_err(refuse)?;
         }
         Ok(())
     }
@@ -635,16 +653,16 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        let log = DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(refuse)?;
+        let log = DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(|e| refuse_for_good(refuse(e)))?;
         self.log = Some(Arc::new(log));
-        self.running().into_iter().try_for_each(|index| self.update_log(index))
+        self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
     }
 }
 
 impl State {
     fn update_log(&mut self, index: u16) -> Result<()> {
         let log_addr = self.vrings[usize::from(index)].log_addr;
-        self.volume.pool.set_log(index, self.active_log(), log_addr).map_err(refuse)
+        self.volume.pool.set_log(index, self.active_log(), log_addr, &self.calls()).map_err(refuse)
     }
 }
 

@@ -124,8 +124,9 @@ impl Volume {
 /// Raises the soft limit as far as needed and possible.
 fn check_descriptors(config: &VolumeConfig) -> Result<(), VolumeError> {
     let Topology { queues, threads, .. } = config.topology;
-    // Kick, call and error for each queue; an io_uring and an inbox for each thread; files, sockets, memory regions.
-    let needed = 3 * u64::from(queues) + 2 * u64::from(threads) + 64;
+    // For each queue kick, call and error, and the lane's copies of kick and call; for each thread an io_uring and an
+    // inbox; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
+    let needed = 5 * u64::from(queues) + 2 * u64::from(threads) + 64;
     let mut limit = rustix::process::getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= needed) {
         return Ok(());

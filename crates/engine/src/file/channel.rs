@@ -1,91 +1,135 @@
-//! A file or device on a disk: io_uring, and inline where the page cache has it.
+//! A lane's way into a file or device on a disk: io_uring, and inline where the page cache has it.
+//!
+//! A request is in one [`Stage`] at a time, and has at most one operation in flight. The usual one is a transfer that
+//! ends with its first completion; everything else (short transfers, bounce buffers, retries, several ranges) is kept
+//! off that path.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use io_uring::{opcode, squeue, types};
-use vlane_ring::{Kind, Range, SECTOR};
+use vlane_ring::Kind;
 
-use super::bounce::Bounce;
-use super::{Cache, Shared};
+use super::bounce::{Bounce, PIECE, Pool};
+use super::{Cache, Shared, inline, span};
+use crate::uring::Target;
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring};
 
 /// How often an operation that the system interrupted is begun again.
 const MAX_RETRIES: u32 = 64;
-/// An inline write that takes longer than this met a full page cache: the next ones go through io_uring's workers.
-const SLOW_WRITE: Duration = Duration::from_micros(500);
-/// For how long.
-const SLOW_WRITE_PAUSE: Duration = Duration::from_millis(50);
-/// After a miss, so many reads go without an inline attempt; doubled with each further miss up to the second number.
-const MISS_PAUSE: (u32, u32) = (4, 256);
+/// What `preadv` takes at once (`IOV_MAX`): the rest follows as after a short transfer.
+const MAX_IOVECS: usize = 1024;
+/// Until the next look for a bounce buffer, nanoseconds.
+const BOUNCE_PAUSE: u32 = 500_000;
 
-const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-/// `_IO(0x12, 119)`
-const BLKDISCARD: libc::Ioctl = 0x1277;
+/// What a request is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Stage {
+    /// Data between its own buffers and the storage.
+    #[default]
+    Transfer,
+    /// Data between a bounce buffer and the storage.
+    Bounce,
+    /// Waiting for a bounce buffer.
+    BounceWait,
+    /// A range of a DISCARD or WRITE_ZEROES.
+    Range,
+    /// Its writes being made durable.
+    Sync,
+}
 
 /// How far one request has come.
 #[derive(Debug, Default)]
-struct Progress {
-    /// Bytes transferred.
-    done: u64,
-    retries: u32,
+pub(super) struct Progress {
+    pub(super) stage: Stage,
+    /// What was written is durable when it is written (RWF_DSYNC).
+    durable: bool,
+    /// [`FileChannel::switches`] when its flush began.
+    flushed_at: u32,
+    pub(super) retries: u32,
+    /// Bytes of the request, or of its present range, that are done.
+    pub(super) done: u64,
     /// Range that is being worked on.
-    range: usize,
+    pub(super) range: usize,
     /// Which of a range's ways is being tried.
-    attempt: usize,
+    pub(super) way: usize,
     /// What is left of the buffers after a partial transfer.
-    rest: Vec<libc::iovec>,
-    bounce: Option<Bounce>,
+    pub(super) rest: Vec<libc::iovec>,
+    bounce: Option<Bounced>,
+    /// The device's discard that is under way, and where its eventfd's value goes.
+    pub(super) discard: Option<Arc<OwnedFd>>,
+    pub(super) discarded: u64,
+}
+
+/// A bounce buffer, and what of the storage it stands for.
+#[derive(Debug)]
+struct Bounced {
+    buffer: Bounce,
+    /// Offset and bytes, both multiples of the device's block.
+    start: u64,
+    len: u64,
+    /// Bytes transferred.
+    got: u64,
 }
 
 // SAFETY: the buffers in `rest` are guest memory, usable from any thread as long as the request is in flight.
 unsafe impl Send for Progress {}
 
-/// Reads that are worth an inline attempt, by what the last ones found.
-#[derive(Debug, Default)]
-struct InlineReads {
-    /// Reads to go without an attempt.
-    pause: u32,
-    next_pause: u32,
-    /// The file system knows no RWF_NOWAIT.
-    impossible: bool,
-}
-
 /// A lane's way into a file or device.
 #[derive(Debug)]
 pub(super) struct FileChannel {
-    shared: Arc<Shared>,
-    lane: u16,
-    progress: Box<[Progress]>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) lane: u16,
+    pub(super) progress: Box<[Progress]>,
+    file: Target,
+    buffered: Option<Target>,
     write_through: bool,
-    inline_reads: InlineReads,
-    /// Writes go through io_uring until then.
-    slow_writes_until: Option<Instant>,
-    stats: ChannelStats,
+    /// Writes were answered that nobody has made durable, and write-through was switched on since.
+    debt: bool,
+    /// How often write-through was switched on.
+    switches: u32,
+    reads: inline::Reads,
+    writes: inline::Writes,
+    bounces: Pool,
+    pause: Box<types::Timespec>,
+    pub(super) stats: ChannelStats,
 }
 
 impl FileChannel {
-    pub(super) fn new(shared: Arc<Shared>, lane: u16, slots: u16) -> FileChannel {
-        let write_through = shared.cache == Cache::WriteThrough;
+    pub(super) fn new(shared: Arc<Shared>, uring: &mut Uring, lane: u16, slots: u16) -> FileChannel {
         FileChannel {
-            shared,
             lane,
             progress: (0..slots).map(|_| Progress::default()).collect(),
-            write_through,
-            inline_reads: InlineReads::default(),
-            slow_writes_until: None,
+            file: uring.fix(shared.key, &shared.file),
+            buffered: shared.buffered.as_ref().map(|(file, key)| uring.fix(*key, file)),
+            write_through: shared.cache == Cache::WriteThrough,
+            shared,
+            debt: false,
+            switches: 0,
+            reads: inline::Reads::default(),
+            writes: inline::Writes::default(),
+            bounces: Pool::default(),
+            pause: Box::new(types::Timespec::new().nsec(BOUNCE_PAUSE)),
             stats: ChannelStats::default(),
         }
     }
 
-    fn fd(&self) -> RawFd {
-        match &self.shared.buffered {
-            Some(buffered) if !self.shared.is_direct() => buffered.as_raw_fd(),
-            _ => self.shared.file.as_raw_fd(),
+    pub(super) fn at(&mut self, slot: Slot) -> &mut Progress {
+        &mut self.progress[usize::from(slot.0)]
+    }
+
+    /// The image as it is read and written now.
+    #[inline]
+    pub(super) fn target(&self) -> Target {
+        match self.buffered {
+            Some(buffered) if !self.shared.is_direct() => buffered,
+            _ => self.file,
         }
+    }
+
+    /// The same for plain system calls. Never the direct descriptor: those are for the page cache.
+    fn cached_fd(&self) -> RawFd {
+        self.shared.buffered.as_ref().map_or(&self.shared.file, |(file, _)| file).as_raw_fd()
     }
 
     fn write_flags(&self) -> i32 {
@@ -94,46 +138,45 @@ impl FileChannel {
 
     #[inline]
     fn transfer(&mut self, uring: &mut Uring, slot: Slot, request: &Request, write: bool) -> Outcome {
+        let Some((offset, _)) = span(request.sector(), request.len()) else {
+            return Outcome::Done(Status::IoErr);
+        };
         if request.len() == 0 {
             return Outcome::Done(Status::Ok);
         }
-        let offset = request.sector() * SECTOR;
+        if write {
+            self.at(slot).durable = self.write_through;
+        }
         if self.shared.is_direct() {
-            let blocks = self.shared.offset_align;
-            let memory = self.shared.memory_align;
-            let offset_ok = offset.is_multiple_of(blocks) && request.len().is_multiple_of(blocks);
-            let memory_ok = |b: &libc::iovec| {
-                (b.iov_base as usize).is_multiple_of(memory) && (b.iov_len as u64).is_multiple_of(blocks.min(512))
-            };
-            if !offset_ok || !request.buffers().iter().all(memory_ok) {
-                return self.transfer_unaligned(uring, slot, request, write, offset_ok);
+            if !self.is_aligned(offset, request.len(), request.buffers()) {
+                self.stats.bounced += 1;
+                return self.go_on(uring, slot, request);
             }
-        } else {
-            let inline = if write { self.write_inline(request, offset) } else { self.read_inline(request, offset) };
-            match inline {
+        } else if request.len() <= inline::LARGEST {
+            match self.transfer_inline(request, offset, write) {
                 n if n == request.len() => {
                     self.stats.inline += 1;
                     return Outcome::Done(Status::Ok);
                 }
                 0 => {}
                 n => {
-                    self.progress[usize::from(slot.0)].done = n;
-                    self.push_rest(uring, slot, request, write);
-                    return Outcome::Pending;
+                    self.at(slot).done = n;
+                    return self.go_on(uring, slot, request);
                 }
             }
         }
-        let fd = types::Fd(self.fd());
+        let target = self.target();
         let entry = match request.buffers() {
             [one] => {
                 let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
                 match write {
-                    true => opcode::Write::new(fd, one.iov_base.cast(), len)
+                    true => opcode::Write::new(target.fd, one.iov_base.cast(), len)
                         .offset(offset)
                         .rw_flags(self.write_flags())
                         .build(),
-                    false => opcode::Read::new(fd, one.iov_base.cast(), len).offset(offset).build(),
+                    false => opcode::Read::new(target.fd, one.iov_base.cast(), len).offset(offset).build(),
                 }
+                .flags(target.flags)
             }
             several => self.vectored(several, offset, write),
         };
@@ -142,251 +185,221 @@ impl FileChannel {
         Outcome::Pending
     }
 
-    fn vectored(&self, buffers: &[libc::iovec], offset: u64, write: bool) -> squeue::Entry {
-        let fd = types::Fd(self.fd());
-        // More than the system takes at once (IOV_MAX): the rest follows as after a short transfer.
-        let count = u32::try_from(buffers.len().min(1024)).unwrap_or(1024);
+    /// Whether direct I/O takes it. Every buffer must be whole blocks: kernels differ, this satisfies all.
+    #[inline]
+    fn is_aligned(&self, offset: u64, len: u64, buffers: &[libc::iovec]) -> bool {
+        let (block, memory) = (self.shared.offset_align - 1, self.shared.memory_align - 1);
+        let misfit = buffers.iter().fold((offset | len) & block, |misfit, buffer| {
+            misfit | (buffer.iov_len as u64 & block) | (buffer.iov_base as usize & memory) as u64
+        });
+        misfit == 0
+    }
+
+    /// Tries it without io_uring; says how many bytes are done.
+    #[inline]
+    fn transfer_inline(&mut self, request: &Request, offset: u64, write: bool) -> u64 {
+        let fd = self.cached_fd();
         match write {
-            true => opcode::Writev::new(fd, buffers.as_ptr(), count)
+            // A durable write waits for the device.
+            true if self.write_through => 0,
+            // SAFETY: the request's buffers are mapped as long as it is in flight.
+            true => unsafe { self.writes.attempt(fd, request.buffers(), offset) },
+            false if !self.reads.worthwhile() => 0,
+            // SAFETY: as above.
+            false => unsafe { self.reads.attempt(fd, request.buffers(), offset, request.len()) },
+        }
+    }
+
+    pub(super) fn vectored(&self, buffers: &[libc::iovec], offset: u64, write: bool) -> squeue::Entry {
+        let target = self.target();
+        let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
+        match write {
+            true => opcode::Writev::new(target.fd, buffers.as_ptr(), count)
                 .offset(offset)
                 .rw_flags(self.write_flags())
                 .build(),
-            false => opcode::Readv::new(fd, buffers.as_ptr(), count).offset(offset).build(),
+            false => opcode::Readv::new(target.fd, buffers.as_ptr(), count).offset(offset).build(),
         }
+        .flags(target.flags)
     }
 
-    /// Tries to read from the page cache without waiting; says how many bytes it got.
-    fn read_inline(&mut self, request: &Request, offset: u64) -> u64 {
-        let state = &mut self.inline_reads;
-        if state.impossible {
-            return 0;
-        }
-        if state.pause > 0 {
-            state.pause -= 1;
-            return 0;
-        }
-        let (Ok(count), Ok(offset)) = (i32::try_from(request.buffers().len().min(1024)), i64::try_from(offset)) else {
-            return 0;
-        };
-        // SAFETY: the request's buffers are mapped as long as it is in flight.
-        let n = unsafe {
-            let fd = self.shared.file.as_raw_fd();
-            libc::preadv2(fd, request.buffers().as_ptr(), count, offset, libc::RWF_NOWAIT)
-        };
-        let n = u64::try_from(n).unwrap_or_else(|_| {
-            let error = std::io::Error::last_os_error().raw_os_error();
-            state.impossible = matches!(error, Some(libc::EOPNOTSUPP | libc::EINVAL));
-            0
-        });
-        if n == request.len() {
-            state.next_pause = 0;
-        } else {
-            state.next_pause = (state.next_pause * 2).clamp(MISS_PAUSE.0, MISS_PAUSE.1);
-            state.pause = state.next_pause;
-        }
-        n
-    }
-
-    /// Writes to the page cache; says how many bytes it took. File systems do buffered writes without waiting only
-    /// in part (ext4 not at all), and io_uring then hands each one to a worker thread, at several times the price. So
-    /// the lane writes by itself, and keeps its eye on the clock: a write that had to wait for the disk makes the next
-    /// ones asynchronous.
-    fn write_inline(&mut self, request: &Request, offset: u64) -> u64 {
-        if self.write_through {
-            return 0;
-        }
-        let begin = Instant::now();
-        if self.slow_writes_until.is_some_and(|until| begin < until) {
-            return 0;
-        }
-        let (Ok(count), Ok(offset)) = (i32::try_from(request.buffers().len().min(1024)), i64::try_from(offset)) else {
-            return 0;
-        };
-        let fd = self.fd();
-        // SAFETY: the request's buffers are mapped as long as it is in flight.
-        let n = unsafe { libc::pwritev(fd, request.buffers().as_ptr(), count, offset) };
-        let took = begin.elapsed();
-        self.slow_writes_until = (took > SLOW_WRITE).then(|| begin + took + SLOW_WRITE_PAUSE);
-        // An error comes again through io_uring, and is dealt with there.
-        u64::try_from(n).unwrap_or(0)
-    }
-
-    /// A request that direct I/O does not take as it is.
+    /// Begins what is left of a transfer, in the way that its alignment asks for.
     #[cold]
-    fn transfer_unaligned(
-        &mut self,
-        uring: &mut Uring,
-        slot: Slot,
-        request: &Request,
-        write: bool,
-        offset_ok: bool,
-    ) -> Outcome {
-        self.stats.bounced += 1;
-        if write && !offset_ok {
+    fn go_on(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+        let write = request.kind() == Kind::Out;
+        let done = self.at(slot).done;
+        let Some((start, _)) = span(request.sector(), request.len()) else {
+            return Outcome::Done(Status::IoErr);
+        };
+        let (offset, left) = (start + done, request.len() - done);
+        let mut rest = std::mem::take(&mut self.at(slot).rest);
+        rest.clear();
+        rest.extend_from_slice(request.buffers());
+        advance(&mut rest, usize::try_from(done).unwrap_or(usize::MAX));
+        let aligned = self.is_aligned(offset, left, &rest);
+        self.at(slot).rest = rest;
+        if self.shared.is_direct() && !aligned {
+            if !write || (offset | left).is_multiple_of(self.shared.offset_align) {
+                return self.bounce(uring, slot, request);
+            }
             // Part of a device block: the page cache reads, changes and writes it. From now on it does so for all,
             // because a direct write and a cached change of the same block could overtake each other.
-            if !self.shared.direct_off.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    "{}: the guest writes less than the announced block of {} bytes; going on through the page cache",
-                    self.shared.path.display(),
-                    self.shared.block_size
-                );
-            }
-            return self.transfer(uring, slot, request, write);
+            self.shared.leave_direct("the guest writes less than a block of the storage");
         }
-        let Some((start, len)) = self.enclosing(request) else { return Outcome::Done(Status::IoErr) };
-        let progress = &mut self.progress[usize::from(slot.0)];
-        let mut bounce = match progress.bounce.take() {
-            Some(bounce) if bounce.len() >= len => bounce,
-            _ => Bounce::new(len),
-        };
-        if write {
-            // SAFETY: the request's buffers are mapped as long as it is in flight.
-            unsafe { bounce.gather(request.buffers()) };
-        }
-        let base = bounce.as_mut_ptr();
-        progress.bounce = Some(bounce);
-        progress.rest.clear();
-        progress.rest.push(libc::iovec { iov_base: base.cast(), iov_len: len });
-        let entry = self.vectored(&self.progress[usize::from(slot.0)].rest, start, write);
-        // SAFETY: the bounce buffer and `rest` are not touched until the request is answered.
+        let progress = self.at(slot);
+        progress.stage = Stage::Transfer;
+        // What the system refused for the moment is left to a worker, who can wait.
+        let flags = if progress.retries > 0 { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        let entry = self.vectored(&self.progress[usize::from(slot.0)].rest, offset, write).flags(flags);
+        // SAFETY: `rest` and what it points to stay where they are until the request is answered.
         unsafe { uring.push(entry, self.lane, slot) };
         Outcome::Pending
     }
 
-    /// The aligned range that holds the request: offset and length, bytes.
-    fn enclosing(&self, request: &Request) -> Option<(u64, usize)> {
-        let align = self.shared.offset_align.max(1);
-        let offset = request.sector() * SECTOR;
-        let start = offset - offset % align;
-        let len = offset.checked_add(request.len())?.checked_next_multiple_of(align)? - start;
-        Some((start, usize::try_from(len).ok()?))
-    }
-
-    /// A bounced transfer arrived with `n` bytes in all.
-    fn bounced(&mut self, slot: Slot, request: &Request, n: u64) -> Option<Status> {
-        let (start, _) = self.enclosing(request)?;
-        let skip = request.sector() * SECTOR - start;
-        let progress = &mut self.progress[usize::from(slot.0)];
-        // At the end of a file the enclosing range may be longer than the file is.
-        if n < skip + request.len() {
-            return None;
-        }
-        if request.kind() == Kind::In
-            && let Some(bounce) = &progress.bounce
-        {
-            // SAFETY: the request's buffers are mapped as long as it is in flight.
-            unsafe { bounce.scatter(usize::try_from(skip).unwrap_or(0), request.buffers()) };
-        }
-        Some(Status::Ok)
-    }
-
-    /// Goes on with what a partial transfer left.
-    #[cold]
-    fn push_rest(&mut self, uring: &mut Uring, slot: Slot, request: &Request, write: bool) {
-        let is_bounced = self.progress[usize::from(slot.0)].bounce.is_some();
-        let enclosing = self.enclosing(request);
-        let progress = &mut self.progress[usize::from(slot.0)];
-        progress.rest.clear();
-        let start = match (&mut progress.bounce, enclosing) {
-            (Some(bounce), Some((start, len))) => {
-                progress.rest.push(libc::iovec { iov_base: bounce.as_mut_ptr().cast(), iov_len: len });
-                start
-            }
-            _ => {
-                progress.rest.extend_from_slice(request.buffers());
-                request.sector() * SECTOR
-            }
+    /// Begins the next piece of a transfer that goes through a bounce buffer.
+    fn bounce(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+        let write = request.kind() == Kind::Out;
+        let align = self.shared.offset_align;
+        let done = self.at(slot).done;
+        let Some((base, end)) = span(request.sector(), request.len()) else {
+            return Outcome::Done(Status::IoErr);
         };
-        debug_assert!(is_bounced == progress.bounce.is_some());
-        advance(&mut progress.rest, usize::try_from(progress.done).unwrap_or(usize::MAX));
-        let offset = start + progress.done;
-        // Asynchronous from the start: it would have blocked, or was cut short, a moment ago.
-        let entry = self.vectored(&self.progress[usize::from(slot.0)].rest, offset, write).flags(squeue::Flags::ASYNC);
-        // SAFETY: `rest` and what it points to stay where they are until the request is answered.
-        unsafe { uring.push(entry, self.lane, slot) };
-    }
-
-    fn push_flush(&mut self, uring: &mut Uring, slot: Slot) {
-        let entry =
-            opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
-        // SAFETY: refers to no memory.
-        unsafe { uring.push(entry, self.lane, slot) };
-    }
-
-    /// The ways to zero or discard a range, the best one first.
-    fn ways(kind: Kind, range: &Range) -> [i32; 2] {
-        match kind {
-            Kind::WriteZeroes if !range.unmap => [ZERO, PUNCH],
-            _ => [PUNCH, ZERO],
-        }
-    }
-
-    /// Begins the next range of a DISCARD or WRITE_ZEROES, or says that all are done.
-    fn push_range(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
-        loop {
-            let progress = &mut self.progress[usize::from(slot.0)];
-            let Some(range) = request.ranges().get(progress.range) else { return Outcome::Done(Status::Ok) };
-            if range.sectors == 0 {
-                progress.range += 1;
-                continue;
-            }
-            let mode = FileChannel::ways(request.kind(), range)[progress.attempt];
-            let (offset, len) = (range.sector * SECTOR, u64::from(range.sectors) * SECTOR);
-            let entry = opcode::Fallocate::new(types::Fd(self.fd()), len).offset(offset).mode(mode).build();
-            // SAFETY: refers to no memory.
+        let start = (base + done) / align * align;
+        let stop = end.next_multiple_of(align).min(start + (PIECE as u64).max(align));
+        let len = usize::try_from(stop - start).unwrap_or(PIECE);
+        let Some(mut buffer) = self.bounces.take(len) else {
+            self.at(slot).stage = Stage::BounceWait;
+            let entry = opcode::Timeout::new(&raw const *self.pause).build();
+            // SAFETY: the time lives in a box of the channel's, which is not dropped while anything is pending.
             unsafe { uring.push(entry, self.lane, slot) };
             return Outcome::Pending;
+        };
+        if write {
+            // SAFETY: the request's buffers are mapped as long as it is in flight.
+            unsafe { buffer.gather(request.buffers(), done, len) };
         }
+        let progress = self.at(slot);
+        progress.stage = Stage::Bounce;
+        progress.bounce = Some(Bounced { buffer, start, len: len as u64, got: 0 });
+        self.push_bounce(uring, slot, write);
+        Outcome::Pending
     }
 
-    /// One range was worked on: the next one, another way, or an end.
-    fn range_completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, result: i32) -> Option<Status> {
-        let progress = &mut self.progress[usize::from(slot.0)];
-        let is_discard = request.kind() == Kind::Discard;
-        let unable = result == -libc::EOPNOTSUPP || result == -libc::ENOSYS || result == -libc::EINVAL;
-        if result >= 0 {
-            progress.range += 1;
-            progress.attempt = 0;
-        } else if unable && !is_discard && progress.attempt == 0 {
-            progress.attempt = 1;
-        } else if unable && is_discard {
-            // A discard is advice. A device that cannot zero what it deallocates may still take one.
-            if self.shared.is_device
-                && let Some(range) = request.ranges().get(progress.range)
-            {
-                let span = [range.sector * SECTOR, u64::from(range.sectors) * SECTOR];
-                // SAFETY: an open device and a pair of numbers, as BLKDISCARD wants them.
-                let _ = unsafe { libc::ioctl(self.shared.file.as_raw_fd(), BLKDISCARD, &span) };
+    fn push_bounce(&mut self, uring: &mut Uring, slot: Slot, write: bool) {
+        let progress = self.at(slot);
+        let Some(bounced) = &mut progress.bounce else { return };
+        let at = usize::try_from(bounced.got).unwrap_or(0);
+        let iov_base = bounced.buffer.as_mut_ptr().wrapping_add(at).cast();
+        let iov_len = usize::try_from(bounced.len).unwrap_or(0) - at;
+        let offset = bounced.start + bounced.got;
+        progress.rest.clear();
+        progress.rest.push(libc::iovec { iov_base, iov_len });
+        let entry = self.vectored(&self.progress[usize::from(slot.0)].rest, offset, write);
+        // SAFETY: the bounce buffer and `rest` are not touched until the operation completes.
+        unsafe { uring.push(entry, self.lane, slot) };
+    }
+
+    /// `n` bytes more went between a bounce buffer and the storage.
+    fn bounced(&mut self, uring: &mut Uring, slot: Slot, request: &Request, n: u64) -> Option<Status> {
+        let write = request.kind() == Kind::Out;
+        let align = self.shared.offset_align;
+        let (base, end) = span(request.sector(), request.len())?;
+        let progress = self.at(slot);
+        let mut bounced = progress.bounce.take()?;
+        bounced.got += n;
+        let first = base + progress.done;
+        // At the end of a file the piece may be longer than what is there, and than what is needed.
+        let needed = end.min(bounced.start + bounced.len);
+        let arrived = bounced.start + bounced.got;
+        if arrived < needed {
+            if n == 0 || !arrived.is_multiple_of(align) {
+                self.bounces.give_back(bounced.buffer);
+                return Some(self.cut_short(request));
             }
-            progress.range += 1;
-        } else if unable {
-            return Some(Status::Unsupported);
-        } else {
-            return self.failed(uring, slot, request, -result);
+            progress.bounce = Some(bounced);
+            self.stats.retries += 1;
+            self.push_bounce(uring, slot, write);
+            return None;
         }
-        match self.push_range(uring, slot, request) {
+        let skip = usize::try_from(first - bounced.start).unwrap_or(0);
+        let len = usize::try_from(needed - first).unwrap_or(0);
+        if !write {
+            // SAFETY: the request's buffers are mapped as long as it is in flight; the device wrote `got` bytes, which
+            // reach to `needed`.
+            unsafe { bounced.buffer.scatter(skip, request.buffers(), progress.done, len) };
+        }
+        progress.done += len as u64;
+        let done = progress.done;
+        self.bounces.give_back(bounced.buffer);
+        if done == request.len() {
+            return Some(Status::Ok);
+        }
+        self.pending(uring, slot, request)
+    }
+
+    /// [`FileChannel::go_on`] for a completion.
+    fn pending(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Option<Status> {
+        match self.go_on(uring, slot, request) {
             Outcome::Done(status) => Some(status),
             Outcome::Pending => None,
         }
     }
 
-    /// The system said no: again, if it was only for the moment.
+    fn push_flush(&mut self, uring: &mut Uring, slot: Slot) {
+        let target = self.target();
+        self.at(slot).flushed_at = self.switches;
+        let entry =
+            opcode::Fsync::new(target.fd).flags(types::FsyncFlags::DATASYNC).build().flags(target.flags);
+        // SAFETY: refers to no memory.
+        unsafe { uring.push(entry, self.lane, slot) };
+    }
+
+    /// The image is shorter than its volume.
     #[cold]
-    fn failed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, errno: i32) -> Option<Status> {
-        let progress = &mut self.progress[usize::from(slot.0)];
-        if matches!(errno, libc::EAGAIN | libc::EINTR | libc::EBUSY) && progress.retries < MAX_RETRIES {
+    fn cut_short(&mut self, request: &Request) -> Status {
+        self.stats.count_error(IoErrorKind::Short);
+        tracing::debug!("{}: {request:?}: beyond the end of the file", self.shared.path.display());
+        Status::IoErr
+    }
+
+    /// The system said no: again, if it was only for the moment, or if there is another way.
+    #[cold]
+    pub(super) fn failed(
+        &mut self,
+        uring: &mut Uring,
+        slot: Slot,
+        request: &Request,
+        errno: i32,
+    ) -> Option<Status> {
+        let again = match errno {
+            libc::EAGAIN | libc::EINTR | libc::EBUSY => true,
+            // Not aligned as the device wants it, whatever it announced.
+            libc::EINVAL
+                if matches!(request.kind(), Kind::In | Kind::Out) && self.shared.buffered.is_some() =>
+            {
+                if self.shared.is_direct() {
+                    self.shared.leave_direct("the storage refuses direct I/O");
+                }
+                true
+            }
+            _ => false,
+        };
+        let progress = self.at(slot);
+        if let Some(bounced) = progress.bounce.take() {
+            self.bounces.give_back(bounced.buffer);
+        }
+        let progress = self.at(slot);
+        if again && progress.retries < MAX_RETRIES {
             progress.retries += 1;
             self.stats.retries += 1;
-            match request.kind() {
-                Kind::In => self.push_rest(uring, slot, request, false),
-                Kind::Out => self.push_rest(uring, slot, request, true),
-                Kind::Flush => self.push_flush(uring, slot),
-                _ => {
-                    let _ = self.push_range(uring, slot, request);
+            return match (self.at(slot).stage, request.kind()) {
+                (Stage::Sync, _) => {
+                    self.push_flush(uring, slot);
+                    None
                 }
-            }
-            return None;
+                (Stage::Range, _) => self.range_again(uring, slot, request),
+                _ => self.pending(uring, slot, request),
+            };
         }
         let error = std::io::Error::from_raw_os_error(errno);
         self.stats.count_error(IoErrorKind::of(&error));
@@ -394,67 +407,106 @@ impl FileChannel {
         Some(Status::IoErr)
     }
 
+    /// A transfer between the request's own buffers and the storage moved `n` bytes.
+    fn transferred(&mut self, uring: &mut Uring, slot: Slot, request: &Request, n: u64) -> Option<Status> {
+        let progress = self.at(slot);
+        progress.done += n;
+        if progress.done >= request.len() {
+            return Some(Status::Ok);
+        }
+        if n == 0 {
+            return Some(self.cut_short(request));
+        }
+        self.stats.retries += 1;
+        self.pending(uring, slot, request)
+    }
+
+    /// Everything but the usual: see [`Channel::completed`].
+    #[cold]
+    fn completed_otherwise(
+        &mut self,
+        uring: &mut Uring,
+        slot: Slot,
+        request: &Request,
+        result: i32,
+    ) -> Option<Status> {
+        let status = match (self.at(slot).stage, u64::try_from(result)) {
+            (Stage::Range, _) => self.range_completed(uring, slot, request, result)?,
+            (Stage::BounceWait, _) => self.pending(uring, slot, request)?,
+            (_, Err(_)) => self.failed(uring, slot, request, result.saturating_neg())?,
+            (Stage::Transfer, Ok(n)) => self.transferred(uring, slot, request, n)?,
+            (Stage::Bounce, Ok(n)) => self.bounced(uring, slot, request, n)?,
+            (Stage::Sync, Ok(_)) => {
+                // If it began after the switch to write-through, what was answered before that is on the device now.
+                self.debt &= self.at(slot).flushed_at != self.switches;
+                return Some(self.answer(slot, Status::Ok));
+            }
+        };
+        if status == Status::Ok && self.is_volatile(slot, request.kind()) {
+            let progress = self.at(slot);
+            progress.stage = Stage::Sync;
+            progress.retries = 0;
+            self.push_flush(uring, slot);
+            return None;
+        }
+        Some(self.answer(slot, status))
+    }
+
+    /// Whether a request that is done has still to be made durable before it is answered.
+    #[inline]
+    fn is_volatile(&self, slot: Slot, kind: Kind) -> bool {
+        let writes = matches!(kind, Kind::Out | Kind::WriteZeroes);
+        self.write_through && writes && (self.debt || !self.progress[usize::from(slot.0)].durable)
+    }
+
+    /// Leaves the slot as the next request wants to find it.
     fn answer(&mut self, slot: Slot, status: Status) -> Status {
-        let progress = &mut self.progress[usize::from(slot.0)];
-        progress.done = 0;
+        let progress = self.at(slot);
+        progress.stage = Stage::Transfer;
+        progress.durable = false;
         progress.retries = 0;
+        progress.done = 0;
         progress.range = 0;
-        progress.attempt = 0;
-        progress.bounce = None;
+        progress.way = 0;
+        progress.discard = None;
         status
     }
 }
 
 impl Channel for FileChannel {
+    #[inline]
     fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
         match request.kind() {
             Kind::In => self.transfer(uring, slot, request, false),
             Kind::Out => self.transfer(uring, slot, request, true),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             Kind::Flush => {
+                self.at(slot).stage = Stage::Sync;
                 self.push_flush(uring, slot);
                 Outcome::Pending
             }
-            Kind::Discard | Kind::WriteZeroes => self.push_range(uring, slot, request),
+            Kind::Discard | Kind::WriteZeroes => {
+                self.at(slot).stage = Stage::Range;
+                match self.push_range(uring, slot, request) {
+                    Outcome::Done(status) => Outcome::Done(self.answer(slot, status)),
+                    Outcome::Pending => Outcome::Pending,
+                }
+            }
             Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
         }
     }
 
     #[inline]
     fn completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, result: i32) -> Option<Status> {
-        let kind = request.kind();
-        let status = match kind {
-            Kind::Discard | Kind::WriteZeroes => self.range_completed(uring, slot, request, result)?,
-            _ if result < 0 => self.failed(uring, slot, request, -result)?,
-            Kind::In | Kind::Out => {
-                let n = u64::try_from(result).unwrap_or(0);
-                let progress = &mut self.progress[usize::from(slot.0)];
-                // The usual end, without touching the rest of the state.
-                if n == request.len() && progress.done == 0 && progress.bounce.is_none() {
-                    return Some(Status::Ok);
-                }
-                progress.done += n;
-                let done = progress.done;
-                let all = match progress.bounce.is_some() {
-                    true => self.bounced(slot, request, done),
-                    false => (done >= request.len()).then_some(Status::Ok),
-                };
-                match all {
-                    Some(status) => status,
-                    None if n == 0 => {
-                        self.stats.count_error(IoErrorKind::Short);
-                        Status::IoErr
-                    }
-                    None => {
-                        self.stats.retries += 1;
-                        self.push_rest(uring, slot, request, kind == Kind::Out);
-                        return None;
-                    }
-                }
+        let progress = &self.progress[usize::from(slot.0)];
+        let fresh = progress.stage == Stage::Transfer && progress.done == 0 && progress.retries == 0;
+        if fresh && u64::try_from(result).is_ok_and(|n| n == request.len()) {
+            // The usual end, without touching the rest of the state.
+            if !self.is_volatile(slot, request.kind()) {
+                return Some(Status::Ok);
             }
-            _ => Status::Ok,
-        };
-        Some(self.answer(slot, status))
+        }
+        self.completed_otherwise(uring, slot, request, result)
     }
 
     fn is_synchronous(&self) -> bool {
@@ -462,7 +514,13 @@ impl Channel for FileChannel {
     }
 
     fn set_write_through(&mut self, on: bool) {
-        self.write_through = on || self.shared.cache == Cache::WriteThrough;
+        let on = on || self.shared.cache == Cache::WriteThrough;
+        // The guest is not going to flush what it wrote before.
+        if on && !self.write_through {
+            self.debt = true;
+            self.switches = self.switches.wrapping_add(1);
+        }
+        self.write_through = on;
     }
 
     fn stats(&self) -> ChannelStats {
@@ -476,8 +534,7 @@ pub(super) fn advance(buffers: &mut Vec<libc::iovec>, n: usize) {
     let mut gone = 0;
     for buffer in buffers.iter_mut() {
         if left < buffer.iov_len {
-            // SAFETY: `left` is inside the buffer.
-            buffer.iov_base = unsafe { buffer.iov_base.cast::<u8>().add(left) }.cast();
+            buffer.iov_base = buffer.iov_base.cast::<u8>().wrapping_add(left).cast();
             buffer.iov_len -= left;
             break;
         }

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::{EngineError, ErrorKind};
 
@@ -18,7 +19,36 @@ const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
+/// For how long an image is waited for that is locked although nobody has it open.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Takes the locks on `file`. A process that was killed keeps its locks until the kernel has ended its last request
+/// in flight, which is later than its end; so an image that nobody has open is waited for.
 pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
+    let begin = Instant::now();
+    loop {
+        match try_acquire(path, file, read_only)? {
+            Attempt::Locked => {}
+            Attempt::Done => return Ok(()),
+        }
+        let holder = holder(file);
+        if holder.is_some() || begin.elapsed() > PATIENCE {
+            return Err(locked(path, holder, read_only));
+        }
+        // Not to be in the way of one who does the same at the same moment.
+        lock_byte(file, libc::F_OFD_SETLK, libc::F_UNLCK, 0).map_err(|error| {
+            EngineError::new(ErrorKind::Io, Some(path), "cannot unlock it").with_source(error)
+        })?;
+        std::thread::sleep(Duration::from_millis(10 + u64::from(std::process::id() % 16)));
+    }
+}
+
+enum Attempt {
+    Done,
+    Locked,
+}
+
+fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, EngineError> {
     let does: &[i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
     let forbids = [WRITE, RESIZE];
     let ours = does.iter().map(|p| DOES + p).chain(forbids.iter().map(|p| FORBIDS + p));
@@ -28,11 +58,16 @@ pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), E
         match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-                return Err(locked(path, file, read_only));
+                return Ok(Attempt::Locked);
             }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) => {
-                tracing::warn!("{}: this file system has no locks; nothing stops a second user", path.display());
-                return Ok(());
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) =>
+            {
+                tracing::warn!(
+                    "{}: this file system has no locks; nothing stops a second user",
+                    path.display()
+                );
+                return Ok(Attempt::Done);
             }
             Err(error) => {
                 let error = EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error);
@@ -46,19 +81,20 @@ pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), E
             EngineError::new(ErrorKind::Io, Some(path), "cannot look at its locks").with_source(error)
         })?;
         if i32::from(found.l_type) != libc::F_UNLCK {
-            return Err(locked(path, file, read_only));
+            return Ok(Attempt::Locked);
         }
     }
-    Ok(())
+    Ok(Attempt::Done)
 }
 
+/// One byte's lock; all of them, to unlock.
 fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc::flock> {
     // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(kind).unwrap_or_default();
     lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
     lock.l_start = byte;
-    lock.l_len = 1;
+    lock.l_len = if kind == libc::F_UNLCK { 0 } else { 1 };
     // SAFETY: an open descriptor and a valid `flock`, which the commands used here read and write.
     if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } < 0 {
         return Err(io::Error::last_os_error());
@@ -66,27 +102,50 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
     Ok(lock)
 }
 
-fn locked(path: &Path, file: &File, read_only: bool) -> EngineError {
-    let holder = holder(file).map(|(pid, name)| format!(" (pid {pid}, {name})")).unwrap_or_default();
-    let advice = if read_only { "stop it first" } else { "stop it, or serve read-only with --read-only if it only reads" };
-    EngineError::new(ErrorKind::Locked, Some(path), format!("image is locked by another process{holder}; {advice}"))
+fn locked(path: &Path, holder: Option<Holder>, read_only: bool) -> EngineError {
+    let holder = match holder {
+        Some(Holder::Process(pid, name)) => format!("another process (pid {pid}, {name})"),
+        Some(Holder::Ourselves) => "this process already".to_owned(),
+        None => "another process".to_owned(),
+    };
+    let advice = match read_only {
+        true => "stop it first",
+        false => "stop it, or serve read-only with --read-only if it only reads",
+    };
+    EngineError::new(ErrorKind::Locked, Some(path), format!("image is locked by {holder}; {advice}"))
 }
 
-/// Who else has the file open: the system does not tell who holds such a lock.
-fn holder(file: &File) -> Option<(u32, String)> {
+enum Holder {
+    Process(u32, String),
+    Ourselves,
+}
+
+/// Who else has the file open, as far as we may see: the system does not tell who holds such a lock.
+fn holder(file: &File) -> Option<Holder> {
     let wanted = file.metadata().ok()?;
-    let own = std::process::id();
+    let same = |m: std::fs::Metadata| (m.dev(), m.ino()) == (wanted.dev(), wanted.ino());
+    let mut ourselves = false;
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if pid == own {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
-        }
+        };
         let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
-        let same = |m: std::fs::Metadata| (m.dev(), m.ino()) == (wanted.dev(), wanted.ino());
-        if descriptors.flatten().any(|fd| std::fs::metadata(fd.path()).is_ok_and(same)) {
+        let descriptors = descriptors.flatten().filter(|fd| std::fs::metadata(fd.path()).is_ok_and(same));
+        if pid == std::process::id() {
+            let opened = descriptors.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
+            ourselves = opened.into_iter().any(|fd: i32| has_locks(file, fd));
+        } else if descriptors.count() > 0 {
             let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some((pid, name.trim().to_owned()));
+            return Some(Holder::Process(pid, name.trim().to_owned()));
         }
     }
-    None
+    ourselves.then_some(Holder::Ourselves)
+}
+
+/// Whether one of our own descriptors of the image has locks: it is not the one that wants them, and the locks are
+/// still there as it sees them.
+fn has_locks(file: &File, fd: i32) -> bool {
+    fd != file.as_raw_fd()
+        && std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))
+            .is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:")))
 }

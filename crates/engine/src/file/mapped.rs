@@ -2,117 +2,20 @@
 //!
 //! A page of the mapping is only touched when it is known to exist: touching a hole would allocate it on a read, and
 //! be a SIGBUS on a write when memory is full. Requests that touch a page not known yet go through `preadv` and
-//! `pwritev`, which do the right thing, and the page is known from then on. Should the file be truncated by somebody
-//! else all the same, the guard trips, and every request goes through system calls for good, errors included.
+//! `pwritev`, which do the right thing, and the page is known from then on. Should the page vanish all the same
+//! (somebody truncates the file; a guest discards what it writes to, with memory full), the guard trips, and every
+//! request goes through system calls for good, errors included.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::mm::{MapFlags, ProtFlags};
-use vlane_ring::fault::Guard;
-use vlane_ring::{Kind, Range, SECTOR};
+use rustix::fs::FallocateFlags;
+use vlane_ring::{Kind, SECTOR};
 
-use super::Shared;
+use super::{Shared, span};
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring};
-
-const PAGE: u64 = 4096;
-/// How far one look at the file's holes goes, bytes.
-const LEARN: u64 = 64 << 20;
-
-#[derive(Debug)]
-pub(super) struct Map {
-    base: *mut u8,
-    len: usize,
-    /// One bit per page that is known to exist. Losing a bit costs a system call, nothing else.
-    present: Box<[AtomicU64]>,
-    guard: Guard,
-}
-
-// SAFETY: shared memory accessed through raw copies only; unmapped once, in `Drop`.
-unsafe impl Send for Map {}
-// SAFETY: as above; concurrent requests to the same blocks race as they do on any disk.
-unsafe impl Sync for Map {}
-
-impl Map {
-    pub(super) fn new(file: &File, size: u64, read_only: bool) -> io::Result<Map> {
-        let len = usize::try_from(size.next_multiple_of(PAGE)).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let protection = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)
-        }?
-        .cast::<u8>();
-        let guard = Guard::new(base, len)?;
-        let words = len / 4096;
-        let present = (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let map = Map { base, len, present, guard };
-        let mut at = 0;
-        // An image in a few pieces is known from the start; a scattered one is learnt as it is used.
-        for _ in 0..1000 {
-            match map.learn(file, at, size) {
-                Some(next) => at = next,
-                None => break,
-            }
-        }
-        Ok(map)
-    }
-
-    /// Notes what data lies between `from` and `limit`; says where to go on, if there is more.
-    fn learn(&self, file: &File, from: u64, limit: u64) -> Option<u64> {
-        let start = rustix::fs::seek(file, SeekFrom::Data(from)).ok().filter(|start| *start < limit)?;
-        let end = rustix::fs::seek(file, SeekFrom::Hole(start)).ok()?.min(limit);
-        self.set_present(start, end - start);
-        Some(end)
-    }
-
-    fn pages(offset: u64, len: u64) -> std::ops::Range<u64> {
-        offset / PAGE..(offset + len).div_ceil(PAGE)
-    }
-
-    fn set_present(&self, offset: u64, len: u64) {
-        self.change(offset, len, |word, mask| {
-            word.fetch_or(mask, Ordering::Relaxed);
-        });
-    }
-
-    fn clear_present(&self, offset: u64, len: u64) {
-        self.change(offset, len, |word, mask| {
-            word.fetch_and(!mask, Ordering::Relaxed);
-        });
-    }
-
-    fn change(&self, offset: u64, len: u64, change: impl Fn(&AtomicU64, u64)) {
-        let pages = Map::pages(offset, len);
-        let mut page = pages.start;
-        while page < pages.end {
-            let upto = pages.end.min((page / 64 + 1) * 64);
-            let mask = (u64::MAX >> (64 - (upto - page))) << (page % 64);
-            if let Some(word) = usize::try_from(page / 64).ok().and_then(|word| self.present.get(word)) {
-                change(word, mask);
-            }
-            page = upto;
-        }
-    }
-
-    #[inline]
-    fn is_present(&self, offset: u64, len: u64) -> bool {
-        Map::pages(offset, len).all(|page| {
-            let word = usize::try_from(page / 64).ok().and_then(|word| self.present.get(word));
-            word.is_some_and(|word| word.load(Ordering::Relaxed) & (1 << (page % 64)) != 0)
-        })
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: what `mmap` returned, unmapped once.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
-    }
-}
 
 /// A lane's way into an image in memory.
 #[derive(Debug)]
@@ -128,18 +31,15 @@ impl MappedChannel {
 
     #[inline]
     fn transfer(&mut self, request: &Request, write: bool) -> Status {
-        let Some(map) = &self.shared.map else { return Status::IoErr };
-        let (offset, len) = (request.sector() * SECTOR, request.len());
-        let inside = offset.checked_add(len).is_some_and(|end| end <= map.len as u64);
-        if inside && map.is_present(offset, len) && !map.guard.tripped() {
-            // SAFETY: `offset + len` is inside the mapping. A page that is gone after all trips the guard.
-            #[allow(clippy::cast_possible_truncation)]
-            let mut at = unsafe { map.base.add(offset as usize) };
+        let Some((offset, _)) = span(request.sector(), request.len()) else { return Status::IoErr };
+        if let Some(map) = &self.shared.map
+            && let Some(mut at) = map.address(offset, request.len())
+        {
             for buffer in request.buffers() {
                 let guest = buffer.iov_base.cast::<u8>();
                 // SAFETY: the guest's buffer stays mapped while the request is in flight; the buffers' lengths add up
-                // to `len`. Image and guest memory are different mappings. The guest may change its buffer while it
-                // is copied, as it may on any device.
+                // to the request's, which the address is good for. Image and guest memory are different mappings. The
+                // guest may change its buffer while it is copied, as it may on any device.
                 unsafe {
                     match write {
                         true => std::ptr::copy_nonoverlapping(guest, at, buffer.iov_len),
@@ -148,31 +48,25 @@ impl MappedChannel {
                     at = at.add(buffer.iov_len);
                 }
             }
-            if !map.guard.tripped() {
+            if !map.is_lost() {
                 return Status::Ok;
             }
         }
-        self.transfer_by_call(request, write)
+        self.transfer_by_call(request, offset, write)
     }
 
     #[cold]
-    fn transfer_by_call(&mut self, request: &Request, write: bool) -> Status {
-        let (offset, len) = (request.sector() * SECTOR, request.len());
+    fn transfer_by_call(&mut self, request: &Request, offset: u64, write: bool) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        let result = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, write) };
-        match result {
-            Ok(()) => {
-                if let Some(map) = &self.shared.map {
-                    if write {
-                        map.set_present(offset, len);
-                    } else {
-                        map.learn(&self.shared.file, offset, offset.saturating_add(LEARN).min(map.len as u64));
-                    }
-                }
-                Status::Ok
-            }
-            Err(error) => self.fail(request, &error),
+        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, write) } {
+            return self.fail(request, &error);
         }
+        match &self.shared.map {
+            Some(map) if !map.is_lost() && write => map.set_present(offset, request.len()),
+            Some(map) if !map.is_lost() => map.learn_after_read(&self.shared.file, offset, request.len()),
+            _ => {}
+        }
+        Status::Ok
     }
 
     #[cold]
@@ -186,26 +80,38 @@ impl MappedChannel {
         Status::IoErr
     }
 
-    fn zero(&mut self, request: &Request, keep_allocated: impl Fn(&Range) -> bool) -> Status {
+    /// Makes all ranges read as zeroes. What need not stay allocated is deallocated.
+    fn zero(&mut self, request: &Request, discard: bool) -> Status {
         for range in request.ranges() {
-            let (offset, len) = (range.sector * SECTOR, u64::from(range.sectors) * SECTOR);
+            let Some((offset, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
+                return Status::IoErr;
+            };
+            let len = end - offset;
             if len == 0 {
                 continue;
             }
             if let Some(map) = &self.shared.map {
                 map.clear_present(offset, len);
             }
-            let file = &self.shared.file;
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let mut result = rustix::fs::fallocate(file, punch, offset, len);
-            if result.is_ok() && keep_allocated(range) {
-                result = rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, len);
+            let mut result = self.fallocate(punch, offset, len);
+            if result.is_ok() && !discard && !range.unmap {
+                result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
             }
             if let Err(error) = result {
-                return self.fail(request, &error.into());
+                return self.fail(request, &error);
             }
         }
         Status::Ok
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        loop {
+            match rustix::fs::fallocate(&self.shared.file, flags, offset, len) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return result.map_err(io::Error::from),
+            }
+        }
     }
 }
 
@@ -218,8 +124,8 @@ impl Channel for MappedChannel {
             Kind::Out => self.transfer(request, true),
             // Memory is as durable as it gets.
             Kind::Flush => Status::Ok,
-            Kind::Discard => self.zero(request, |_| false),
-            Kind::WriteZeroes => self.zero(request, |range| !range.unmap),
+            Kind::Discard => self.zero(request, true),
+            Kind::WriteZeroes => self.zero(request, false),
             Kind::GetId | Kind::Refused(_) => Status::Unsupported,
         })
     }
@@ -244,32 +150,34 @@ impl Channel for MappedChannel {
 /// # Safety
 /// The buffers must be mapped.
 unsafe fn transfer_all(file: &File, buffers: &[libc::iovec], offset: u64, write: bool) -> io::Result<()> {
-    let fd = file.as_raw_fd();
-    for chunk in buffers.chunks(1024) {
-        let before: usize = buffers.iter().take_while(|b| !std::ptr::eq(*b, &chunk[0])).map(|b| b.iov_len).sum();
-        let mut rest: Vec<libc::iovec> = chunk.to_vec();
-        let mut at = offset + before as u64;
-        while !rest.is_empty() {
-            let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
-            let position = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
-            // SAFETY: `rest` is a valid array of `count` buffers, mapped as the caller promises.
-            let n = unsafe {
-                match write {
-                    true => libc::pwritev(fd, rest.as_ptr(), count, position),
-                    false => libc::preadv(fd, rest.as_ptr(), count, position),
+    let total: u64 = buffers.iter().map(|buffer| buffer.iov_len as u64).sum();
+    let mut done = 0;
+    // Only what comes in parts needs a list of its own.
+    let mut rest: Option<Vec<libc::iovec>> = None;
+    while done < total {
+        let left = rest.as_deref().unwrap_or(buffers);
+        let count = i32::try_from(left.len().min(1024)).unwrap_or(1024);
+        let position = i64::try_from(offset + done).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: `left` has at least `count` buffers, mapped as the caller promises.
+        let n = unsafe {
+            match write {
+                true => libc::pwritev(file.as_raw_fd(), left.as_ptr(), count, position),
+                false => libc::preadv(file.as_raw_fd(), left.as_ptr(), count, position),
+            }
+        };
+        match usize::try_from(n) {
+            Ok(0) if write => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                done += n as u64;
+                if done < total {
+                    super::channel::advance(rest.get_or_insert_with(|| buffers.to_vec()), n);
                 }
-            };
-            let n = match usize::try_from(n) {
-                Ok(0) if write => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => n,
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::Interrupted => continue,
-                    error => return Err(error),
-                },
-            };
-            at += n as u64;
-            super::channel::advance(&mut rest, n);
+            }
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
         }
     }
     Ok(())

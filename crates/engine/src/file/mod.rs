@@ -4,19 +4,28 @@
 //! |---|---|
 //! | memory (tmpfs) | copied from and to a mapping, inline: no system call at all ([`mapped`]) |
 //! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer ([`channel`]) |
-//! | a disk, `--cache writeback` or `writethrough` | page-cache hits inline, the rest through io_uring ([`channel`]) |
+//! | a disk, `--cache writeback` or `writethrough` | page-cache hits inline, the rest through io_uring ([`channel`], [`inline`]) |
+//!
+//! DISCARD and WRITE_ZEROES on a disk: [`ranges`].
 
 mod bounce;
 mod channel;
+mod discard;
+mod inline;
 mod lock;
+mod map;
 mod mapped;
 mod open;
+mod ranges;
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use vlane_ring::SECTOR;
+
+use crate::uring::FileKey;
 use crate::{Channel, Engine, EngineError, Geometry, Uring};
 
 /// What the host's page cache is used for.
@@ -56,11 +65,15 @@ pub struct FileEngine {
 struct Shared {
     path: PathBuf,
     file: File,
+    key: FileKey,
     /// The same image without O_DIRECT, for what direct I/O cannot do.
-    buffered: Option<File>,
+    buffered: Option<(File, FileKey)>,
     /// Set for good by the first write that is not aligned to the device's blocks: mixing direct and buffered writes
     /// to one block could lose one of them.
     direct_off: AtomicBool,
+    /// Ways to zero a range that the storage does not know, one bit each.
+    unknown_ways: AtomicU8,
+    discarder: discard::Discarder,
     cache: Cache,
     sectors: AtomicU64,
     block_size: u32,
@@ -71,7 +84,7 @@ struct Shared {
     read_only: bool,
     is_device: bool,
     can_discard: bool,
-    map: Option<mapped::Map>,
+    map: Option<map::Map>,
 }
 
 impl FileEngine {
@@ -124,11 +137,11 @@ impl Engine for FileEngine {
         if self.shared.read_only { Ok(()) } else { self.shared.file.sync_data() }
     }
 
-    fn channel(&self, _uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
         Ok(match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared)),
-            None => Box::new(channel::FileChannel::new(shared, lane, slots)),
+            None => Box::new(channel::FileChannel::new(shared, uring, lane, slots)),
         })
     }
 }
@@ -137,4 +150,21 @@ impl Shared {
     fn is_direct(&self) -> bool {
         self.cache == Cache::None && !self.direct_off.load(Ordering::Relaxed)
     }
+
+    /// Ends direct I/O for good.
+    #[cold]
+    fn leave_direct(&self, why: &str) {
+        if !self.direct_off.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{}: {why}; going on through the page cache", self.path.display());
+        }
+    }
+}
+
+/// Bytes from `sector` on, as an offset that the system takes, with the end; nothing beyond what any file can have.
+/// The lane has checked requests against the volume; this keeps arithmetic safe for any request.
+#[inline]
+fn span(sector: u64, len: u64) -> Option<(u64, u64)> {
+    let offset = sector.checked_mul(SECTOR)?;
+    let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok())?;
+    Some((offset, end))
 }

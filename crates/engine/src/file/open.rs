@@ -5,15 +5,20 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use rustix::fs::{AtFlags, StatxFlags};
+use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
-use super::{Cache, FileOptions, Shared, lock, mapped};
+use super::{Cache, FileOptions, Shared, discard, lock, map};
+use crate::uring::FileKey;
 use crate::{EngineError, ErrorKind};
 
+/// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
+/// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
     let FileOptions { cache, read_only } = options;
@@ -22,57 +27,81 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     let kind = metadata.file_type();
     let is_device = kind.is_block_device();
     if kind.is_dir() {
-        return Err(fail(ErrorKind::NotAFileOrDevice, "is a directory; give an image file or a block device"));
+        return Err(fail(
+            ErrorKind::NotAFileOrDevice,
+            "is a directory; give an image file or a block device",
+        ));
     }
     if !kind.is_file() && !is_device {
         let text = "is neither a regular file nor a block device; give an image file or a block device";
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
-    let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
+    // A device that is mounted, or part of an array, has somebody who writes to it (O_EXCL, for devices, asks that).
+    let exclusive = if is_device && !read_only { libc::O_EXCL } else { 0 };
+    let buffered = open_with(path, read_only, exclusive).map_err(|e| open_error(path, read_only, e))?;
     let size = checked_size(path, &buffered)?;
+    if !read_only {
+        check_file_limit(path, is_device, size)?;
+    }
     warn_of_other_formats(path, &buffered);
 
-    let in_memory = rustix::fs::fstatfs(&buffered).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) && !is_device;
+    let file_system = if is_device { 0 } else { rustix::fs::fstatfs(&buffered).map_or(0, |fs| fs.f_type) };
+    if file_system == HUGETLBFS_MAGIC && !read_only {
+        let text = "lies on hugetlbfs, whose files cannot be written to with system calls; use tmpfs";
+        return Err(fail(ErrorKind::NotAFileOrDevice, text));
+    }
+    let in_memory = file_system == TMPFS_MAGIC;
     let (file, second, cache) = match cache {
         // In memory the page cache is the storage: there is nothing to go around.
-        _ if in_memory => (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback }),
+        _ if in_memory => {
+            (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
+        }
         Cache::Writeback | Cache::WriteThrough => (buffered, None, cache),
         Cache::Auto | Cache::None => match open_with(path, read_only, libc::O_DIRECT) {
-            Ok(direct) => (direct, Some(buffered), Cache::None),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && cache == Cache::Auto => {
-                tracing::info!("{}: no direct I/O on this file system; using --cache writeback", path.display());
+            Ok(direct) if direct_alignment(&direct, is_device).is_some() => {
+                (direct, Some(buffered), Cache::None)
+            }
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
+                return Err(open_error(path, read_only, error));
+            }
+            _ if cache == Cache::Auto => {
+                tracing::info!("{}: no direct I/O on this file; using --cache writeback", path.display());
                 (buffered, None, Cache::Writeback)
             }
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                let text = "this file system has no direct I/O, which --cache none needs; use --cache writeback";
-                return Err(fail(ErrorKind::NoDirectIo, text).with_source(error));
+            refused => {
+                let text =
+                    "there is no direct I/O on this file, which --cache none needs; use --cache writeback";
+                let error = fail(ErrorKind::NoDirectIo, text);
+                return Err(match refused {
+                    Err(source) => error.with_source(source),
+                    Ok(_) => error,
+                });
             }
-            Err(error) => return Err(open_error(path, read_only, error)),
         },
     };
     lock::acquire(path, &file, read_only)?;
 
     let (memory_align, offset_align) = match cache {
-        Cache::None => direct_alignment(&file, is_device),
+        Cache::None => direct_alignment(&file, is_device).unwrap_or((4096, 4096)),
         _ => (1, 1),
     };
-    let device_block = if is_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(512) } else { 512 };
-    let block_size = u32::try_from(offset_align).unwrap_or(512).max(device_block).max(512);
-    let physical = match is_device {
-        true => rustix::fs::ioctl_blkpbszget(&file).unwrap_or(block_size),
-        false => u32::try_from(metadata.blksize()).unwrap_or(4096).clamp(block_size, 65536),
-    };
+    let (block_size, physical) = block_sizes(&file, is_device, offset_align);
     let map = match in_memory {
-        true => Some(mapped::Map::new(&file, size, read_only).map_err(|error| {
-            EngineError::new(ErrorKind::Io, Some(path), "cannot map the image").with_source(error)
-        })?),
+        true => map::Map::new(&file, size, read_only)
+            .inspect_err(|error| {
+                tracing::warn!("{}: cannot be mapped ({error}); going on with system calls", path.display());
+            })
+            .ok(),
         false => None,
     };
     Ok(Shared {
         path: path.to_owned(),
         file,
-        buffered: second,
+        key: FileKey::new(),
+        buffered: second.map(|file| (file, FileKey::new())),
         direct_off: AtomicBool::new(false),
+        unknown_ways: AtomicU8::new(0),
+        discarder: discard::Discarder::default(),
         cache,
         sectors: AtomicU64::new(size / SECTOR),
         block_size,
@@ -151,24 +180,54 @@ fn warn_of_other_formats(path: &Path, mut file: &File) {
     }
 }
 
-/// What direct I/O demands of memory and offsets, bytes.
-fn direct_alignment(file: &File, is_device: bool) -> (usize, u64) {
+/// What direct I/O demands of memory and offsets, bytes; nothing if the file has none (a file system that journals its
+/// data, or encrypts or compresses the file, takes the open and then goes through the page cache all the same).
+fn direct_alignment(file: &File, is_device: bool) -> Option<(usize, u64)> {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(stat) = stat
         && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
-        && stat.stx_dio_offset_align > 0
     {
-        return (stat.stx_dio_mem_align.max(1) as usize, u64::from(stat.stx_dio_offset_align));
+        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        let sane = memory.is_power_of_two() && offset.is_power_of_two() && offset <= 1 << 20;
+        return sane.then_some((memory as usize, u64::from(offset)));
     }
     // Kernels or file systems that do not say: the device's block, or what every device can do.
     let block = if is_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 4096 };
-    (block as usize, u64::from(block))
+    Some((block as usize, u64::from(block)))
+}
+
+/// Logical and physical block that the guest is told, bytes.
+///
+/// An image file is a disk of 512-byte sectors wherever it lies, because what is in it counts in them: a partition
+/// table made for 512-byte sectors cannot be found on a disk of 4096-byte ones. What the storage prefers is told as
+/// the physical block, to which guests align. A device is what it is.
+fn block_sizes(file: &File, is_device: bool, offset_align: u64) -> (u32, u32) {
+    if is_device {
+        let logical = rustix::fs::ioctl_blksszget(file).unwrap_or(512).max(512);
+        return (logical, rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical).max(logical));
+    }
+    (512, u32::try_from(offset_align).unwrap_or(4096).max(4096))
+}
+
+/// Beyond the limit of file sizes a write is not an error but, by default, the end of the process.
+fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Result<(), EngineError> {
+    match rustix::process::getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < size && !is_device => {
+            let text = format!(
+                "has {size} bytes, but this process may only write the first {limit} of a file; raise the \
+                                limit (ulimit -f), or serve it with --read-only"
+            );
+            Err(EngineError::new(ErrorKind::Limit, Some(path), text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a block device takes discards, according to its queue's limits.
 fn device_discards(metadata: &std::fs::Metadata) -> bool {
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let limit = |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}discard_max_bytes"));
+    let limit =
+        |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}discard_max_bytes"));
     // A partition's limits are its disk's.
     let text = limit("queue/").or_else(|_| limit("../queue/")).unwrap_or_default();
     text.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0)

@@ -71,7 +71,8 @@ pub fn walk_split(ram: &Ram, table: u64, size: u16, head: u16) -> (Vec<Desc>, Op
         }
         steps += 1;
         let at = table.checked_add(16 * u64::from(index));
-        let bytes = at.filter(|at| ram.pieces(*at, 16).is_ok_and(|p| p.len() == 1)).map(|at| ram.read(at, 16));
+        let bytes =
+            at.filter(|at| ram.pieces(*at, 16).is_ok_and(|p| p.len() == 1)).map(|at| ram.read(at, 16));
         let Some(bytes) = bytes else {
             let Desc { addr, len, .. } = indirect.unwrap();
             return (descs, Some(Broken::BadAddress { addr, len, hole: at.unwrap_or(u64::MAX) }));
@@ -115,7 +116,7 @@ pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<Vec<Piece>, Broken> {
             }
             continue;
         }
-        if !writable && pieces.iter().any(|p| p.writable) {
+        if !writable && pieces.last().is_some_and(|p| p.writable) {
             return Err(Broken::ReadableAfterWritable);
         }
         if pieces.len() == MAX_CHAIN {
@@ -165,16 +166,18 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
             Kind::GetId
         }
         kind @ (DISCARD | WRITE_ZEROES) if !writes && len > 0 && len % 16 == 0 && len / 16 <= 256 => {
-            let bytes: Vec<u8> =
-                data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
+            let bytes: Vec<u8> = data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
             ranges.extend(bytes.chunks(16).map(|b| {
                 let flags = u32::from_le_bytes(b[12..].try_into().unwrap());
                 let sector = u64::from_le_bytes(b[..8].try_into().unwrap());
-                (flags, Range {
-                    sector,
-                    sectors: u32::from_le_bytes(b[8..12].try_into().unwrap()),
-                    unmap: flags == 1,
-                })
+                (
+                    flags,
+                    Range {
+                        sector,
+                        sectors: u32::from_le_bytes(b[8..12].try_into().unwrap()),
+                        unmap: flags == 1,
+                    },
+                )
             }));
             let allowed = if kind == DISCARD { 0 } else { 1 };
             if ranges.iter().any(|(flags, _)| *flags > allowed) {

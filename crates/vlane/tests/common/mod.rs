@@ -180,10 +180,12 @@ pub fn sha256_of(bytes: &[u8]) -> String {
     sha256(file.path())
 }
 
-/// How many requests queue `queue` carried, from the last line that a session of `vlane serve` ended with:
-/// `session ended: ... queue 0: 123 requests, queue 1: 4 requests`.
+/// How many requests queue `queue` carried in the last session that `vlane serve` told the end of:
+/// `session 1 ended: front end hung up; queue 0: 123 requests; queue 1: 4 requests`. Queues that carried none are
+/// not mentioned.
 pub fn requests(log: &str, queue: usize) -> u64 {
-    let line = log.lines().rfind(|l| l.contains("session ended")).unwrap_or_else(|| panic!("no session ended:\n{log}"));
+    let told = |line: &&str| line.contains(": session ") && line.contains(" ended: ");
+    let line = log.lines().rfind(told).unwrap_or_else(|| panic!("no session ended:\n{log}"));
     let Some((_, rest)) = line.split_once(&format!("queue {queue}: ")) else { return 0 };
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no number of requests in: {line}"))

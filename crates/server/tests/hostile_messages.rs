@@ -1,0 +1,370 @@
+//! A front end that says nonsense, or says nothing more, ends its own session at most: nothing panics, nothing hangs,
+//! and the next front end is served.
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// xorshift64*: enough to make garbage, and the same every time.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn bytes(&mut self, len: u64) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+#[test]
+fn garbage_ends_its_own_session_only() {
+    let server = Server::new(null(None), 2, 1);
+    let mut noise = Noise(1);
+    for _ in 0..200 {
+        let wire = server.connect();
+        let len = 1 + noise.below(300);
+        let _ = wire.raw(&noise.bytes(len), &[]);
+    }
+    server.serves_the_next();
+}
+
+/// Every message there is and some there are not, with bodies of any size and content and any descriptors, before
+/// and after a negotiation.
+#[test]
+fn messages_of_any_kind_with_any_body_are_survived() {
+    let server = Server::new(null(None), 2, 1);
+    let fds: Vec<OwnedFd> = (0..4).map(|_| event()).collect();
+    let file = Memory::new(0, 0x1_0000).file;
+    let mut noise = Noise(2);
+    for session in 0..150 {
+        let wire = server.connect();
+        if session % 3 > 0 {
+            wire.negotiate(USUAL);
+        }
+        for _ in 0..20 {
+            let code = noise.below(50) as u32;
+            let len = [0, 8, 8, 16, 24, 40, 40, 56, 104][noise.below(9) as usize];
+            let mut body = noise.bytes(len);
+            // Mostly small numbers, which go further than noise does.
+            if noise.below(4) > 0 {
+                body.iter_mut().enumerate().filter(|(at, _)| at % 4 > 1).for_each(|(_, byte)| *byte = 0);
+                body.chunks_mut(8).for_each(|chunk| chunk[0] %= 4);
+            }
+            let mut with: Vec<BorrowedFd<'_>> = Vec::new();
+            match noise.below(5) {
+                0 => with.push(file.as_fd()),
+                1 => with.push(fds[0].as_fd()),
+                2 => with.extend(fds.iter().map(AsFd::as_fd)),
+                _ => {}
+            }
+            let flags = if noise.below(2) == 0 { 8 } else { 0 };
+            if wire.raw(&Wire::message(code, flags, &body), &with).is_err() {
+                break;
+            }
+        }
+    }
+    server.serves_the_next();
+}
+
+#[test]
+fn half_a_message_and_then_a_hang_up_ends_the_session() {
+    let server = Server::new(null(None), 1, 1);
+    let whole = Wire::message(code::SET_VRING_ADDR, 0, &[0; 40]);
+    for len in [1, 3, 4, 11, 12, 13, 51] {
+        let wire = server.connect();
+        wire.raw(&whole[..len], &[]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.serves_the_next();
+}
+
+#[test]
+fn a_server_can_be_stopped_while_its_front_end_is_silent_in_the_middle_of_a_message() {
+    for len in [1, 11, 12, 30] {
+        let server = Server::new(null(None), 1, 1);
+        let (wire, memory) = server.guest(USUAL);
+        let mut ring = Ring::new(&memory, 0);
+        assert!(wire.start(0, &ring));
+        wire.raw(&Wire::message(code::SET_VRING_ADDR, 0, &[0; 40])[..len], &[]).unwrap();
+        // Its rings are served meanwhile.
+        ring.submit(0, IN, 0, 512);
+        ring.wait(1);
+        assert!(server.stop() < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_server_can_be_stopped_while_its_front_end_does_not_read_the_answers() {
+    let server = Server::new(null(None), 1, 1);
+    let wire = server.connect();
+    wire.stream.set_nonblocking(true).unwrap();
+    let question = Wire::message(code::GET_FEATURES, 0, &[]);
+    let begin = Instant::now();
+    // Until neither takes anything any more.
+    while begin.elapsed() < Duration::from_secs(1) {
+        if wire.raw(&question, &[]).is_err() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert!(server.stop() < Duration::from_secs(2));
+}
+
+#[test]
+fn oversized_messages_end_the_session_at_once() {
+    let server = Server::new(null(None), 1, 1);
+    for size in [0x1001u32, 0x10_0000, u32::MAX] {
+        let wire = server.connect();
+        wire.raw(&halves(&[code::SET_MEM_TABLE, 1, size]), &[]).unwrap();
+        assert!(wire.is_hung_up(LIMIT), "{size:#x}");
+    }
+    for flags in [0u32, 2, 3, 5, 0x1001] {
+        let wire = server.connect();
+        wire.raw(&halves(&[code::GET_FEATURES, flags, 0]), &[]).unwrap();
+        assert!(wire.is_hung_up(LIMIT), "flags {flags:#x}");
+    }
+    server.serves_the_next();
+}
+
+#[test]
+fn wrong_numbers_of_descriptors_are_refused_and_not_leaked() {
+    let server = Server::new(null(None), 1, 1);
+    server.serves_the_next();
+    let before = open_descriptors();
+    let memory = Memory::new(0x10_0000, 0x2_0000);
+    let fds: Vec<OwnedFd> = (0..40).map(|_| event()).collect();
+    let some = |count: usize| fds[..count].iter().map(AsFd::as_fd).collect::<Vec<_>>();
+    let region = words(&[0, memory.guest, memory.size, memory.user, 0]);
+    let mut table = words(&[2]);
+    table.extend(words(&[memory.guest, 0x1000, memory.user, 0]));
+    table.extend(words(&[memory.guest + 0x1000, 0x1000, memory.user + 0x1000, 0]));
+    let cases: Vec<(u32, Vec<u8>, Vec<usize>)> = vec![
+        (code::SET_VRING_KICK, words(&[0]), vec![0, 2]),
+        (code::SET_VRING_CALL, words(&[0]), vec![0, 2]),
+        (code::SET_VRING_ERR, words(&[0x100]), vec![1]),
+        (code::ADD_MEM_REG, region, vec![0, 2]),
+        (code::SET_MEM_TABLE, table, vec![0, 1, 3]),
+        (code::SET_LOG_BASE, words(&[4096, 0]), vec![0, 2]),
+        (code::SET_BACKEND_REQ_FD, Vec::new(), vec![0, 2]),
+        (code::GET_FEATURES, Vec::new(), vec![1]),
+        (code::SET_VRING_NUM, halves(&[0, 64]), vec![1]),
+    ];
+    for (code, body, counts) in &cases {
+        for count in counts {
+            let wire = server.connect();
+            wire.negotiate(USUAL);
+            let sent = wire.raw(&Wire::message(*code, 8, body), &some(*count));
+            let accepted = sent.is_ok() && wire.reply(*code).is_some_and(|body| word(&body, 0) == 0);
+            assert!(!accepted, "message {code} with {count} descriptors");
+        }
+    }
+    // More than the message layer takes at once: it closes them all, and waits for a message that is whole.
+    for count in [33, 40] {
+        let wire = server.connect();
+        wire.tell(code::SET_VRING_KICK, &words(&[0]), &some(count));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.serves_the_next();
+    drop(fds);
+    assert!(open_descriptors() < before + 20, "descriptors were leaked");
+}
+
+#[test]
+fn descriptors_that_are_no_eventfds_are_refused() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let (pipe, _other) = rustix::pipe::pipe().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    let null = File::open("/dev/null").unwrap();
+    for (what, fd) in
+        [("pipe", pipe.as_fd()), ("file", file.as_fd()), ("socket", socket.as_fd()), ("null", null.as_fd())]
+    {
+        for code in [code::SET_VRING_KICK, code::SET_VRING_CALL, code::SET_VRING_ERR] {
+            assert!(!wire.fd(code, 0, fd), "a {what} was taken for an eventfd");
+        }
+    }
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+}
+
+#[test]
+fn memory_that_cannot_be_is_refused_and_what_was_there_stays() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let max = u64::MAX;
+    let file = Memory::new(0, 0x1_0000).file;
+    for (guest, size, user, offset) in [
+        (memory.guest, 0x1000, 0x1000, 0),
+        (memory.guest - 0x1000, 0x2000, 0x1000, 0),
+        (memory.guest + memory.size - 1, 0x1000, 0x1000, 0),
+        (0x8000_0000, 0x1_0001, 0x1000, 0),
+        (0x8000_0000, 0x1_0000, 0x1000, 0x1000),
+        (0x8000_0000, 0x1000, 0x1000, max - 0xfff),
+        (0x8000_0000, 0, 0x1000, 0),
+    ] {
+        let region = words(&[0, guest, size, user, offset]);
+        assert!(!wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]), "{guest:#x} {size:#x} {offset:#x}");
+    }
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    assert!(wire.is_alive());
+    drop(ring);
+    drop(wire);
+    // The message layer ends the session for what overflows by itself.
+    for (guest, size, user, offset) in [
+        (max, 0x1000, 0x1000, 0),
+        (0x8000_0000, max, 0x1000, 0),
+        (0x8000_0000, 0x1000, max - 0x800, 0),
+        (max - 0xfff, 0x1000, 0x1000, 0),
+    ] {
+        let wire = server.connect();
+        wire.negotiate(USUAL);
+        let region = words(&[0, guest, size, user, offset]);
+        assert!(!wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]), "{guest:#x} {size:#x} {user:#x}");
+    }
+    // No file of memory at all.
+    let wire = server.connect();
+    wire.negotiate(USUAL);
+    let region = words(&[0, 0x8000_0000, 0x1000, 0x1000, 0]);
+    assert!(!wire.set(code::ADD_MEM_REG, &region, &[event().as_fd()]));
+    assert!(!wire.set(code::ADD_MEM_REG, &region, &[File::open("/").unwrap().as_fd()]));
+}
+
+#[test]
+fn a_front_end_that_is_refused_without_end_is_hung_up_on() {
+    let server = Server::new(null(None), 1, 1);
+    let wire = server.connect();
+    wire.negotiate(USUAL);
+    let refused = (0..1000).take_while(|_| wire.try_set(code::SET_VRING_NUM, &halves(&[0, 0]), &[]).is_some()).count();
+    assert!((10..200).contains(&refused), "{refused}");
+    server.serves_the_next();
+}
+
+/// An eventfd that is full blocks whoever writes to it.
+fn full() -> OwnedFd {
+    let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fd
+}
+
+fn fill(fd: &OwnedFd) {
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+    rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+}
+
+/// Two rings on one thread, whose call descriptors let nobody through; `end` must come back.
+fn with_full_calls(end: impl FnOnce(&Server, Wire, &Memory)) {
+    let server = Server::new(null(None), 2, 1);
+    let (wire, memory) = server.guest(USUAL);
+    for index in [0, 1] {
+        let mut ring = Ring::new(&memory, u64::from(index) * 0x2_0000);
+        // Blocking, and empty for the start, which writes it once.
+        ring.call = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(wire.start(index, &ring));
+        if index == 1 {
+            fill(&ring.call);
+            ring.submit(0, IN, 0, 512);
+            // The thread is stuck in its signal.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    end(&server, wire, &memory);
+}
+
+#[test]
+fn a_full_call_descriptor_does_not_keep_the_server_from_stopping() {
+    with_full_calls(|server, _wire, _| assert!(server.stop() < Duration::from_secs(5)));
+}
+
+#[test]
+fn a_full_call_descriptor_does_not_keep_the_next_front_end_from_being_served() {
+    with_full_calls(|server, wire, _| {
+        drop(wire);
+        server.serves_the_next();
+    });
+}
+
+#[test]
+fn a_full_call_descriptor_of_one_ring_does_not_keep_control_from_another() {
+    with_full_calls(|_, wire, _| {
+        // Queue 0 shares its thread with the one that is stuck.
+        assert!(wire.fd(code::SET_VRING_CALL, 0, event()));
+        assert!(wire.get_base(0).is_some());
+        assert!(wire.set_features(USUAL | LOG_ALL) || wire.is_alive());
+    });
+}
+
+#[test]
+fn a_full_call_descriptor_can_be_replaced() {
+    with_full_calls(|_, wire, _| {
+        assert!(wire.fd(code::SET_VRING_CALL, 1, event()));
+        assert!(wire.get_base(1).is_some());
+    });
+}
+
+#[test]
+fn a_ring_can_start_with_a_full_call_descriptor() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    ring.call = full();
+    assert!(wire.start(0, &ring));
+    assert!(wire.is_alive());
+    ring.submit(0, IN, 0, 512);
+    assert!((0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        !ring.used().is_empty()
+    }));
+}
+
+#[test]
+fn a_full_error_descriptor_does_not_block_the_session() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    ring.err = full();
+    assert!(wire.start(0, &ring));
+    // A jump of the index breaks the ring.
+    ring.next = 1000;
+    ring.publish();
+    ring.kick();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(wire.is_alive());
+}
+
+#[test]
+fn a_backend_channel_that_is_no_socket_or_is_full_hurts_nobody() {
+    let server = Server::new(null(None), 1, 1);
+    let wire = server.connect();
+    wire.negotiate(USUAL);
+    let (pipe, _other) = rustix::pipe::pipe().unwrap();
+    assert!(!wire.set(code::SET_BACKEND_REQ_FD, &[], &[pipe.as_fd()]));
+    server.listener.size_changed();
+    drop(wire);
+    let wire = server.connect();
+    wire.negotiate(USUAL);
+    let (channel, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(wire.set(code::SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]));
+    let begin = Instant::now();
+    (0..20_000).for_each(|_| server.listener.size_changed());
+    assert!(begin.elapsed() < LIMIT);
+    assert!(wire.is_alive());
+}

@@ -1,0 +1,353 @@
+//! Rings start and stop in whatever order a front end likes, memory comes and goes under them, and no request is
+//! lost or answered twice.
+
+mod common;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use vlane_engine::{Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
+
+const PACKED: u64 = 1 << 34;
+
+#[test]
+fn rings_start_in_any_order_of_messages() {
+    let server = Server::new(null(None), 1, 1);
+    type Step = fn(&Wire, &Ring<'_>) -> bool;
+    let steps: [(&str, Step); 5] = [
+        ("kick", |wire, ring| wire.fd(code::SET_VRING_KICK, 0, &ring.kick)),
+        ("call", |wire, ring| wire.fd(code::SET_VRING_CALL, 0, &ring.call)),
+        ("enable", |wire, _| wire.vring(code::SET_VRING_ENABLE, 0, 1)),
+        ("addresses", |wire, ring| wire.addresses(0, ring, None)),
+        ("memory", |wire, ring| wire.add_memory(ring.memory)),
+    ];
+    // Every order of five steps would be 120 sessions: every rotation of two orders, and some that are known.
+    let mut orders: Vec<Vec<usize>> = Vec::new();
+    for shift in 0..5 {
+        orders.push((0..5).map(|i| (i + shift) % 5).collect());
+        orders.push((0..5).map(|i| (9 - i - shift) % 5).collect());
+    }
+    for order in orders {
+        let wire = server.connect();
+        wire.negotiate(USUAL);
+        assert!(wire.vring(code::SET_VRING_NUM, 0, SIZE.into()));
+        let memory = Memory::new(0x10_0000, 0x20_0000);
+        let mut ring = Ring::new(&memory, 0);
+        // A request from before the start: nobody kicks for it again.
+        ring.submit(0, IN, 0, 512);
+        for step in &order {
+            assert!(steps[*step].1(&wire, &ring), "{} in {order:?}", steps[*step].0);
+        }
+        assert_eq!(ring.wait(1), [0], "{order:?}");
+        ring.submit(1, IN, 8, 4096);
+        assert_eq!(ring.wait(1), [1], "{order:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_added_while_rings_run_can_be_used_and_memory_that_is_removed_cannot() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let more = Memory::new(0x4000_0000, 0x10_0000);
+    assert!(wire.add_memory(&more));
+    // The header lies in the first region, the data in the second.
+    ring.build(0, IN, 0, 4096);
+    ring.descriptor(1, more.guest + 0x8000, 4096, 2 | 1, 2);
+    ring.offer(0);
+    ring.publish();
+    ring.kick();
+    ring.wait(1);
+    assert_eq!(ring.status(0), 0);
+    // As libblkio sends it: with a descriptor.
+    let region = words(&[0, more.guest, more.size, more.user, 0]);
+    assert!(wire.set(code::REM_MEM_REG, &region, &[more.file.as_fd()]));
+    assert!(!wire.set(code::REM_MEM_REG, &region, &[]), "it is gone");
+    ring.submit(1, IN, 0, 4096);
+    ring.wait(1);
+    assert_eq!(ring.status(1), 0, "what lies in the first region is served as before");
+    // Without the region its address breaks the ring, and nothing else.
+    ring.build(2, IN, 0, 4096);
+    ring.descriptor(7, more.guest, 4096, 2 | 1, 8);
+    ring.offer(6);
+    ring.publish();
+    ring.kick();
+    assert!(signalled(&ring.err, LIMIT));
+    assert!(wire.is_alive());
+}
+
+#[test]
+fn the_memory_table_can_be_replaced_under_load() {
+    let server = Server::new(null(Some(Duration::from_millis(2))), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let more = Memory::new(0x4000_0000, 0x10_0000);
+    for round in 0..20 {
+        (0..8).for_each(|slot| ring.submit(slot, IN, 0, 4096));
+        let table: &[&Memory] = if round % 2 == 0 { &[&memory, &more] } else { &[&memory] };
+        assert!(wire.set_memory(table));
+        ring.wait(8);
+    }
+    // A table without the rings stops them, and says so. The next one that has them, and a restart, bring them back.
+    assert!(!wire.set_memory(&[&more]));
+    ring.submit(0, IN, 0, 512);
+    assert!(signalled(&ring.err, LIMIT), "the ring is broken");
+    assert!(wire.set_memory(&[&memory]));
+    let base = wire.get_base(0).unwrap();
+    assert_eq!(base, 160, "what was answered");
+    assert!(wire.start_at(0, &ring, base));
+    ring.wait(1);
+}
+
+#[test]
+fn disabling_a_ring_holds_it_and_enabling_lets_it_go_on() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    for _ in 0..5 {
+        assert!(wire.vring(code::SET_VRING_ENABLE, 0, 0));
+        ring.submit(0, IN, 0, 512);
+        assert!(ring.is_quiet());
+        assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1));
+        ring.wait(1);
+        assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1), "twice is once");
+    }
+}
+
+#[test]
+fn new_kick_and_call_descriptors_take_the_place_of_the_old_ones() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    for slot in 0..5 {
+        ring.call = event();
+        assert!(wire.fd(code::SET_VRING_CALL, 0, &ring.call));
+        assert!(signalled(&ring.call, LIMIT), "an interrupt may have been lost with the old one: one more");
+        ring.kick = event();
+        assert!(wire.fd(code::SET_VRING_KICK, 0, &ring.kick));
+        ring.submit(slot, IN, 0, 512);
+        ring.wait(1);
+    }
+    // Without a call descriptor the guest polls.
+    assert!(wire.set(code::SET_VRING_CALL, &words(&[0x100]), &[]));
+    ring.submit(0, IN, 0, 512);
+    assert!((0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        !ring.used().is_empty()
+    }));
+    // Without a kick descriptor the lane does.
+    assert!(wire.fd(code::SET_VRING_CALL, 0, &ring.call));
+    assert!(wire.set(code::SET_VRING_KICK, &words(&[0x100]), &[]));
+    ring.build(1, IN, 0, 512);
+    ring.offer(3);
+    ring.publish();
+    ring.wait(1);
+}
+
+#[test]
+fn a_reset_device_starts_afresh_on_the_same_memory() {
+    let server = Server::new(null(Some(Duration::from_millis(100))), 2, 1);
+    let (wire, memory) = server.guest(USUAL);
+    for round in 0..3 {
+        let mut ring = Ring::new(&memory, 0x2_0000 * round);
+        assert!(wire.start(0, &ring));
+        (0..4).for_each(|slot| ring.submit(slot, IN, 0, 512));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(wire.set(if round == 2 { code::RESET_OWNER } else { code::RESET_DEVICE }, &[], &[]));
+        assert_eq!(ring.used().len(), 4, "what was in flight came to its end first");
+        ring.submit(0, IN, 0, 512);
+        assert!(ring.is_quiet(), "a reset ring does nothing");
+        assert!(wire.set_features(USUAL));
+    }
+}
+
+/// A queue of the driver's, split or packed, in memory that it owns.
+struct Driven {
+    arena: Arena,
+    queue: BlkQueue,
+    kick: std::os::fd::OwnedFd,
+    call: std::os::fd::OwnedFd,
+}
+
+impl Driven {
+    fn new(format: Format, event_idx: bool) -> Driven {
+        let size = Some(if format == Format::Packed { 100 } else { 128 });
+        let options =
+            BlkOptions { format, size, depth: 32, data: 4096, segments: 1, indirect: false, event_idx };
+        let arena = Arena::new(1 << 32, options.arena_bytes().unwrap()).unwrap();
+        let queue = BlkQueue::new(&arena, options).unwrap();
+        Driven { arena, queue, kick: event(), call: event() }
+    }
+
+    fn start(&self, wire: &Wire, base: u32) {
+        let layout = self.queue.layout();
+        let user = |guest| self.arena.to_user(guest);
+        assert!(wire.vring(code::SET_VRING_NUM, 0, layout.size.into()));
+        assert!(wire.vring(code::SET_VRING_BASE, 0, base));
+        let mut body = halves(&[0, 0]);
+        body.extend(words(&[user(layout.desc), user(layout.device), user(layout.driver), 0]));
+        assert!(wire.set(code::SET_VRING_ADDR, &body, &[]));
+        assert!(wire.fd(code::SET_VRING_KICK, 0, &self.kick) && wire.fd(code::SET_VRING_CALL, 0, &self.call));
+        assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1));
+    }
+
+    fn submit(&mut self, slots: std::ops::Range<u16>, kick: bool) {
+        for slot in slots {
+            let request = vlane_ring::driver::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
+            self.queue.submit(slot, request).unwrap();
+        }
+        if self.queue.publish() && kick {
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    fn reap(&mut self) -> usize {
+        let mut done = Vec::new();
+        self.queue.reap(&mut done).unwrap();
+        assert!(done.iter().all(|completion| completion.status == 0));
+        done.len()
+    }
+
+    fn wait(&mut self, count: usize) {
+        let (begin, mut done) = (Instant::now(), 0);
+        while done < count {
+            if !self.queue.enable_interrupts() {
+                assert!(signalled(&self.call, LIMIT.saturating_sub(begin.elapsed())), "{done} of {count}");
+            }
+            done += self.reap();
+        }
+        assert_eq!(done, count);
+    }
+}
+
+#[test]
+fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
+    let latency = Duration::from_millis(60);
+    let server = Server::new(null(Some(latency)), 1, 1);
+    for (format, event_idx) in
+        [(Format::Split, false), (Format::Split, true), (Format::Packed, false), (Format::Packed, true)]
+    {
+        let packed = if format == Format::Packed { PACKED } else { 0 };
+        let wire = server.connect();
+        wire.negotiate(USUAL | packed | if event_idx { EVENT_IDX } else { 0 });
+        let mut driven = Driven::new(format, event_idx);
+        let arena = &driven.arena;
+        let region = words(&[0, arena.base(), arena.size(), arena.user_addr(), 0]);
+        assert!(wire.set(code::ADD_MEM_REG, &region, &[arena.fd().unwrap()]));
+        let mut base = if packed == 0 { 0 } else { 0x8000_8000 };
+        // Enough rounds that a ring of 100 or 128 entries wraps more than once.
+        for round in 0..8 {
+            driven.start(&wire, base);
+            if round > 0 {
+                // Made available while the ring was stopped, without a kick.
+                driven.wait(8);
+            }
+            driven.submit(8..32, true);
+            std::thread::sleep(latency / 3);
+            let begin = Instant::now();
+            base = wire.get_base(0).unwrap();
+            assert!(begin.elapsed() >= latency / 4, "it did not wait for what is in flight");
+            assert_eq!(driven.reap(), 24, "{format:?} round {round}: drained when the base is told");
+            driven.submit(0..8, true);
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(driven.reap(), 0, "a stopped ring takes nothing");
+        }
+        if packed == 0 {
+            assert_eq!(base, (8 * 24 + 7 * 8) & 0xffff);
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_ring_carries_a_load_on_several_lanes() {
+    use vlane_driver::{Limit, SessionOptions, Want, Workload};
+    let server = Server::polling(null(None), 3, 2, Duration::from_micros(50));
+    for (packed, event_idx, indirect) in [
+        (Want::No, Want::No, Want::No),
+        (Want::No, Want::Must, Want::Must),
+        (Want::Must, Want::No, Want::Must),
+        (Want::Must, Want::Must, Want::No),
+    ] {
+        let options = SessionOptions { queues: 3, depth: 16, packed, event_idx, indirect, ..Default::default() };
+        let mut session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
+        let load = Workload { limit: Limit::Count(3000), ..Workload::default() };
+        let report =
+            vlane_driver::run(&mut session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        assert_eq!((report.ios, report.errors.total()), (9000, 0));
+    }
+    assert!(server.volume.counters().reads >= 9000);
+}
+
+/// A null device that notes when it is told to write through, and when it was flushed.
+#[derive(Debug, Default)]
+struct Probe {
+    /// 0: never told; 1: write back; 2: write through.
+    mode: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct ProbeChannel(Arc<AtomicU64>);
+
+impl Engine for Probe {
+    fn geometry(&self) -> Geometry {
+        null(None).geometry()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn channel(&self, _: &mut Uring, _: u16, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+        Ok(Box::new(ProbeChannel(Arc::clone(&self.mode))))
+    }
+}
+
+impl Channel for ProbeChannel {
+    fn submit(&mut self, _: &mut Uring, _: Slot, _: &Request) -> Outcome {
+        Outcome::Done(Status::Ok)
+    }
+
+    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
+        None
+    }
+
+    fn set_write_through(&mut self, on: bool) {
+        self.0.store(1 + u64::from(on), Ordering::SeqCst);
+    }
+
+    fn stats(&self) -> ChannelStats {
+        ChannelStats::default()
+    }
+}
+
+#[test]
+fn the_cache_switch_reaches_running_lanes_before_it_is_confirmed() {
+    let probe = Probe::default();
+    let mode = Arc::clone(&probe.mode);
+    let server = Server::new(Arc::new(probe), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    assert_eq!(mode.load(Ordering::SeqCst), 1, "with a cache and a flush: write back");
+    for on in [0u8, 1, 0, 1, 0] {
+        assert!(wire.set_config(32, &[on]));
+        assert_eq!(mode.load(Ordering::SeqCst), 2 - u64::from(on), "right after the answer");
+    }
+    drop(wire);
+    // A driver that knows of no flush cannot ask for one: every write must be durable.
+    let (wire, memory) = server.guest(VERSION_1 | PROTOCOL);
+    ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    assert_eq!(mode.load(Ordering::SeqCst), 2);
+}

@@ -1,0 +1,218 @@
+//! What is measured: the rows, who takes part in each, and what is claimed of the results.
+
+use vlane_driver::Wait;
+
+/// What is behind the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Medium {
+    /// Nothing: requests succeed at once, no data are touched.
+    Null,
+    /// A file on a RAM disk (tmpfs), through the page cache.
+    Ram,
+    /// A file on the disk, with O_DIRECT.
+    Disk,
+}
+
+/// Who does the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contender {
+    /// `vlane serve`, with further arguments.
+    Vlane(&'static [&'static str]),
+    /// qemu-storage-daemon.
+    Qsd,
+    /// A loop of plain pread or pwrite calls on the file, without any guest.
+    Loop,
+    /// fio on the host: io_uring, O_DIRECT, the same depth.
+    Fio,
+}
+
+/// The load, as the guest's side makes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) pattern: &'static str,
+    pub(super) block: u32,
+    pub(super) depth: u16,
+    pub(super) jobs: u16,
+    pub(super) wait: Wait,
+    /// Server and driver on a CPU each; otherwise both on all.
+    pub(super) pinned: bool,
+}
+
+/// A figure of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Metric {
+    Iops,
+    CpuPerIo,
+    P50,
+    SwitchesPerIo,
+    /// CPU time during the idle time, in ms.
+    IdleCpu,
+    /// Context switches during the idle time.
+    IdleSwitches,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    pub(super) fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+        }
+    }
+}
+
+/// "The `metric` of `of` is `bound` times that of `over`"; without `over`, the bound is absolute.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    pub(super) metric: Metric,
+    /// Place in the row's contenders.
+    pub(super) of: usize,
+    pub(super) over: Option<usize>,
+    pub(super) bound: Bound,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) medium: Medium,
+    /// `None`: the session has nothing to do.
+    pub(super) load: Option<Load>,
+    pub(super) contenders: Vec<(&'static str, Contender)>,
+    pub(super) claims: Vec<Claim>,
+}
+
+const RANDOM_READ: Load =
+    Load { pattern: "randread", block: 4096, depth: 32, jobs: 1, wait: Wait::Interrupt, pinned: true };
+
+const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
+const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd);
+
+fn against(metric: Metric, over: usize, bound: Bound) -> Claim {
+    Claim { metric, of: 0, over: Some(over), bound }
+}
+
+fn absolute(metric: Metric, bound: Bound) -> Claim {
+    Claim { metric, of: 0, over: None, bound }
+}
+
+/// Every row, in the order of the README's table.
+pub(super) fn rows() -> Vec<Row> {
+    use Bound::{AtLeast, AtMost};
+    use Metric::{CpuPerIo, IdleCpu, IdleSwitches, Iops, P50, SwitchesPerIo};
+
+    let two_lanes = |id, title, medium| Row {
+        id,
+        title,
+        medium,
+        load: Some(Load { jobs: 2, pinned: false, ..RANDOM_READ }),
+        contenders: vec![
+            ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
+            ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
+            QSD,
+        ],
+        claims: vec![
+            against(Iops, 1, AtLeast(1.0)),
+            against(Iops, 2, AtLeast(1.0)),
+            against(SwitchesPerIo, 2, AtMost(0.25)),
+        ],
+    };
+    let ram = |id, title, pattern| Row {
+        id,
+        title,
+        medium: Medium::Ram,
+        load: Some(Load { pattern, ..RANDOM_READ }),
+        contenders: vec![VLANE, QSD, ("plain loop", Contender::Loop)],
+        claims: vec![against(Iops, 1, AtLeast(3.5)), against(Iops, 2, AtLeast(0.85))],
+    };
+    let large = |id, title, pattern| Row {
+        id,
+        title,
+        medium: Medium::Ram,
+        load: Some(Load { pattern, block: 32768, ..RANDOM_READ }),
+        contenders: vec![VLANE, QSD],
+        claims: vec![against(Iops, 1, AtLeast(1.7))],
+    };
+    vec![
+        Row {
+            id: "null",
+            title: "null, 4K random read, depth 32",
+            medium: Medium::Null,
+            load: Some(RANDOM_READ),
+            contenders: vec![VLANE, QSD],
+            claims: vec![against(Iops, 1, AtLeast(6.0)), against(CpuPerIo, 1, AtMost(1.0 / 6.0))],
+        },
+        Row {
+            id: "null-poll",
+            title: "null, 4K random read, depth 32, driver polls",
+            medium: Medium::Null,
+            load: Some(Load { wait: Wait::Poll, ..RANDOM_READ }),
+            contenders: vec![VLANE, QSD],
+            claims: vec![absolute(Iops, AtLeast(2.0e6)), against(Iops, 1, AtLeast(6.0))],
+        },
+        ram("ram-read", "RAM disk, 4K random read, depth 32", "randread"),
+        ram("ram-write", "RAM disk, 4K random write, depth 32", "randwrite"),
+        Row {
+            id: "disk-read",
+            title: "disk, direct, 4K random read, depth 32",
+            medium: Medium::Disk,
+            load: Some(RANDOM_READ),
+            contenders: vec![VLANE, QSD, ("fio on the host", Contender::Fio)],
+            claims: vec![
+                against(Iops, 2, AtLeast(0.98)),
+                against(Iops, 1, AtLeast(1.0)),
+                against(CpuPerIo, 1, AtMost(1.0)),
+            ],
+        },
+        Row {
+            id: "latency",
+            title: "null, 4K random read, depth 1",
+            medium: Medium::Null,
+            load: Some(Load { depth: 1, ..RANDOM_READ }),
+            contenders: vec![VLANE, QSD],
+            claims: vec![against(P50, 1, AtMost(0.4))],
+        },
+        Row {
+            id: "latency-no-poll",
+            title: "null, 4K random read, depth 1, vlane without polling",
+            medium: Medium::Null,
+            load: Some(Load { depth: 1, ..RANDOM_READ }),
+            contenders: vec![("vlane --poll-us 0", Contender::Vlane(&["--poll-us", "0"])), QSD],
+            claims: vec![against(P50, 1, AtMost(0.9))],
+        },
+        large("ram-read-32k", "RAM disk, 32K sequential read, depth 32", "read"),
+        large("ram-write-32k", "RAM disk, 32K sequential write, depth 32", "write"),
+        Row {
+            id: "idle",
+            title: "idle session, 10 s",
+            medium: Medium::Null,
+            load: None,
+            contenders: vec![VLANE, QSD],
+            claims: vec![absolute(IdleCpu, AtMost(0.0)), absolute(IdleSwitches, AtMost(0.0))],
+        },
+        two_lanes("lanes-null", "null, two jobs on two queues, shared CPUs", Medium::Null),
+        two_lanes("lanes-ram", "RAM disk, two jobs on two queues, shared CPUs", Medium::Ram),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_told_apart_and_claims_point_into_them() {
+        let rows = rows();
+        for (i, row) in rows.iter().enumerate() {
+            assert!(rows[..i].iter().all(|other| other.id != row.id), "{}", row.id);
+            assert!(row.claims.iter().all(|c| c.of < row.contenders.len()));
+            assert!(row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len())));
+            assert!(row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok()));
+        }
+        assert!(Bound::AtLeast(2.0).holds(2.0) && !Bound::AtMost(0.25).holds(f64::NAN));
+    }
+}

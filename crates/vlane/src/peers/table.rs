@@ -1,0 +1,175 @@
+//! Ratios, verdicts, and the tables that show them.
+
+use serde::Serialize;
+use vlane_driver::median;
+
+use super::plan::{Bound, Claim, Metric, Row};
+use super::{Figures, Measured};
+
+/// What became of a claim.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Verdict {
+    /// What was measured.
+    pub(super) row: String,
+    /// Which figure.
+    pub(super) metric: &'static str,
+    /// Whose figure it is.
+    pub(super) of: String,
+    /// Median of it.
+    pub(super) value: f64,
+    /// Who it is compared with.
+    pub(super) over: Option<String>,
+    /// Median of their figure.
+    pub(super) other: Option<f64>,
+    /// Ratio of the two, pair by pair: median; the figure itself where nobody is compared with.
+    pub(super) ratio: f64,
+    /// Smallest ratio of a pair.
+    pub(super) lowest: f64,
+    /// Largest ratio of a pair.
+    pub(super) highest: f64,
+    /// What was aimed at.
+    pub(super) target: String,
+    /// Whether the median is there.
+    pub(super) met: bool,
+}
+
+impl Metric {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Iops => "IOPS",
+            Self::CpuPerIo => "CPU per I/O",
+            Self::P50 => "p50 latency",
+            Self::SwitchesPerIo => "context switches per I/O",
+            Self::IdleCpu => "CPU time",
+            Self::IdleSwitches => "context switches",
+        }
+    }
+
+    pub(super) fn of(self, f: &Figures) -> f64 {
+        match self {
+            Self::Iops => f.iops,
+            Self::CpuPerIo => f.cpu_us_per_io,
+            Self::P50 => f.p50_us,
+            Self::SwitchesPerIo => f.switches_per_io,
+            Self::IdleCpu => f.cpu_ms,
+            Self::IdleSwitches => f.switches,
+        }
+    }
+
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::Iops if value >= 1e6 => format!("{:.2}M", value / 1e6),
+            Self::Iops => format!("{:.1}k", value / 1e3),
+            Self::CpuPerIo => format!("{value:.3} us"),
+            Self::P50 => format!("{value:.1} us"),
+            Self::SwitchesPerIo => format!("{value:.5}"),
+            Self::IdleCpu => format!("{value:.2} ms"),
+            Self::IdleSwitches => format!("{value:.0}"),
+        }
+    }
+}
+
+/// A quotient that is good for comparisons: nothing over nothing is 1.
+fn ratio(a: f64, b: f64) -> f64 {
+    if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
+}
+
+/// Judges a claim by its rounds.
+pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
+    let figures =
+        |who: usize| -> Vec<f64> { measured.rounds[who].iter().map(|f| claim.metric.of(f)).collect() };
+    let of = figures(claim.of);
+    let over = claim.over.map(&figures);
+    let ratios = match &over {
+        Some(over) => of.iter().zip(over).map(|(a, b)| ratio(*a, *b)).collect(),
+        None => of.clone(),
+    };
+    let middle = median(&ratios);
+    let target = match (claim.bound, claim.over) {
+        (Bound::AtLeast(b), Some(_)) => format!(">= {b:.2}x"),
+        (Bound::AtMost(b), Some(_)) => format!("<= {b:.2}x"),
+        (Bound::AtLeast(b), None) => format!(">= {}", claim.metric.show(b)),
+        (Bound::AtMost(b), None) => format!("<= {}", claim.metric.show(b)),
+    };
+    Verdict {
+        row: row.title.into(),
+        metric: claim.metric.name(),
+        of: row.contenders[claim.of].0.into(),
+        value: median(&of),
+        over: claim.over.map(|over| row.contenders[over].0.into()),
+        other: over.as_deref().map(median),
+        ratio: middle,
+        lowest: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+        highest: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        target,
+        met: claim.bound.holds(middle),
+    }
+}
+
+/// The cells of a verdict: what, vlane, other, ratio, target, verdict.
+fn cells(claim: &Claim, v: &Verdict) -> [String; 6] {
+    let show = |value| claim.metric.show(value);
+    let vlane = if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
+    let (other, ratio) = match (&v.over, v.other) {
+        (Some(over), Some(other)) => (
+            format!("{} ({over})", show(other)),
+            format!("{:.2} ({:.2}-{:.2})", v.ratio, v.lowest, v.highest),
+        ),
+        _ => (String::new(), String::new()),
+    };
+    let verdict = if v.met { "met" } else { "NOT MET" };
+    [format!("{}: {}", v.row, v.metric), vlane, other, ratio, v.target.clone(), verdict.into()]
+}
+
+const HEAD: [&str; 6] =
+    ["4K unless said otherwise", "vlane", "compared with", "ratio (min-max)", "target", "verdict"];
+
+/// The lines of one row, for the terminal.
+pub(super) fn lines(row: &Row, verdicts: &[Verdict]) -> String {
+    let mut out = String::new();
+    for (claim, verdict) in row.claims.iter().zip(verdicts) {
+        let [_, vlane, other, ratio, target, outcome] = cells(claim, verdict);
+        let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}") };
+        out += &format!("  {outcome:<8} {} {vlane}{against}, target {target}\n", verdict.metric);
+    }
+    out
+}
+
+/// The whole as a Markdown table.
+pub(super) fn markdown(rows: &[(Row, Vec<Verdict>)]) -> String {
+    let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
+    for (row, verdicts) in rows {
+        for (claim, verdict) in row.claims.iter().zip(verdicts) {
+            out += &format!("| {} |\n", cells(claim, verdict).join(" | "));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[allow(clippy::float_cmp, reason = "tests")]
+mod tests {
+    use super::super::plan::rows;
+    use super::*;
+
+    #[test]
+    fn a_claim_is_judged_by_the_median_of_its_pairs() {
+        let rows = rows();
+        let row = &rows[0];
+        let figures = |iops, cpu| Figures { iops, cpu_us_per_io: cpu, ..Figures::default() };
+        let measured = Measured {
+            rounds: vec![
+                vec![figures(700.0, 1.0), figures(600.0, 1.0), figures(100.0, 1.0)],
+                vec![figures(100.0, 5.0), figures(100.0, 5.0), figures(100.0, 5.0)],
+            ],
+        };
+        let verdicts: Vec<_> = row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
+        let v = &verdicts[0];
+        assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.0, 1.0, 7.0, true));
+        assert!(!verdicts[1].met, "0.2 is more than a sixth");
+        let table = markdown(&[(row.clone(), verdicts)]);
+        assert_eq!(table.lines().count(), 4);
+        assert!(table.lines().all(|line| line.matches('|').count() == 7), "{table}");
+        assert_eq!((ratio(0.0, 0.0), ratio(1.0, 2.0)), (1.0, 0.5));
+    }
+}
