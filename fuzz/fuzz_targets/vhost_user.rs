@@ -72,7 +72,7 @@ enum Op {
         indirect: bool,
     },
     Poke(u32, u16),
-    Kick(u8),
+    Kick,
     /// A message without a body: its number.
     Ask(u8),
     Features(u64),
@@ -236,7 +236,7 @@ impl FrontEnd {
                 let _ = self.memory.write_all_at(&value.to_le_bytes(), u64::from(at) % (MEMORY - 2));
                 true
             }
-            Op::Kick(_) => {
+            Op::Kick => {
                 self.kick();
                 true
             }

@@ -55,12 +55,10 @@ impl Error {
             vhost::Error::VhostUserProtocol(E::Disconnected | E::SocketBroken(_) | E::PartialMessage) => {
                 ErrorKind::Gone
             }
-            vhost::Error::VhostUserProtocol(E::SocketRetry(_)) => ErrorKind::Timeout,
             _ => ErrorKind::Protocol,
         };
         let what = match kind {
             ErrorKind::Gone => "the back end hung up",
-            ErrorKind::Timeout => "the back end did not answer in time",
             _ => "the back end failed",
         };
         Self::with(kind, format!("{}: {what} at {step}", socket.display()), source)

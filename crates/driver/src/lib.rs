@@ -20,6 +20,7 @@ mod run;
 mod session;
 pub mod units;
 mod verify;
+mod watchdog;
 mod workload;
 
 pub use device::{BlkConfig, Negotiated};

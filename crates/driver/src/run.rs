@@ -58,7 +58,7 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
     })
 }
 
-/// Runs a workload on every queue of a session, which must not have been started; stops it and returns the results.
+/// Runs a workload on every queue of a session, which must not have been started; ends the session and returns the results.
 ///
 /// `progress` is called about four times a second.
 ///
@@ -66,32 +66,32 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
 /// [`ErrorKind::Gone`] if the back end hangs up, [`ErrorKind::Timeout`] if requests do not come back within 30 s of the end,
 /// [`ErrorKind::Queue`] if it breaks a queue, and those of [`Workload::check`] and [`Session::start`].
 pub fn run(
-    session: &mut Session,
+    mut session: Session,
     workload: &Workload,
     progress: &mut OnProgress<'_>,
 ) -> Result<Report, Error> {
     let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, workload.ramp);
-    let driven = load(session, &mut queues, &waker, workload, region, &plan, progress);
+    let driven = load(&session, &mut queues, &waker, workload, region, &plan, progress);
     let stats = first_error(driven.results)?;
     session.stop()?;
     let window = Window { until: driven.until.min(plan.window.until), ..plan.window };
-    Ok(report(session, workload, &stats, driven.usage, window))
+    Ok(report(&session, workload, &stats, driven.usage, window))
 }
 
 /// Watches a back end that has nothing to do: 1000 reads on every queue, `settle` of quiet for it to calm down, then what
-/// its process uses during `time` of quiet. The session must not have been started; it is stopped afterwards.
+/// its process uses during `time` of quiet. The session must not have been started; it is ended afterwards.
 ///
 /// # Errors
 /// As [`run`]; [`ErrorKind::System`] if the process cannot be looked at.
-pub fn idle(session: &mut Session, settle: Duration, time: Duration) -> Result<BackendUse, Error> {
+pub fn idle(mut session: Session, settle: Duration, time: Duration) -> Result<BackendUse, Error> {
     let workload = Workload { limit: Limit::Count(1000), block: 512, ..Workload::default() };
     let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, Duration::ZERO);
     let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
-    first_error(load(session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
+    first_error(load(&session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(

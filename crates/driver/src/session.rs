@@ -21,6 +21,7 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format};
 use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature};
 use crate::error::{Error, ErrorKind};
 use crate::message;
+use crate::watchdog::within;
 
 /// The guest physical address of the memory: above 4 GiB, as a large guest's is.
 const MEMORY_BASE: u64 = 1 << 32;
@@ -58,7 +59,7 @@ pub struct SessionOptions {
     pub indirect: Want,
     /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None` leaves it.
     pub write_cache: Option<bool>,
-    /// How long the back end may take to answer a message.
+    /// How long the back end may take to answer: the negotiation, the start, the stop, each.
     pub timeout: Duration,
 }
 
@@ -164,6 +165,7 @@ pub struct Session {
     config: BlkConfig,
     negotiated: Negotiated,
     options: BlkOptions,
+    timeout: Duration,
     arena: Option<Arena>,
     started: u16,
 }
@@ -188,16 +190,18 @@ impl Session {
     /// [`ErrorKind::Timeout`] if it does not answer as it should.
     pub fn connect(socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
         let stream = open(socket)?;
-        let system = |what: &'static str| move |e: io::Error| Error::with(ErrorKind::System, what, e);
-        stream
-            .set_read_timeout(Some(options.timeout))
-            .map_err(system("cannot set a timeout on the socket"))?;
-        stream
-            .set_write_timeout(Some(options.timeout))
-            .map_err(system("cannot set a timeout on the socket"))?;
+        let twin = stream
+            .try_clone()
+            .map_err(|e| Error::with(ErrorKind::System, "cannot duplicate the socket", e))?;
+        within(options.timeout, socket, &twin, || Self::negotiate(stream, socket, options))
+    }
+
+    fn negotiate(stream: UnixStream, socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
         let pid =
             rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_nonzero().get());
-        let twin = stream.try_clone().map_err(system("cannot duplicate the socket"))?;
+        let twin = stream
+            .try_clone()
+            .map_err(|e| Error::with(ErrorKind::System, "cannot duplicate the socket", e))?;
         let mut frontend = Frontend::from_stream(twin, 256);
         let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
         let lacks = |what: &str| {
@@ -291,6 +295,7 @@ impl Session {
             },
             config,
             options: blk,
+            timeout: options.timeout,
             arena: None,
             started: 0,
         };
@@ -384,33 +389,37 @@ impl Session {
             mmap_offset: 0,
             mmap_handle: fd.as_raw_fd(),
         };
-        self.frontend.set_mem_table(&[region]).map_err(at("SET_MEM_TABLE"))?;
-        for (index, queue) in (0_u16..).zip(&queues) {
-            let i = usize::from(index);
-            let layout = queue.blk.layout();
-            self.frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
-            match layout.format {
-                Format::Split => self.frontend.set_vring_base(i, 0).map_err(at("SET_VRING_BASE"))?,
-                Format::Packed => {
-                    message::packed_base(&self.stream, index).map_err(sent("SET_VRING_BASE"))?;
+        let (stream, frontend) = (&self.stream, &mut self.frontend);
+        within(self.timeout, &self.socket, stream, || {
+            frontend.set_mem_table(&[region]).map_err(at("SET_MEM_TABLE"))?;
+            for (index, queue) in (0_u16..).zip(&queues) {
+                let i = usize::from(index);
+                let layout = queue.blk.layout();
+                frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
+                match layout.format {
+                    Format::Split => frontend.set_vring_base(i, 0).map_err(at("SET_VRING_BASE"))?,
+                    Format::Packed => {
+                        message::packed_base(stream, index).map_err(sent("SET_VRING_BASE"))?;
+                    }
                 }
+                let rings = VringConfigData {
+                    queue_max_size: layout.size,
+                    queue_size: layout.size,
+                    flags: 0,
+                    desc_table_addr: arena.to_user(layout.desc),
+                    used_ring_addr: arena.to_user(layout.device),
+                    avail_ring_addr: arena.to_user(layout.driver),
+                    log_addr: None,
+                };
+                frontend.set_vring_addr(i, &rings).map_err(at("SET_VRING_ADDR"))?;
+                message::call(stream, index, queue.call.as_fd()).map_err(sent("SET_VRING_CALL"))?;
+                message::kick(stream, index, queue.kick.as_fd()).map_err(sent("SET_VRING_KICK"))?;
             }
-            let rings = VringConfigData {
-                queue_max_size: layout.size,
-                queue_size: layout.size,
-                flags: 0,
-                desc_table_addr: arena.to_user(layout.desc),
-                used_ring_addr: arena.to_user(layout.device),
-                avail_ring_addr: arena.to_user(layout.driver),
-                log_addr: None,
-            };
-            self.frontend.set_vring_addr(i, &rings).map_err(at("SET_VRING_ADDR"))?;
-            message::call(&self.stream, index, queue.call.as_fd()).map_err(sent("SET_VRING_CALL"))?;
-            message::kick(&self.stream, index, queue.kick.as_fd()).map_err(sent("SET_VRING_KICK"))?;
-        }
-        for i in 0..usize::from(count) {
-            self.frontend.set_vring_enable(i, true).map_err(at("SET_VRING_ENABLE"))?;
-        }
+            for i in 0..usize::from(count) {
+                frontend.set_vring_enable(i, true).map_err(at("SET_VRING_ENABLE"))?;
+            }
+            Ok(())
+        })?;
         self.started = count;
         self.arena = Some(arena);
         Ok((queues, waker))
@@ -421,12 +430,13 @@ impl Session {
     /// # Errors
     /// [`ErrorKind::Gone`], [`ErrorKind::Timeout`], [`ErrorKind::Protocol`] if it does not answer as it should.
     pub fn stop(&mut self) -> Result<(), Error> {
-        for i in 0..std::mem::take(&mut self.started) {
-            self.frontend
-                .get_vring_base(i.into())
-                .map_err(|e| Error::protocol(&self.socket, "GET_VRING_BASE", e))?;
-        }
-        Ok(())
+        let queues = std::mem::take(&mut self.started);
+        within(self.timeout, &self.socket, &self.stream, || {
+            (0..queues).try_for_each(|i| match self.frontend.get_vring_base(i.into()) {
+                Ok(_) => Ok(()),
+                Err(e) => Err(Error::protocol(&self.socket, "GET_VRING_BASE", e)),
+            })
+        })
     }
 
     /// Waits until the back end hangs up, but no longer than `timeout`; returns whether it has.

@@ -91,7 +91,8 @@ fn sockets_that_do_not_work_are_told_apart() {
     let silent = dir.path().join("silent");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
     let options = SessionOptions { timeout: Duration::from_millis(200), ..options };
-    assert_eq!(Session::connect(&silent, &options).unwrap_err().kind(), ErrorKind::Timeout);
+    let error = Session::connect(&silent, &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
 }
 
 #[test]
@@ -110,7 +111,7 @@ fn what_is_not_offered_is_refused_and_the_rest_works() {
         (Want::Must, Want::No, Wait::Poll),
     ] {
         let options = SessionOptions { event_idx, indirect, ..options.clone() };
-        let mut session = connect(&daemon, &options).unwrap();
+        let session = connect(&daemon, &options).unwrap();
         assert_eq!(session.config().capacity, 64 << 20);
         assert_eq!(session.pid(), Some(daemon.child.id().try_into().unwrap()));
         let workload = Workload {
@@ -121,17 +122,17 @@ fn what_is_not_offered_is_refused_and_the_rest_works() {
             wait,
             ..Workload::default()
         };
-        let report = run(&mut session, &workload, &mut going_on).unwrap();
+        let report = run(session, &workload, &mut going_on).unwrap();
         assert_eq!((report.ios, report.errors.total()), (4000, 0));
         assert!(report.reads.is_some() && report.writes.is_some() && report.flushes.is_some());
         assert!(report.backend.unwrap().threads > 0 && report.latency.max > report.latency.min);
     }
     // A run of a given time keeps to it, and may be ended before.
-    let mut session = connect(&daemon, &options).unwrap();
+    let session = connect(&daemon, &options).unwrap();
     let workload =
         Workload { limit: Limit::Time(Duration::from_secs(60)), ramp: Duration::ZERO, ..Workload::default() };
     let stop: &mut OnProgress<'_> = &mut |_| ControlFlow::Break(());
-    let report = run(&mut session, &workload, stop).unwrap();
+    let report = run(session, &workload, stop).unwrap();
     assert!(report.seconds < 5.0 && report.ios > 0, "{} s", report.seconds);
 }
 
@@ -145,29 +146,27 @@ fn what_was_flushed_is_there_after_a_kill() {
         limit: Limit::Time(Duration::from_secs(30)),
         ..VerifyOptions::default()
     };
-    let mut session = connect(&victim, &options).unwrap();
-    let mut state = VerifyState::new(&session, &load).unwrap();
+    let mut state = VerifyState::new(&connect(&victim, &options).unwrap(), &load).unwrap();
     for round in 0..3 {
         let wait = Duration::from_millis(150 + 130 * round);
+        let session = connect(&victim, &options).unwrap();
         let report = std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(wait);
                 victim.child.kill().unwrap();
             });
-            verify_load(&mut session, &mut state, &load, &mut going_on).unwrap()
+            verify_load(session, &mut state, &load, &mut going_on).unwrap()
         });
         assert!(report.backend_gone && report.writes > 0 && report.is_clean(), "{report:?}");
         victim = daemon(dir.path()).unwrap();
         let file = dir.path().join("state");
         state.save(&file).unwrap();
         state = VerifyState::load(&file).unwrap();
-        session = connect(&victim, &options).unwrap();
-        let report = verify_check(&mut session, &mut state, &mut going_on).unwrap();
+        let session = connect(&victim, &options).unwrap();
+        let report = verify_check(session, &mut state, &mut going_on).unwrap();
         assert!(report.is_clean() && !report.backend_gone && report.reads == 1024, "{report:?}");
-        session = connect(&victim, &options).unwrap();
     }
     // And a back end that does lose something is found out.
-    drop(session);
     drop(victim);
     let image = std::fs::File::options().read(true).write(true).open(dir.path().join("image")).unwrap();
     let (mut one, mut other) = ([0; 512], [0; 512]);
@@ -177,8 +176,8 @@ fn what_was_flushed_is_there_after_a_kill() {
     image.write_all_at(&[0; 512], 65536).unwrap();
     image.write_all_at(&[1; 8], 131_072 + 300).unwrap();
     let again = daemon(dir.path()).unwrap();
-    let mut session = connect(&again, &options).unwrap();
-    let report = verify_check(&mut session, &mut state, &mut going_on).unwrap();
+    let session = connect(&again, &options).unwrap();
+    let report = verify_check(session, &mut state, &mut going_on).unwrap();
     assert_eq!(report.mismatches, 3, "{report:?}");
     let words: Vec<_> = report.first.iter().map(ToString::to_string).collect();
     for says in ["belongs at offset 8704", "writes were lost", "checksum"] {

@@ -80,6 +80,8 @@ pub struct Uring {
     unsubmitted: usize,
     /// Operations of channels that have not completed. The kernel may write to their buffers.
     in_flight: usize,
+    /// Watches that ended by themselves, and have not been seen to last since.
+    ended: Vec<u32>,
     /// Not `Send`: dropped by its thread, too.
     thread: PhantomData<*const ()>,
 }
@@ -109,7 +111,7 @@ impl Uring {
             .build(entries)
             .map_err(setup_error)?;
         let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok().then(Vec::new);
-        Ok(Uring { ring, fixed, unsubmitted: 0, in_flight: 0, thread: PhantomData })
+        Ok(Uring { ring, fixed, unsubmitted: 0, in_flight: 0, ended: Vec::new(), thread: PhantomData })
     }
 
     /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
@@ -142,6 +144,7 @@ impl Uring {
 
     /// Ends a watch. Events of it that are on their way may still arrive.
     pub fn unwatch(&mut self, token: u32) {
+        self.ended.retain(|ended| *ended != token);
         let remove = opcode::PollRemove::new(TAG_WAKE | u64::from(token)).build();
         self.push_entry(&remove.user_data(TAG_IGNORED));
     }
@@ -228,6 +231,27 @@ impl Uring {
         self.unsubmitted > 0 || self.kernel_has_work() || !self.ring.completion().is_empty()
     }
 
+    fn wake(&mut self, token: u32, result: i32, armed: bool) -> Event {
+        if armed {
+            if !self.ended.is_empty() {
+                self.ended.retain(|ended| *ended != token);
+            }
+            return Event::Wake { token, armed };
+        }
+        match -result {
+            errno @ (libc::EBADF | libc::EINVAL | libc::EPERM | libc::EOPNOTSUPP) => {
+                Event::Unwatchable { token, errno }
+            }
+            // Ready at once each time: it would keep its thread busy for ever.
+            _ if self.ended.contains(&token) => Event::Unwatchable { token, errno: libc::EPERM },
+            // A completion queue that is full ends watches too, and errors may pass.
+            _ => {
+                self.ended.push(token);
+                Event::Wake { token, armed }
+            }
+        }
+    }
+
     /// The next thing that arrived, if any.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
@@ -242,15 +266,10 @@ impl Uring {
                     return Some(Event::Op { lane, slot, result: entry.result() });
                 }
                 TAG_WAKE => {
-                    let token = data as u32 & (WAKE_TOKENS - 1);
-                    match -entry.result() {
-                        // A poll that was cancelled is not armed and needs no answer.
-                        libc::ECANCELED => continue,
-                        errno @ (libc::EBADF | libc::EINVAL | libc::EPERM | libc::EOPNOTSUPP) => {
-                            return Some(Event::Unwatchable { token, errno });
-                        }
-                        // Errors that pass, too: the watch is set up again.
-                        _ => return Some(Event::Wake { token, armed: cqueue::more(entry.flags()) }),
+                    // A poll that was cancelled is not armed and needs no answer.
+                    if entry.result() != -libc::ECANCELED {
+                        let token = data as u32 & (WAKE_TOKENS - 1);
+                        return Some(self.wake(token, entry.result(), cqueue::more(entry.flags())));
                     }
                 }
                 _ => {}

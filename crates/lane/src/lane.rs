@@ -10,6 +10,7 @@ use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
 use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
 
+use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::pool::{LaneError, Stopped};
 
@@ -108,7 +109,7 @@ pub(crate) struct Lane {
     queue: Queue,
     channel: Box<dyn Channel>,
     pub(crate) kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
+    call: Option<Call>,
     serial: [u8; 20],
     sectors: u64,
     read_only: bool,
@@ -143,7 +144,7 @@ impl Lane {
             is_synchronous: channel.is_synchronous(),
             channel,
             kick,
-            call,
+            call: call.map(Call::new),
             serial,
             sectors: geometry.sectors,
             read_only: geometry.read_only,
@@ -281,8 +282,7 @@ impl Lane {
 
     fn write_call(&self) {
         if let Some(call) = &self.call {
-            // A full eventfd is readable: the guest is going to look.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            call.signal();
         }
     }
 
@@ -349,7 +349,7 @@ impl Lane {
     }
 
     pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
-        self.call = call;
+        self.call = call.map(Call::new);
         // What was completed while there was none, or while the old one had lost its reader.
         self.write_call();
     }

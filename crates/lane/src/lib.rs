@@ -7,6 +7,7 @@
 //!
 //! [`Pool`] is the handle that the rest of vlane has: the threads of one volume.
 
+mod call;
 mod counters;
 mod inbox;
 mod lane;

@@ -106,6 +106,8 @@ mod tests {
     fn a_thread_that_loses_its_cpu_while_polling_rests() {
         let mut polling = Polling::new(Duration::from_millis(10));
         polling.window = Duration::from_millis(10);
+        // Long enough that the test itself may lose its CPU.
+        polling.rest = REST.1;
         let mut looks = 0;
         polling.poll(|| {
             looks += 1;

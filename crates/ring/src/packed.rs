@@ -1,6 +1,6 @@
 //! The packed virtqueue, device side (virtio 1.2, section 2.8).
 
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::blk::Request;
 use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
@@ -10,8 +10,9 @@ use crate::split::need_event;
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-/// Offset of the flags in a descriptor.
-const FLAGS: usize = 14;
+/// Offset of a descriptor's second word: length, id, flags. It is read and written whole, as the driver here does.
+const SECOND: usize = 8;
+const FLAGS_SHIFT: u32 = 48;
 
 const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
@@ -61,8 +62,8 @@ pub(crate) struct PackedQueue {
     parts: Parts,
     avail: Position,
     used: Position,
-    /// The first used descriptor of the batch: its flags are written last, and make the batch visible.
-    first: Option<(u16, u16)>,
+    /// The first used descriptor of the batch, and its second word: written last, it makes the batch visible.
+    first: Option<(u16, u64)>,
     /// Ring descriptors that the batch stands for.
     batch: u16,
     /// Ring descriptors taken and not yet given back: never more than the ring has.
@@ -81,7 +82,14 @@ impl PackedQueue {
         let (low, high) = ((base & 0xffff) as u16, (base >> 16) as u16);
         let avail = Position::decode(low, size);
         let used = if high == 0 && base != 0 { avail } else { Position::decode(high, size) };
-        PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 }
+        let mut queue = PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 };
+        // User-Mode Linux gives 0 for a fresh ring, whose wrap counters are 1. A ring that really stands at position 0
+        // with its counters at 0 went round once, and its first descriptor has the used bit; in a fresh one it is clear.
+        if base == 0 && (u64::from_le(queue.second_at(0).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED == 0 {
+            queue.avail.wrap = true;
+            queue.used.wrap = true;
+        }
+        queue
     }
 
     pub(crate) fn set_parts(&mut self, parts: Parts) {
@@ -101,22 +109,23 @@ impl PackedQueue {
     }
 
     #[inline]
-    fn flags_at(&self, index: u16) -> &AtomicU16 {
-        // SAFETY: inside a descriptor of the ring, aligned to 2.
-        unsafe { AtomicU16::from_ptr(self.at(index).add(FLAGS).cast()) }
+    fn second_at(&self, index: u16) -> &AtomicU64 {
+        // SAFETY: inside a descriptor of the ring, which is aligned to 16.
+        unsafe { AtomicU64::from_ptr(self.at(index).add(SECOND).cast()) }
     }
 
     #[inline]
-    fn event(&self, part: *mut u8, offset: usize) -> &AtomicU16 {
-        // SAFETY: both structures are mapped, 4 bytes long and aligned to 4; offset is 0 or 2.
-        unsafe { AtomicU16::from_ptr(part.add(offset).cast()) }
+    fn event(&self, part: *mut u8) -> &AtomicU32 {
+        // SAFETY: both structures are mapped, 4 bytes long and aligned to 4.
+        unsafe { AtomicU32::from_ptr(part.cast()) }
     }
 
     /// Whether the next descriptor is the driver's gift.
     #[inline]
     pub(crate) fn is_available(&self) -> bool {
         // Acquire: the descriptor is read after the flags that make it ours.
-        let flags = u16::from_le(self.flags_at(self.avail.index).load(Ordering::Acquire));
+        let second = u64::from_le(self.second_at(self.avail.index).load(Ordering::Acquire));
+        let flags = (second >> FLAGS_SHIFT) as u16;
         (flags & AVAIL != 0) == self.avail.wrap && (flags & USED != 0) != self.avail.wrap
     }
 
@@ -171,17 +180,12 @@ impl PackedQueue {
     pub(crate) fn put_used(&mut self, id: u16, len: u32, descriptors: u16) {
         let Position { index, wrap } = self.used;
         let flags = WRITE | if wrap { AVAIL | USED } else { 0 };
-        let at = self.at(index);
-        // SAFETY: inside a descriptor of the ring; length at 8 and id at 12 are aligned.
-        unsafe {
-            at.add(8).cast::<u32>().write_volatile(len.to_le());
-            at.add(12).cast::<u16>().write_volatile(id.to_le());
-        }
+        let second = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << FLAGS_SHIFT;
         match self.first {
-            None => self.first = Some((index, flags)),
-            // Release: length and id before the flags. The driver stops at the batch's first descriptor until that
-            // one is published, so these may be seen in any order.
-            Some(_) => self.flags_at(index).store(flags.to_le(), Ordering::Release),
+            None => self.first = Some((index, second)),
+            // The driver stops at the batch's first descriptor until that one is published, so these may be seen in
+            // any order.
+            Some(_) => self.second_at(index).store(second.to_le(), Ordering::Release),
         }
         self.outstanding -= descriptors;
         self.batch = self.batch.saturating_add(descriptors);
@@ -191,16 +195,18 @@ impl PackedQueue {
     /// Shows the batch to the driver at once; says whether it wants to be signalled.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
-        let Some((index, flags)) = self.first.take() else { return false };
-        self.flags_at(index).store(flags.to_le(), Ordering::Release);
+        let Some((index, second)) = self.first.take() else { return false };
+        // Release: what the device wrote, and the other descriptors, before the one that shows them.
+        self.second_at(index).store(second.to_le(), Ordering::Release);
         let batch = std::mem::take(&mut self.batch);
         // The descriptors must be visible before the driver's wish is read.
         fence(Ordering::SeqCst);
-        let wish = u16::from_le(self.event(self.parts.driver_event, 2).load(Ordering::Acquire)) & 3;
+        // Position and flags at once: they belong together.
+        let event = u32::from_le(self.event(self.parts.driver_event).load(Ordering::Relaxed));
+        let (raw, wish) = ((event & 0xffff) as u16, (event >> 16) as u16 & 3);
         match wish {
             EVENT_DISABLE => false,
             EVENT_DESC if self.event_idx => {
-                let raw = u16::from_le(self.event(self.parts.driver_event, 0).load(Ordering::Relaxed));
                 let event = raw & !WRAP;
                 // An event of the other lap lies one ring behind.
                 let event =
@@ -215,20 +221,18 @@ impl PackedQueue {
 
     /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be none.
     pub(crate) fn enable_notify(&mut self) -> bool {
-        let wish = if self.event_idx {
-            self.event(self.parts.device_event, 0).store(self.avail.encode().to_le(), Ordering::Relaxed);
-            EVENT_DESC
-        } else {
-            EVENT_ENABLE
-        };
-        // Release: the position before the flag that makes it count.
-        self.event(self.parts.device_event, 2).store(wish.to_le(), Ordering::Release);
+        let (position, wish) =
+            if self.event_idx { (self.avail.encode(), EVENT_DESC) } else { (0, EVENT_ENABLE) };
+        let event = u32::from(position) | u32::from(wish) << 16;
+        self.event(self.parts.device_event).store(event.to_le(), Ordering::Relaxed);
+        // The wish must be visible before the look: the driver does the two in the other order.
         fence(Ordering::SeqCst);
         self.is_available()
     }
 
     /// Asks the driver not to kick.
     pub(crate) fn disable_notify(&mut self) {
-        self.event(self.parts.device_event, 2).store(EVENT_DISABLE.to_le(), Ordering::Relaxed);
+        let event = u32::from(EVENT_DISABLE) << 16;
+        self.event(self.parts.device_event).store(event.to_le(), Ordering::Relaxed);
     }
 }

@@ -70,7 +70,7 @@ proptest! {
         event_idx: bool,
         base: u32,
         fill in prop::option::of(desc()),
-        ops in prop::collection::vec(op(), 1..80),
+        ops in prop::collection::vec(op(), 1..if cfg!(miri) { 30 } else { 80 }),
     ) {
         let ram = Ram::new(&REGIONS);
         ram.write(0x1_1800, &header(1, 0, 0));
@@ -142,11 +142,11 @@ proptest! {
 
 /// A chain that fills the ring with itself, and tables as long as their length can say.
 #[test]
+#[cfg_attr(miri, ignore = "a thousand buffers take it too long")]
 fn endless_chains_are_cut_off() {
     let ram = Ram::new(&[(0x1_0000, 0x10_0000)]);
     let parts = [0x1_0000, 0x9_8000, 0x9_8004];
-    // More than a chain may have; under Miri not many more.
-    let size = if cfg!(miri) { MAX_BUFFERS as u16 + 20 } else { 32768 };
+    let size = 32768;
     let make = || {
         let config = config(Layout::Packed, size, false, 0x8000_8000, parts);
         Queue::new(config, ram.memory.clone()).expect("queue")
@@ -161,7 +161,7 @@ fn endless_chains_are_cut_off() {
     let table = Desc { addr: 0xa_0000, len: 0x7_fff0, flags: INDIRECT | AVAIL, link: 0 };
     ram.write(parts[0], &table.packed());
     assert_eq!(make().pop(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
-    for len in [0, 8, 24, 0x10_0000, u32::MAX & !15] {
+    for len in [0, 8, 24, 0x10_0000, !15] {
         ram.write(parts[0], &Desc { addr: 0xa_0000, len, flags: INDIRECT | AVAIL, link: 0 }.packed());
         assert_eq!(make().pop(), Err(Broken::BadIndirectTable { addr: 0xa_0000, len }));
     }

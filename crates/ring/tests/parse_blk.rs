@@ -12,7 +12,7 @@ use vlane_ring::{Broken, IoPriority, Kind, MAX_BUFFERS, PriorityClass, Queue, Ra
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0400, 0x1_0404];
 /// Rings and tables, and apart from them the buffers.
-const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x1_0000), (0x10_0000, 0x10_0000)];
+const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x1_0000), (0x10_0000, 0x2_0000)];
 const TABLE: u64 = 0x1_1000;
 const BUFFERS: u64 = 0x10_0000;
 
@@ -242,10 +242,11 @@ fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a thousand buffers take it minutes")]
 fn a_request_longer_than_2_to_the_32_or_one_system_call_is_refused() {
     let io_err = Kind::Refused(Status::IoErr);
-    // The same megabyte over and over.
-    let long = vec![writable(BUFFERS, 0x10_0000); 1024];
+    // The same memory over and over.
+    let long = vec![writable(BUFFERS, 0x2_0000); 1024];
     assert_eq!(kind_of(IN, &long, &[]), Kind::In);
     let ram = Ram::new(&[REGIONS[0], (0x10_0000, 0x80_0000)]);
     ram.write(HEADER, &header(IN, 0, 0));
@@ -282,7 +283,7 @@ fn a_chain_that_is_no_request_breaks_the_queue() {
     broken(&turned, Broken::ReadableAfterWritable);
     for (addr, len, hole) in [
         (0, 512, 0),
-        (BUFFERS + 0xf_ff00, 0x200, BUFFERS + 0x10_0000),
+        (BUFFERS + 0x1_ff00, 0x200, BUFFERS + 0x2_0000),
         (0x1_fffe, 4, 0x2_0000),
         (u64::MAX, 1, u64::MAX),
         (u64::MAX - 3, u32::MAX, u64::MAX - 3),

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::session::{Handle, Session};
 use crate::volume::Volume;
@@ -70,7 +72,7 @@ pub enum ListenError {
 pub struct Listener {
     path: PathBuf,
     socket: UnixListener,
-    /// Device and inode of the socket file: only our own is removed at the end.
+    /// Of the socket file: only our own is removed at the end.
     identity: Option<(u64, u64)>,
     stopper: Stopper,
     current: Mutex<Option<Handle>>,
@@ -112,7 +114,7 @@ impl Listener {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;
         let stopper = Stopper { stop: Arc::new(stop), connection: Arc::default() };
-        let identity = std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
+        let identity = identity(path);
         Ok(Listener { path: path.to_owned(), socket, identity, stopper, current: Mutex::default() })
     }
 
@@ -170,7 +172,7 @@ impl Listener {
 
     /// Removes the socket, if it is still the one that was made here.
     pub fn close(&self) {
-        let now = std::fs::symlink_metadata(&self.path).ok().map(|m| (m.dev(), m.ino()));
+        let now = identity(&self.path);
         if now.is_some() && now == self.identity {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -191,21 +193,34 @@ impl Drop for Listener {
     }
 }
 
+/// Device and inode of a socket file. Nobody else can get that number as long as the socket is open.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 /// Removes what a dead server left; refuses what somebody else needs.
 fn clear_path(path: &Path) -> Result<(), ListenError> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
         return Err(ListenError::NotASocket { path: path.to_owned() });
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Err(ListenError::Permission { path: path.to_owned() });
+    match probe(path) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::ACCESS | Errno::PERM) => return Err(ListenError::Permission { path: path.to_owned() }),
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+            return Err(ListenError::Io { path: path.to_owned(), source: error.into() });
         }
         // Connected, or its queue is full: somebody is there.
         _ => return Err(ListenError::InUse { path: path.to_owned() }),
     }
     std::fs::remove_file(path).map_err(|error| bind_error(path, error))
+}
+
+/// Whether somebody listens there. Does not wait for one who is too busy to answer.
+fn probe(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 fn bind_error(path: &Path, source: io::Error) -> ListenError {

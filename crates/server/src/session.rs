@@ -127,13 +127,14 @@ impl Session {
                     return End::HungUp;
                 }
                 // Refused, and said so to a front end that asked for an answer.
-                Err(error @ (Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_))) => {
+                Err(error @ (Error::ReqHandlerError(_) | Error::InvalidOperation(_))) => {
                     tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
                     refused += 1;
                     if refused > MAX_REFUSED {
                         return End::Failed(error);
                     }
                 }
+                // Malformed, or lost: no answer was sent, and one may be waited for.
                 Err(error) => return End::Failed(error),
             }
         }
@@ -259,18 +260,18 @@ fn refuse_for_good(refused: Error) -> Error {
     Error::BackendInternalError
 }
 
-/// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready.
-fn eventfd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
+/// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready; only for
+/// calls a socket will do, too, which can be written to without waiting (User-Mode Linux gives one).
+fn signal_fd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
     use std::os::fd::AsRawFd;
     let Some(fd) = fd else { return Ok(None) };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    match link {
-        Ok(link) if !link.to_string_lossy().starts_with("anon_inode:[eventfd") => {
-            Err(refuse(format_args!("the {what} descriptor of queue {index} is not an eventfd but {}", link.display())))
-        }
-        // Without /proc it must be believed.
-        _ => Ok(Some(fd)),
+    // Without /proc it must be believed.
+    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) else { return Ok(Some(fd)) };
+    let name = link.to_string_lossy();
+    if name.starts_with("anon_inode:[eventfd") || (what == "call" && name.starts_with("socket:[")) {
+        return Ok(Some(fd));
     }
+    Err(refuse(format_args!("the {what} descriptor of queue {index} is not an eventfd but {name}")))
 }
 
 impl State {
@@ -525,7 +526,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = eventfd("kick", index, fd)?;
+        let fd = signal_fd("kick", index, fd)?;
         let (number, _) = self.vring(index)?;
         // A new descriptor for a running ring: the lane starts again with it.
         self.stop(number);
@@ -536,7 +537,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = eventfd("call", index, fd)?.map(OwnedFd::from);
+        let fd = signal_fd("call", index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
         let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let old = std::mem::replace(&mut vring.call, fd);
@@ -549,7 +550,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = eventfd("error", index, fd)?;
+        let fd = signal_fd("error", index, fd)?;
         self.vring(index)?.1.err = fd;
         Ok(())
     }

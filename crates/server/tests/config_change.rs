@@ -1,5 +1,7 @@
 //! A volume changes its size while it is served: the front end is told, and running lanes go by the new size.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
 mod common;
 
 use std::fs::OpenOptions;

@@ -1,6 +1,8 @@
 //! Live migration: while logging is on, exactly the pages that the back end writes are marked, from the moment that
 //! the front end's order is confirmed.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
 mod common;
 
 use std::collections::BTreeSet;
@@ -38,9 +40,11 @@ impl Log {
         self.0.read_exact_at(&mut bytes, 0).unwrap();
         self.0.write_all_at(&vec![0; BYTES as usize], 0).unwrap();
         let bits = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
-        bits.flat_map(|(at, byte)| (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| at * 8 + bit))
-            .map(|page| page as u64 * 4096)
-            .collect()
+        bits.flat_map(|(at, byte)| {
+            (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| at * 8 + bit)
+        })
+        .map(|page| page as u64 * 4096)
+        .collect()
     }
 }
 
@@ -170,7 +174,9 @@ fn a_packed_rings_writes_are_marked_too() {
     };
     let page = |at: u64| at & !4095;
     let (marked, data) = pages(Kind::Read);
-    for (what, at) in [("ring", layout.desc), ("event", layout.device), ("data", data), ("its end", data + 8191)] {
+    for (what, at) in
+        [("ring", layout.desc), ("event", layout.device), ("data", data), ("its end", data + 8191)]
+    {
         assert!(marked.contains(&page(at)), "{what} at {at:#x} is not in {marked:x?}");
     }
     let (marked, _) = pages(Kind::Write);
@@ -237,7 +243,9 @@ fn a_log_that_is_none_ends_the_session_instead_of_leaving_its_question_open() {
     let server = Server::new(null(None), 1, 1);
     let file = Arc::new(File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap()));
     file.set_len(4096).unwrap();
-    for (size, offset) in [(8192u64, 0u64), (0, 0), (4096, 4096), (4096, 1), (u64::MAX, 4096), (4096, u64::MAX)] {
+    for (size, offset) in
+        [(8192u64, 0u64), (0, 0), (4096, 4096), (4096, 1), (u64::MAX, 4096), (4096, u64::MAX)]
+    {
         let (wire, _memory) = server.guest(USUAL);
         wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[size, offset])), &[file.as_fd()]).unwrap();
         assert_eq!(wire.reply(code::SET_LOG_BASE), None, "{size:#x} bytes at {offset:#x}");

@@ -1,6 +1,8 @@
 //! A front end that says nonsense, or says nothing more, ends its own session at most: nothing panics, nothing hangs,
 //! and the next front end is served.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
 mod common;
 
 use std::fs::File;
@@ -194,7 +196,9 @@ fn descriptors_that_are_no_eventfds_are_refused() {
         [("pipe", pipe.as_fd()), ("file", file.as_fd()), ("socket", socket.as_fd()), ("null", null.as_fd())]
     {
         for code in [code::SET_VRING_KICK, code::SET_VRING_CALL, code::SET_VRING_ERR] {
-            assert!(!wire.fd(code, 0, fd), "a {what} was taken for an eventfd");
+            // User-Mode Linux is called through a socket.
+            let may_be = code == code::SET_VRING_CALL && what == "socket";
+            assert_eq!(wire.fd(code, 0, fd), may_be, "message {code}: a {what} for an eventfd");
         }
     }
     let mut ring = Ring::new(&memory, 0);
@@ -253,7 +257,8 @@ fn a_front_end_that_is_refused_without_end_is_hung_up_on() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
-    let refused = (0..1000).take_while(|_| wire.try_set(code::SET_VRING_NUM, &halves(&[0, 0]), &[]).is_some()).count();
+    let refused =
+        (0..1000).take_while(|_| wire.try_set(code::SET_VRING_NUM, &halves(&[0, 0]), &[]).is_some()).count();
     assert!((10..200).contains(&refused), "{refused}");
     server.serves_the_next();
 }

@@ -1,5 +1,7 @@
 //! What a volume offers, and what a front end may choose.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
 mod common;
 
 use std::os::unix::net::UnixStream;
@@ -44,7 +46,8 @@ fn a_read_only_volume_offers_nothing_that_writes_and_refuses_writes() {
     assert_eq!(wire.ask_word(code::GET_FEATURES), BLOCK | TRANSPORT | READ_ONLY);
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(0, &ring));
-    for (slot, kind, len) in [(0, IN, 4096), (1, OUT, 4096), (2, FLUSH_REQUEST, 0), (3, 11, 16), (4, 13, 16)] {
+    for (slot, kind, len) in [(0, IN, 4096), (1, OUT, 4096), (2, FLUSH_REQUEST, 0), (3, 11, 16), (4, 13, 16)]
+    {
         ring.submit(slot, kind, 0, len);
         ring.wait(1);
     }
@@ -59,7 +62,9 @@ fn the_vhost_crates_front_end_gets_along() {
     frontend.set_owner().unwrap();
     assert_ne!(frontend.get_features().unwrap() & VERSION_1, 0);
     let protocol = frontend.get_protocol_features().unwrap();
-    assert!(protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS));
+    assert!(
+        protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    );
     frontend.set_protocol_features(protocol).unwrap();
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     frontend.set_features(USUAL).unwrap();
@@ -85,7 +90,10 @@ fn the_configuration_space_describes_the_volume() {
     assert_eq!(half(&config, 20), 512, "block");
     assert_eq!((config[32], config[34], config[35]), (1, 2, 0), "write cache on, two queues");
     assert!(half(&config, 36) > 0 && half(&config, 40) > 0, "discard limits");
-    assert!(half(&config, 48) > 0 && half(&config, 52) > 0 && config[56] == 1, "write-zeroes limits, may unmap");
+    assert!(
+        half(&config, 48) > 0 && half(&config, 52) > 0 && config[56] == 1,
+        "write-zeroes limits, may unmap"
+    );
     // Whole space, and beyond it.
     assert_eq!(wire.config(0, 256).len(), 256);
     let mut beyond = halves(&[255, 2, 0]);
@@ -124,17 +132,11 @@ fn what_was_not_offered_is_refused() {
         assert!(!wire.set_features(USUAL | foreign), "feature {foreign:#x}");
     }
     assert!(wire.set_features(USUAL));
-    let wire = server_after(&server, wire);
-    // SET_PROTOCOL_FEATURES with IN-FLIGHT tracking.
-    assert!(!wire.set(code::SET_PROTOCOL_FEATURES, &(1u64 << 12 | 1 << 3).to_le_bytes(), &[]));
-}
-
-/// A fresh session that has negotiated.
-fn server_after(server: &Server, wire: Wire) -> Wire {
     drop(wire);
     let wire = server.connect();
     wire.negotiate(USUAL);
-    wire
+    // SET_PROTOCOL_FEATURES with IN-FLIGHT tracking.
+    assert!(!wire.set(code::SET_PROTOCOL_FEATURES, &(1u64 << 12 | 1 << 3).to_le_bytes(), &[]));
 }
 
 #[test]
@@ -203,11 +205,35 @@ fn session_follows_session_on_one_socket() {
     }
     let options = vlane_driver::SessionOptions { queues: 2, depth: 8, ..Default::default() };
     for _ in 0..3 {
-        let mut session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
+        let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
         let load = vlane_driver::Workload { limit: vlane_driver::Limit::Count(200), ..Default::default() };
         let report =
-            vlane_driver::run(&mut session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
         assert_eq!((report.ios, report.errors.total()), (400, 0));
     }
     assert!(server.stop() < Duration::from_secs(2));
+}
+
+/// A socket whose queue of connections is full is a live server's, and finding that out takes no waiting.
+#[test]
+fn a_server_too_busy_to_answer_is_recognised_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let flags = rustix::net::SocketFlags::NONBLOCK;
+    let socket = || {
+        use rustix::net::{AddressFamily, SocketType, socket_with};
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    };
+    let address = rustix::net::SocketAddrUnix::new(&path).unwrap();
+    let busy = socket();
+    rustix::net::bind(&busy, &address).unwrap();
+    rustix::net::listen(&busy, 1).unwrap();
+    let mut waiting = vec![socket()];
+    while rustix::net::connect(waiting.last().unwrap(), &address).is_ok() {
+        waiting.push(socket());
+    }
+    let begin = std::time::Instant::now();
+    let refused = vlane_server::Listener::bind(&path).unwrap_err();
+    assert!(matches!(refused, vlane_server::ListenError::InUse { .. }), "{refused}");
+    assert!(begin.elapsed() < Duration::from_secs(1));
 }

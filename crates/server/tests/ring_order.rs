@@ -1,6 +1,8 @@
 //! Rings start and stop in whatever order a front end likes, memory comes and goes under them, and no request is
 //! lost or answered twice.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
 mod common;
 
 use std::io;
@@ -10,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use vlane_engine::{Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring};
+use vlane_engine::{
+    Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring,
+};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 
 const PACKED: u64 = 1 << 34;
@@ -279,11 +283,12 @@ fn every_kind_of_ring_carries_a_load_on_several_lanes() {
         (Want::Must, Want::No, Want::Must),
         (Want::Must, Want::Must, Want::No),
     ] {
-        let options = SessionOptions { queues: 3, depth: 16, packed, event_idx, indirect, ..Default::default() };
-        let mut session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
+        let options =
+            SessionOptions { queues: 3, depth: 16, packed, event_idx, indirect, ..Default::default() };
+        let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
         let load = Workload { limit: Limit::Count(3000), ..Workload::default() };
         let report =
-            vlane_driver::run(&mut session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
         assert_eq!((report.ios, report.errors.total()), (9000, 0));
     }
     assert!(server.volume.counters().reads >= 9000);

@@ -215,14 +215,14 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         bail!("--state goes with --verify or --verify-only");
     }
     if args.rw == "idle" {
-        let mut session = Session::connect(&args.socket, &options)?;
-        let used = vlane_driver::idle(&mut session, args.ramp.max(Duration::from_secs(1)), args.time)?;
+        let session = Session::connect(&args.socket, &options)?;
+        let used = vlane_driver::idle(session, args.ramp.max(Duration::from_secs(1)), args.time)?;
         return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time)) };
     }
     let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
     let workload = args.workload(pattern)?;
-    let mut session = Session::connect(&args.socket, &options)?;
-    let report = with_progress(|progress| vlane_driver::run(&mut session, &workload, progress))?;
+    let session = Session::connect(&args.socket, &options)?;
+    let report = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
     if args.json {
         print_json(&report)?;
     } else {

@@ -14,7 +14,8 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_boot::demo::{self, Demo, Scratch};
 use vlane_boot::{
-    Accel, Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Install, Kernel, Qemu, QemuProgram, Ready, Spec,
+    Accel, Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Install, Kernel, Qemu, QemuProgram, Ready,
+    Spec,
 };
 
 /// How long a back end may take to drain and flush.
@@ -96,8 +97,8 @@ enum AccelArg {
 pub enum Outcome {
     /// A guest ran.
     Booted,
-    /// There is no QEMU, or no kernel for the demonstration's guest; the reason says so in words.
-    NoGuest(String),
+    /// There is no QEMU, or no kernel for the demonstration's guest; the reason was printed.
+    NoGuest,
 }
 
 /// Runs the command. Where the demonstration finds no guest to boot it only says so; see [`execute`].
@@ -150,7 +151,10 @@ fn watch(mut child: Child, mut backend: Backend, ended: &AtomicBool) -> Result<(
             break status;
         }
         if let Some(status) = backend.ended()? {
-            trouble = Some(format!("vlane serve ended ({status}) under the running guest; it said:\n{}", backend.log()));
+            trouble = Some(format!(
+                "vlane serve ended ({status}) under the running guest; it said:\n{}",
+                backend.log()
+            ));
             break end(&mut child)?;
         }
         if ended.load(Ordering::Relaxed) {
@@ -207,14 +211,15 @@ fn demonstration(
     let (program, kernel) = match parts {
         Ok(parts) => parts,
         Err(e) if matches!(e.kind(), ErrorKind::Missing | ErrorKind::Install) => {
-            let why = e.to_string();
-            println!("No guest can be booted here: {why}.");
+            println!("No guest can be booted here: {e}.");
             println!("`vlane boot --demo --install` gets what is missing, as root on Debian or Ubuntu.");
-            println!("The built-in driver takes the guest's place: the same rings, the same back end, no Linux above.");
+            println!(
+                "The built-in driver takes the guest's place: the same rings, the same back end, no Linux above."
+            );
             let backend = serve(args, &image, &socket)?;
             without_guest(backend.socket())?;
             stop(backend)?;
-            return Ok(Outcome::NoGuest(why));
+            return Ok(Outcome::NoGuest);
         }
         Err(e) => return Err(e.into()),
     };
@@ -275,8 +280,12 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
         took.as_secs_f64(),
     );
     println!("Next:");
-    println!("  vlane boot DISK.raw                        a guest from your own bootable image, with its console here");
-    println!("  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud Hypervisor of your own");
+    println!(
+        "  vlane boot DISK.raw                        a guest from your own bootable image, with its console here"
+    );
+    println!(
+        "  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud Hypervisor of your own"
+    );
     println!("  vlane boot DISK.raw --dry-run              the command lines, to copy from");
     println!("The README goes on from here, under \"Serve a volume\".");
 }
@@ -367,8 +376,14 @@ fn serve(args: &BootArgs, image: &Path, socket: &Path) -> Result<Backend> {
 fn serve_spec(args: &BootArgs, image: &Path, socket: &Path) -> Result<Spec> {
     let this = std::env::current_exe().context("the path of this program is not known")?;
     let queues = args.queues.unwrap_or(args.cpus);
-    let mut words: Vec<std::ffi::OsString> =
-        vec!["serve".into(), image.into(), "--socket".into(), socket.into(), "--queues".into(), queues.to_string().into()];
+    let mut words: Vec<std::ffi::OsString> = vec![
+        "serve".into(),
+        image.into(),
+        "--socket".into(),
+        socket.into(),
+        "--queues".into(),
+        queues.to_string().into(),
+    ];
     if args.read_only {
         words.push("--read-only".into());
     }

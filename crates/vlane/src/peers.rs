@@ -326,9 +326,9 @@ impl<'a> Bench<'a> {
             write_cache: (row.medium != Medium::Null).then_some(true),
             ..SessionOptions::default()
         };
-        let mut session = server.connect(&options)?;
+        let session = server.connect(&options)?;
         let Some(load) = load else {
-            let used = vlane_driver::idle(&mut session, Duration::from_secs(2), Duration::from_secs(10))?;
+            let used = vlane_driver::idle(session, Duration::from_secs(2), Duration::from_secs(10))?;
             #[expect(clippy::cast_precision_loss, reason = "figures for people")]
             let switches = used.switches as f64;
             return Ok(Figures { cpu_ms: used.cpu_seconds * 1e3, switches, ..Figures::default() });
@@ -342,7 +342,7 @@ impl<'a> Bench<'a> {
             cpus: if load.pinned { vec![self.driver_cpu] } else { Vec::new() },
             ..Workload::default()
         };
-        let report = vlane_driver::run(&mut session, &workload, &mut |progress| {
+        let report = vlane_driver::run(session, &workload, &mut |progress| {
             show(label, Some(progress));
             match self.interrupted.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vlane_driver::units::{parse_size, show_size};
@@ -35,11 +36,11 @@ pub struct ServeArgs {
     null: Option<u64>,
 
     /// How long the null device takes for a request, in microseconds [default: nothing]
-    #[arg(long, value_name = "US", requires = "null", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    #[arg(long, value_name = "US", requires = "null", conflicts_with = "image", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     latency: Option<u64>,
 
     /// Requests that the null device works on at the same time
-    #[arg(long, value_name = "N", requires = "latency", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", requires = "latency", conflicts_with = "image", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
 
     /// What the host's page cache is used for
@@ -111,6 +112,19 @@ enum Opened {
 
 /// Serves until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<()> {
+    serve(args).map_err(|error| {
+        // Whatever it was for that there was no descriptor left.
+        let is_short = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| {
+            [Errno::MFILE, Errno::NFILE].iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
+        });
+        match is_short && !format!("{error:#}").contains("ulimit -n") {
+            true => error.context("too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the service)"),
+            false => error,
+        }
+    })
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
     let topology = Topology::new(args.queues.0, args.threads.0, &args.cpus)?;
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;

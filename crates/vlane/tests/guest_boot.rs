@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,9 @@ fn the_demonstration_boots_a_guest_and_checks_its_work() {
     let output = Command::new(vlane()).args(["boot", "--demo"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    for words in ["all checksums are right", "over 2 queues", "wrote 24 files", "e2fsck finds the file system clean"] {
+    for words in
+        ["all checksums are right", "over 2 queues", "wrote 24 files", "e2fsck finds the file system clean"]
+    {
         assert!(text.contains(words), "no \"{words}\" in:\n{text}");
     }
     let volume = text.lines().find_map(|l| l.strip_prefix("volume")?.split_whitespace().next()).unwrap();
@@ -38,8 +40,14 @@ fn a_dry_run_prints_both_command_lines_and_runs_nothing() {
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
-    assert!(lines[0].contains(&format!(" serve {image} --socket ")) && lines[0].ends_with("--queues 3 --read-only"), "{text}");
-    for words in ["qemu-system-x86_64", "share=on", "-smp 3", "num-queues=3,packed=on,bootindex=1", "-accel tcg"] {
+    assert!(
+        lines[0].contains(&format!(" serve {image} --socket "))
+            && lines[0].ends_with("--queues 3 --read-only"),
+        "{text}"
+    );
+    for words in
+        ["qemu-system-x86_64", "share=on", "-smp 3", "num-queues=3,packed=on,bootindex=1", "-accel tcg"]
+    {
         assert!(lines[1].contains(words), "no \"{words}\" in {}", lines[1]);
     }
 }
@@ -50,10 +58,45 @@ fn a_missing_image_is_named_before_a_guest_is_started() {
     if QemuBed::find().is_none() {
         return;
     }
-    let output = Command::new(vlane()).args(["boot", "/nowhere/disk.raw", "--accel", "tcg"]).output().unwrap();
+    let output =
+        Command::new(vlane()).args(["boot", "/nowhere/disk.raw", "--accel", "tcg"]).output().unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("/nowhere/disk.raw"), "{text}");
+}
+
+#[test]
+fn a_bootable_image_runs_with_its_console_on_ours_until_a_signal_ends_it() {
+    let _turn = one_at_a_time();
+    if QemuBed::find().is_none() {
+        return;
+    }
+    let volume = Volume::new(8 << 20);
+    common::make_bootable(&volume.image);
+    let temporary = tempfile::tempdir().unwrap();
+    let mut child = Command::new(vlane())
+        .arg("boot")
+        .arg(&volume.image)
+        .args(["--accel", "tcg", "--memory", "128"])
+        .env("TMPDIR", temporary.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut console = BufReader::new(child.stdout.take().unwrap()).lines();
+    // It resets the machine each time: the second boot shows that a reset is served too.
+    for _ in 0..2 {
+        let read = console.by_ref().map_while(Result::ok).any(|line| line.contains("second_sector=read"));
+        assert!(read, "the console ended without the word");
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    drop(console);
+    assert!(!child.wait().unwrap().success());
+    let mark = temporary.path().to_str().unwrap();
+    assert_eq!(with_argument(mark), Vec::<String>::new(), "processes were left behind");
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0, "files were left behind");
 }
 
 #[test]

@@ -211,10 +211,12 @@ fn one_guest_after_another_is_served_on_the_same_socket() {
     let volume = Volume::new(64 * MIB);
     let backend = volume.serve(&["--queues", "2"]);
     let write = r#"dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null"#;
-    let read = r#"echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cut -d' ' -f1)""#;
+    let read =
+        r#"echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cut -d' ' -f1)""#;
     bed.run(bed.machine(&volume.socket), write, &[]);
     // This one is killed in the middle of its work: the session ends without a word.
-    let work = "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct 2>/dev/null; done";
+    let work =
+        "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct 2>/dev/null; done";
     let mut guest = bed.start(bed.machine(&volume.socket), work, &[]);
     guest.wait_result("begun", common::LIMIT).unwrap();
     std::thread::sleep(Duration::from_millis(200));
@@ -230,56 +232,12 @@ fn the_firmware_boots_from_the_volume() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(8 * MIB);
-    use std::os::unix::fs::FileExt;
-    let image = std::fs::OpenOptions::new().write(true).open(&volume.image).unwrap();
-    image.write_all_at(&boot_sector(), 0).unwrap();
-    let second = "RESULT second_sector=read\r\n\0";
-    image.write_all_at(second.as_bytes(), 512).unwrap();
+    common::make_bootable(&volume.image);
     let backend = volume.serve(&["--queues", "2"]);
     // SeaBIOS's own virtio-blk driver: one queue, polled, without interrupts.
     let report = bed.machine(&volume.socket).start(common::LIMIT, None).unwrap().wait().unwrap();
     stop(backend);
     assert_eq!(report.result("second_sector").unwrap(), "read", "{}", report.console);
-}
-
-/// Reads the disk's second sector through the BIOS, prints it on the serial line, and resets the machine.
-fn boot_sector() -> [u8; 512] {
-    const CODE: [u8; 56] = [
-        0xfa, //             cli
-        0x31, 0xc0, //       xor ax, ax
-        0x8e, 0xd8, //       mov ds, ax
-        0x8e, 0xc0, //       mov es, ax
-        0x8e, 0xd0, //       mov ss, ax
-        0xbc, 0x00, 0x7c, // mov sp, 0x7c00
-        0xfb, //             sti
-        0xbb, 0x00, 0x7e, // mov bx, 0x7e00       where the sector goes
-        0xb8, 0x01, 0x02, // mov ax, 0x0201       read one sector
-        0xb9, 0x02, 0x00, // mov cx, 2            cylinder 0, sector 2
-        0xb6, 0x00, //       mov dh, 0            head 0; dl is the boot drive
-        0xcd, 0x13, //       int 0x13
-        0x72, 0x17, //       jc reset
-        0xbe, 0x00, 0x7e, // mov si, 0x7e00
-        0xfc, //             cld
-        // next:
-        0xba, 0xfd, 0x03, // mov dx, 0x3fd        COM1's line status
-        0xec, //             in al, dx
-        0xa8, 0x20, //       test al, 0x20        room for a byte?
-        0x74, 0xfb, //       jz back to in
-        0xac, //             lodsb
-        0x84, 0xc0, //       test al, al
-        0x74, 0x06, //       jz reset
-        0xba, 0xf8, 0x03, // mov dx, 0x3f8
-        0xee, //             out dx, al
-        0xeb, 0xed, //       jmp next
-        // reset:
-        0xb0, 0xfe, //       mov al, 0xfe
-        0xe6, 0x64, //       out 0x64, al         the keyboard controller's reset line
-        0xf4, //             hlt
-    ];
-    let mut sector = [0; 512];
-    sector[..CODE.len()].copy_from_slice(&CODE);
-    sector[510..].copy_from_slice(&[0x55, 0xaa]);
-    sector
 }
 
 /// Makes a file system with the files of `tree` in it, without mounting anything.

@@ -18,17 +18,14 @@
 //! let options = SessionOptions { depth: 32, ..SessionOptions::default() };
 //! let load = VerifyOptions::default();
 //! start_back_end();
-//! let mut session = Session::connect(socket, &options)?;
-//! let mut state = VerifyState::new(&session, &load)?;
+//! let mut state = VerifyState::new(&Session::connect(socket, &options)?, &load)?;
 //! for _ in 0..100 {
 //!     kill_it_some_time_later();
-//!     let report = verify_load(&mut session, &mut state, &load, going_on)?;
-//!     assert!(report.backend_gone && report.mismatches == 0, "{report:?}");
+//!     let report = verify_load(Session::connect(socket, &options)?, &mut state, &load, going_on)?;
+//!     assert!(report.backend_gone && report.is_clean(), "{report:?}");
 //!     start_back_end();
-//!     session = Session::connect(socket, &options)?;
-//!     let report = verify_check(&mut session, &mut state, going_on)?;
-//!     assert!(report.mismatches == 0, "{report:?}");
-//!     session = Session::connect(socket, &options)?;
+//!     let report = verify_check(Session::connect(socket, &options)?, &mut state, going_on)?;
+//!     assert!(report.is_clean(), "{report:?}");
 //! }
 //! # Ok(()) }
 //! ```
@@ -221,13 +218,13 @@ const FIRST: usize = 16;
 
 /// Writes, reads and flushes a session's device at random, checking every read; ends by a flush if the back end lives.
 ///
-/// The state is good for a following [`verify_check`] or load whatever happens. The session must not have been started.
+/// The state is good for a following [`verify_check`] or load whatever happens. The session must not have been started; it is ended.
 ///
 /// # Errors
 /// [`ErrorKind::State`] if the state is not about this device, and as [`run`](crate::run), except that a back end that hangs up is
 /// no error here but [`VerifyReport::backend_gone`].
 pub fn verify_load(
-    session: &mut Session,
+    session: Session,
     state: &mut VerifyState,
     options: &VerifyOptions,
     progress: &mut OnProgress<'_>,
@@ -243,12 +240,12 @@ pub fn verify_load(
 
 /// Reads every block that the state knows and compares; what is found then counts as what is there.
 ///
-/// The session must not have been started.
+/// The session must not have been started; it is ended.
 ///
 /// # Errors
 /// As [`verify_load`].
 pub fn verify_check(
-    session: &mut Session,
+    session: Session,
     state: &mut VerifyState,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
@@ -256,12 +253,12 @@ pub fn verify_check(
 }
 
 fn go(
-    session: &mut Session,
+    mut session: Session,
     state: &mut VerifyState,
     mode: Mode<'_>,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
-    state.fits(session)?;
+    state.fits(&session)?;
     let (mut queues, waker) = session.start()?;
     let (run, block, volatile) = (state.run, state.block, session.negotiated().write_cache);
     let can_flush = session.negotiated().flush;
@@ -289,7 +286,7 @@ fn go(
             job.run(shared, clock, plan.window.until, count)
         }));
     }
-    let driven = drive(session, &waker, &cpus, &plan, bodies, progress);
+    let driven = drive(&session, &waker, &cpus, &plan, bodies, progress);
     let mut report = VerifyReport::default();
     let mut failure = None;
     for result in driven.results {

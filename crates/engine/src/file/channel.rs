@@ -1,4 +1,4 @@
-//! A lane's way into a file or device on a disk: io_uring, and inline where the page cache has it.
+//! A lane's way into a file or device on a disk: io_uring, and inline writes where the page cache takes them.
 //!
 //! A request is in one [`Stage`] at a time, and has at most one operation in flight. The usual one is a transfer that
 //! ends with its first completion; everything else (short transfers, bounce buffers, retries, several ranges) is kept
@@ -81,14 +81,13 @@ pub(super) struct FileChannel {
     pub(super) shared: Arc<Shared>,
     pub(super) lane: u16,
     pub(super) progress: Box<[Progress]>,
-    file: Target,
+    pub(super) file: Target,
     buffered: Option<Target>,
     write_through: bool,
     /// Writes were answered that nobody has made durable, and write-through was switched on since.
     debt: bool,
     /// How often write-through was switched on.
     switches: u32,
-    reads: inline::Reads,
     writes: inline::Writes,
     bounces: Pool,
     pause: Box<types::Timespec>,
@@ -106,7 +105,6 @@ impl FileChannel {
             shared,
             debt: false,
             switches: 0,
-            reads: inline::Reads::default(),
             writes: inline::Writes::default(),
             bounces: Pool::default(),
             pause: Box::new(types::Timespec::new().nsec(BOUNCE_PAUSE)),
@@ -152,8 +150,10 @@ impl FileChannel {
                 self.stats.bounced += 1;
                 return self.go_on(uring, slot, request);
             }
-        } else if request.len() <= inline::LARGEST {
-            match self.transfer_inline(request, offset, write) {
+        } else if write && !self.write_through && request.len() <= inline::LARGEST {
+            let fd = self.cached_fd();
+            // SAFETY: the request's buffers are mapped as long as it is in flight.
+            match unsafe { self.writes.attempt(fd, request.buffers(), offset) } {
                 n if n == request.len() => {
                     self.stats.inline += 1;
                     return Outcome::Done(Status::Ok);
@@ -193,21 +193,6 @@ impl FileChannel {
             misfit | (buffer.iov_len as u64 & block) | (buffer.iov_base as usize & memory) as u64
         });
         misfit == 0
-    }
-
-    /// Tries it without io_uring; says how many bytes are done.
-    #[inline]
-    fn transfer_inline(&mut self, request: &Request, offset: u64, write: bool) -> u64 {
-        let fd = self.cached_fd();
-        match write {
-            // A durable write waits for the device.
-            true if self.write_through => 0,
-            // SAFETY: the request's buffers are mapped as long as it is in flight.
-            true => unsafe { self.writes.attempt(fd, request.buffers(), offset) },
-            false if !self.reads.worthwhile() => 0,
-            // SAFETY: as above.
-            false => unsafe { self.reads.attempt(fd, request.buffers(), offset, request.len()) },
-        }
     }
 
     pub(super) fn vectored(&self, buffers: &[libc::iovec], offset: u64, write: bool) -> squeue::Entry {
@@ -486,7 +471,9 @@ impl Channel for FileChannel {
                 Outcome::Pending
             }
             Kind::Discard | Kind::WriteZeroes => {
-                self.at(slot).stage = Stage::Range;
+                let progress = self.at(slot);
+                progress.stage = Stage::Range;
+                progress.durable = false;
                 match self.push_range(uring, slot, request) {
                     Outcome::Done(status) => Outcome::Done(self.answer(slot, status)),
                     Outcome::Pending => Outcome::Pending,

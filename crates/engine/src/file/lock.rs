@@ -20,7 +20,9 @@ const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
 /// For how long an image is waited for that is locked although nobody has it open.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long it is in any case: whoever starts a program has, for a moment, a second process with all its files.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Takes the locks on `file`. A process that was killed keeps its locks until the kernel has ended its last request
 /// in flight, which is later than its end; so an image that nobody has open is waited for.
@@ -32,7 +34,8 @@ pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), E
             Attempt::Done => return Ok(()),
         }
         let holder = holder(file);
-        if holder.is_some() || begin.elapsed() > PATIENCE {
+        let enough = if holder.is_some() { MOMENT } else { PATIENCE };
+        if begin.elapsed() > enough {
             return Err(locked(path, holder, read_only));
         }
         // Not to be in the way of one who does the same at the same moment.
@@ -118,6 +121,11 @@ fn locked(path: &Path, holder: Option<Holder>, read_only: bool) -> EngineError {
 enum Holder {
     Process(u32, String),
     Ourselves,
+}
+
+/// Whether another process, or we with another volume, have the image open.
+pub(super) fn is_open_elsewhere(file: &File) -> bool {
+    holder(file).is_some()
 }
 
 /// Who else has the file open, as far as we may see: the system does not tell who holds such a lock.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | memory (tmpfs) | copied from and to a mapping, inline: no system call at all ([`mapped`]) |
 //! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer ([`channel`]) |
-//! | a disk, `--cache writeback` or `writethrough` | page-cache hits inline, the rest through io_uring ([`channel`], [`inline`]) |
+//! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once ([`channel`], [`inline`]) |
 //!
 //! DISCARD and WRITE_ZEROES on a disk: [`ranges`].
 
@@ -113,6 +113,9 @@ impl FileEngine {
     /// As [`FileEngine::open`] for an image of that size.
     pub fn refresh(&self) -> Result<bool, EngineError> {
         let size = open::checked_size(&self.shared.path, &self.shared.file)?;
+        if !self.shared.read_only {
+            open::check_file_limit(&self.shared.path, self.shared.is_device, size)?;
+        }
         let sectors = size / vlane_ring::SECTOR;
         Ok(self.shared.sectors.swap(sectors, Ordering::Relaxed) != sectors)
     }

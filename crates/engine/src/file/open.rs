@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::Resource;
@@ -36,9 +37,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         let text = "is neither a regular file nor a block device; give an image file or a block device";
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
-    // A device that is mounted, or part of an array, has somebody who writes to it (O_EXCL, for devices, asks that).
-    let exclusive = if is_device && !read_only { libc::O_EXCL } else { 0 };
-    let buffered = open_with(path, read_only, exclusive).map_err(|e| open_error(path, read_only, e))?;
+    let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
     let size = checked_size(path, &buffered)?;
     if !read_only {
         check_file_limit(path, is_device, size)?;
@@ -79,6 +78,10 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
             }
         },
     };
+    let file = match is_device && !read_only {
+        true => claim(path, cache, &file)?,
+        false => file,
+    };
     lock::acquire(path, &file, read_only)?;
 
     let (memory_align, offset_align) = match cache {
@@ -117,6 +120,34 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
 
 fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
     OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+}
+
+/// Opens a device again, for us alone: one that is mounted, or part of an array, has somebody who writes to it. The
+/// descriptor that has the claim is also the only one whose discards do not stumble over the page cache.
+fn claim(path: &Path, cache: Cache, file: &File) -> Result<File, EngineError> {
+    let direct = if cache == Cache::None { libc::O_DIRECT } else { 0 };
+    let begin = Instant::now();
+    loop {
+        match open_with(path, false, libc::O_EXCL | direct) {
+            Ok(file) => return Ok(file),
+            // A process that was killed keeps its claim until its last request in flight has ended.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < lock::PATIENCE => {
+                if lock::is_open_elsewhere(file) || is_mounted(file) {
+                    return Err(open_error(path, false, error));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(open_error(path, false, error)),
+        }
+    }
+}
+
+/// Whether a file system on the device is mounted, as far as the system tells.
+fn is_mounted(device: &File) -> bool {
+    let Ok(metadata) = device.metadata() else { return false };
+    let number = format!("{}:{}", rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(&number))
 }
 
 fn open_error(path: &Path, read_only: bool, error: io::Error) -> EngineError {
@@ -210,7 +241,7 @@ fn block_sizes(file: &File, is_device: bool, offset_align: u64) -> (u32, u32) {
 }
 
 /// Beyond the limit of file sizes a write is not an error but, by default, the end of the process.
-fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Result<(), EngineError> {
+pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Result<(), EngineError> {
     match rustix::process::getrlimit(Resource::Fsize).current {
         Some(limit) if limit < size && !is_device => {
             let text = format!(

@@ -89,7 +89,8 @@ impl FileChannel {
     fn push_way(&mut self, uring: &mut Uring, slot: Slot, way: Way, offset: u64, len: u64) -> bool {
         let entry = match way {
             Way::Punch | Way::Zero => {
-                let target = self.target();
+                // The descriptor that claimed a device: see `open::claim`.
+                let target = self.file;
                 let mode = way.mode().unwrap_or(0);
                 opcode::Fallocate::new(target.fd, len).offset(offset).mode(mode).build().flags(target.flags)
             }

@@ -125,7 +125,9 @@ impl Ram {
 
     pub fn write(&self, guest: u64, bytes: &[u8]) {
         let mut rest = bytes.iter();
-        for (at, len) in self.pieces(guest, bytes.len() as u64).expect("a test writes outside of guest memory") {
+        for (at, len) in
+            self.pieces(guest, bytes.len() as u64).expect("a test writes outside of guest memory")
+        {
             let host = self.host(at).expect("a piece");
             for (i, byte) in (0..len as usize).zip(&mut rest) {
                 // SAFETY: the piece is inside one allocation; shared memory is accessed volatile.

@@ -158,14 +158,16 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     let malformed = Kind::Refused(Status::IoErr);
     let kind = match u32_at(0) {
         _ if len > u64::from(u32::MAX) || data.len() > MAX_DATA => malformed,
-        IN if !reads && len % 512 == 0 => Kind::In,
-        OUT if !writes && len % 512 == 0 => Kind::Out,
+        IN if !reads && len.is_multiple_of(512) => Kind::In,
+        OUT if !writes && len.is_multiple_of(512) => Kind::Out,
         FLUSH => Kind::Flush,
         GET_ID if !reads => {
             data = first(&data, 20);
             Kind::GetId
         }
-        kind @ (DISCARD | WRITE_ZEROES) if !writes && len > 0 && len % 16 == 0 && len / 16 <= 256 => {
+        kind @ (DISCARD | WRITE_ZEROES)
+            if !writes && len > 0 && len.is_multiple_of(16) && len / 16 <= 256 =>
+        {
             let bytes: Vec<u8> = data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
             ranges.extend(bytes.chunks(16).map(|b| {
                 let flags = u32::from_le_bytes(b[12..].try_into().unwrap());

@@ -3,7 +3,12 @@
 //!
 //! Every wait has a limit: what hangs fails.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "each test uses its part; tests may")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "each test uses its part; tests may"
+)]
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -213,7 +218,9 @@ impl Wire {
         let mut stream = &self.stream;
         match stream.read_exact(&mut header) {
             Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("no answer to message {code}"),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                panic!("no answer to message {code}")
+            }
             Err(_) => return None,
         }
         assert_eq!(half(&header, 0), code, "answer to another message");
@@ -246,7 +253,11 @@ impl Wire {
     }
 
     pub fn add_memory(&self, memory: &Memory) -> bool {
-        self.set(code::ADD_MEM_REG, &words(&[0, memory.guest, memory.size, memory.user, 0]), &[memory.file.as_fd()])
+        self.set(
+            code::ADD_MEM_REG,
+            &words(&[0, memory.guest, memory.size, memory.user, 0]),
+            &[memory.file.as_fd()],
+        )
     }
 
     pub fn set_memory(&self, regions: &[&Memory]) -> bool {

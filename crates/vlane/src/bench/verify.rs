@@ -57,8 +57,8 @@ fn steps(
     let mut state = match old {
         None => VerifyState::new(&connect()?, options)?,
         Some(mut state) => {
-            let mut session = connect()?;
-            let report = with_progress(|progress| verify_check(&mut session, &mut state, progress))?;
+            let session = connect()?;
+            let report = with_progress(|progress| verify_check(session, &mut state, progress))?;
             let gone = report.backend_gone;
             reports.before = Some(report);
             save(&state)?;
@@ -76,9 +76,9 @@ fn steps(
         std::fs::remove_file(path)
             .with_context(|| format!("{}: cannot remove the old state", path.display()))?;
     }
-    let mut session = connect()?;
+    let session = connect()?;
     let loaded = with_progress(|progress| {
-        let result = verify_load(&mut session, &mut state, options, progress);
+        let result = verify_load(session, &mut state, options, progress);
         Ok((save(&state), result))
     })?;
     let (saved, report) = loaded;
@@ -87,7 +87,6 @@ fn steps(
     let seconds = report.seconds;
     reports.load = Some(report);
     saved?;
-    drop(session);
     if gone {
         match &args.state {
             Some(path) => bail!(
@@ -99,8 +98,8 @@ fn steps(
             ),
         }
     }
-    let mut session = connect()?;
-    reports.after = Some(with_progress(|progress| verify_check(&mut session, &mut state, progress))?);
+    let session = connect()?;
+    reports.after = Some(with_progress(|progress| verify_check(session, &mut state, progress))?);
     save(&state)?;
     Ok(())
 }

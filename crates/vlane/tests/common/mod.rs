@@ -3,10 +3,14 @@
 //!
 //! `VLANE_REQUIRE_GUESTS=1` turns a skipped test into a failed one, for machines that are known to have guests.
 
-#![allow(dead_code, clippy::unwrap_used, reason = "each test program uses its own part of this; tests may unwrap")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test program uses its own part of this; tests may unwrap"
+)]
 
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,8 +18,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use vlane_boot::{
-    Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram, Ready, Report,
-    Spec, Stopped, Uml, UmlProgram,
+    Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram,
+    Ready, Report, Spec, Stopped, Uml, UmlProgram,
 };
 
 /// A guest that needs longer than this hangs: emulated ones take 5 to 20 s here.
@@ -143,7 +147,8 @@ impl Volume {
         let mut words = vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
-        Backend::start(&spec, &self.socket, Ready::Line("listening on"), None).unwrap_or_else(|e| panic!("{e}"))
+        Backend::start(&spec, &self.socket, Ready::Line("listening on"), None)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A path in the volume's directory.
@@ -189,4 +194,51 @@ pub fn requests(log: &str, queue: usize) -> u64 {
     let Some((_, rest)) = line.split_once(&format!("queue {queue}: ")) else { return 0 };
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no number of requests in: {line}"))
+}
+
+/// Puts the smallest operating system there is on an image: it prints the second sector and resets the machine.
+pub fn make_bootable(image: &Path) {
+    let image = std::fs::OpenOptions::new().write(true).open(image).unwrap();
+    image.write_all_at(&boot_sector(), 0).unwrap();
+    image.write_all_at(b"RESULT second_sector=read\r\n\0", 512).unwrap();
+}
+
+/// Reads the disk's second sector through the BIOS, prints it on the serial line, and resets the machine.
+fn boot_sector() -> [u8; 512] {
+    const CODE: [u8; 56] = [
+        0xfa, //             cli
+        0x31, 0xc0, //       xor ax, ax
+        0x8e, 0xd8, //       mov ds, ax
+        0x8e, 0xc0, //       mov es, ax
+        0x8e, 0xd0, //       mov ss, ax
+        0xbc, 0x00, 0x7c, // mov sp, 0x7c00
+        0xfb, //             sti
+        0xbb, 0x00, 0x7e, // mov bx, 0x7e00       where the sector goes
+        0xb8, 0x01, 0x02, // mov ax, 0x0201       read one sector
+        0xb9, 0x02, 0x00, // mov cx, 2            cylinder 0, sector 2
+        0xb6, 0x00, //       mov dh, 0            head 0; dl is the boot drive
+        0xcd, 0x13, //       int 0x13
+        0x72, 0x17, //       jc reset
+        0xbe, 0x00, 0x7e, // mov si, 0x7e00
+        0xfc, //             cld
+        // next:
+        0xba, 0xfd, 0x03, // mov dx, 0x3fd        COM1's line status
+        0xec, //             in al, dx
+        0xa8, 0x20, //       test al, 0x20        room for a byte?
+        0x74, 0xfb, //       jz back to in
+        0xac, //             lodsb
+        0x84, 0xc0, //       test al, al
+        0x74, 0x06, //       jz reset
+        0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xee, //             out dx, al
+        0xeb, 0xed, //       jmp next
+        // reset:
+        0xb0, 0xfe, //       mov al, 0xfe
+        0xe6, 0x64, //       out 0x64, al         the keyboard controller's reset line
+        0xf4, //             hlt
+    ];
+    let mut sector = [0; 512];
+    sector[..CODE.len()].copy_from_slice(&CODE);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
 }

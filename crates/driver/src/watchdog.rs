@@ -1,0 +1,47 @@
+//! A limit on the time that a back end may take to answer.
+//!
+//! The `vhost` crate reads until it has a whole message, a receive timeout of the socket notwithstanding. So a thread cuts the connection
+//! when the time is over, and the read ends.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+
+/// Does some work on a connection; fails with [`ErrorKind::Timeout`] if it takes longer than `timeout`.
+pub(crate) fn within<T>(
+    timeout: Duration,
+    socket: &Path,
+    stream: &UnixStream,
+    work: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let fired = AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        let (finished, signal) = channel::<()>();
+        let fired = &fired;
+        scope.spawn(move || {
+            if signal.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+                fired.store(true, Ordering::Relaxed);
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        });
+        let result = work();
+        drop(finished);
+        result
+    });
+    match result {
+        Err(cause) if fired.load(Ordering::Relaxed) => {
+            let context = format!(
+                "{}: the back end did not answer within {} s; it hangs, or serves another front end",
+                socket.display(),
+                timeout.as_secs_f64()
+            );
+            Err(Error::with(ErrorKind::Timeout, context, cause))
+        }
+        result => result,
+    }
+}

@@ -1,0 +1,133 @@
+//! Places to put images: on the disk, in memory, on loop devices, on file systems that are too small. What the machine
+//! cannot give is said, and the test that wanted it is skipped.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use vlane_engine::file::{Cache, FileEngine, FileOptions};
+
+/// Says that a test is not run, and why.
+pub fn skip(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+}
+
+/// Runs a command; its output, or what went wrong.
+pub fn command(program: &str, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => {
+            Err(format!("{program} {}: {} {}", args.join(" "), text(&output.stderr), text(&output.stdout)))
+        }
+    }
+}
+
+/// A directory on the disk.
+pub fn on_disk() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on the disk")
+}
+
+/// A directory in memory, if there is one.
+pub fn in_memory() -> Option<TempDir> {
+    tempfile::tempdir_in("/dev/shm").ok()
+}
+
+/// An image of `size` zero bytes.
+pub fn image(dir: &Path, size: u64) -> PathBuf {
+    let path = dir.join("image.raw");
+    File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
+    path
+}
+
+pub fn options(cache: Cache) -> FileOptions {
+    FileOptions { cache, read_only: false }
+}
+
+/// An engine, or why not, in words.
+pub fn try_open(path: &Path, cache: Cache) -> Result<Arc<FileEngine>, String> {
+    FileEngine::open(path, options(cache)).map(Arc::new).map_err(|error| error.to_string())
+}
+
+pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
+    try_open(path, cache).expect("open")
+}
+
+/// A loop device, detached when it is dropped.
+#[derive(Debug)]
+pub struct Loop {
+    pub device: PathBuf,
+}
+
+impl Loop {
+    /// A device with sectors of `sector` bytes on a file.
+    pub fn new(backing: &Path, sector: u32) -> Result<Loop, String> {
+        let sector = format!("--sector-size={sector}");
+        let path = backing.to_str().ok_or("a strange path")?;
+        let device = command("losetup", &["--find", "--show", &sector, path])?;
+        Ok(Loop { device: PathBuf::from(device) })
+    }
+
+    /// Flushes that the device was asked for (Documentation/block/stat.rst, field 16).
+    pub fn flushes(&self) -> u64 {
+        let name = self.device.file_name().and_then(|name| name.to_str()).expect("a name");
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).expect("statistics");
+        stat.split_whitespace().nth(15).and_then(|n| n.parse().ok()).expect("a count of flushes")
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = command("losetup", &["--detach", &self.device.to_string_lossy()]);
+    }
+}
+
+/// A mounted file system, unmounted when it is dropped.
+#[derive(Debug)]
+pub struct Mount {
+    pub dir: TempDir,
+    // Detached after the unmounting.
+    pub device: Option<Loop>,
+}
+
+impl Mount {
+    /// tmpfs of `size` bytes.
+    pub fn tmpfs(size: u64) -> Result<Mount, String> {
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let at = dir.path().to_string_lossy().into_owned();
+        command("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", &at])?;
+        Ok(Mount { dir, device: None })
+    }
+
+    /// ext4 on a loop device on `backing`.
+    pub fn ext4(backing: &Path) -> Result<Mount, String> {
+        let device = Loop::new(backing, 512)?;
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let (node, at) =
+            (device.device.to_string_lossy().into_owned(), dir.path().to_string_lossy().into_owned());
+        command("mkfs.ext4", &["-q", "-m", "0", "-E", "lazy_itable_init=0", &node])?;
+        command("mount", &[&node, &at])?;
+        Ok(Mount { dir, device: Some(device) })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let at = self.dir.path().to_string_lossy().into_owned();
+        // The last requests' files may be put a moment later.
+        for _ in 0..50 {
+            if command("umount", &[&at]).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let _ = command("umount", &["--lazy", &at]);
+    }
+}

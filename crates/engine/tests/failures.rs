@@ -1,0 +1,227 @@
+//! Storage that fails: full, broken, cut short. The request that met it is answered with an error and counted for
+//! what it was; the others are not affected, and the channel goes on.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::sync::Arc;
+
+use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip, try_open};
+use common::{Op, Rig, bytes};
+use vlane_engine::Status;
+use vlane_engine::file::Cache;
+
+/// A volume on a file system that has no room for all of it.
+fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
+    let path = image(mount.path(), size);
+    let ballast = mount.path().join("ballast");
+    let engine = open(&path, cache);
+    assert_eq!(engine.is_mapped(), mapped);
+    let mut rig = Rig::new(engine);
+    let early = bytes(1, 65536);
+    rig.ok(Op::write(0, early.clone()));
+    // Fill what is left, then write to a hole until it fails.
+    let _ = std::fs::write(&ballast, vec![1; usize::try_from(size).expect("small")]);
+    let mut failed = None;
+    for at in 1..size / 65536 {
+        // Delayed allocation would find out in the flush only.
+        let answer = rig.run(Op::write(at * 128, bytes(at, 65536)));
+        if answer.status != Status::Ok {
+            assert_eq!(answer.status, Status::IoErr);
+            failed = Some(at);
+            break;
+        }
+    }
+    let at = failed.expect("the file system to be full");
+    assert_eq!(rig.stats().no_space_errors, 1, "{:?}", rig.stats());
+    // What was written before can be read, and written again; so can the queue's other requests.
+    rig.start(Op::read(0, 65536));
+    rig.start(Op::write(at * 128, bytes(at, 65536)));
+    rig.start(Op::Flush);
+    rig.start(Op::write(0, early.clone()));
+    let mut answers = rig.drain();
+    answers.sort_by_key(|answer| answer.place);
+    assert_eq!((answers[0].status, &answers[0].data), (Status::Ok, &early));
+    assert_eq!(answers[1].status, Status::IoErr);
+    assert_eq!((answers[2].status, answers[3].status), (Status::Ok, Status::Ok));
+    assert_eq!(rig.stats().no_space_errors, 2);
+    std::fs::remove_file(&ballast).expect("remove");
+    rig.ok(Op::Flush);
+    rig.ok(Op::write(at * 128, bytes(at, 65536)));
+    assert!(rig.ok(Op::read(at * 128, 65536)) == bytes(at, 65536));
+    assert_eq!((rig.stats().device_errors, rig.stats().short_errors), (0, 0));
+}
+
+#[test]
+fn full_memory_fails_the_write_and_nothing_else() {
+    match Mount::tmpfs(2 << 20) {
+        Ok(mount) => full_and_free_again(&mount, Cache::Auto, 8 << 20, true),
+        Err(why) => skip("full_memory_fails_the_write_and_nothing_else", &why),
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_write_and_nothing_else() {
+    let dir = on_disk();
+    match Mount::ext4(&image(dir.path(), 16 << 20)) {
+        Ok(mount) => {
+            full_and_free_again(&mount, Cache::None, 32 << 20, false);
+            full_and_free_again(&mount, Cache::Writeback, 32 << 20, false);
+        }
+        Err(why) => skip("a_full_disk_fails_the_write_and_nothing_else", &why),
+    }
+}
+
+#[test]
+fn zeroes_that_must_stay_allocated_fail_when_memory_is_full() {
+    let mount = match Mount::tmpfs(1 << 20) {
+        Ok(mount) => mount,
+        Err(why) => return skip("zeroes_that_must_stay_allocated_fail_when_memory_is_full", &why),
+    };
+    let mut rig = Rig::new(open(&image(mount.path(), 4 << 20), Cache::Auto));
+    let zeroes = |unmap| Op::WriteZeroes { ranges: vec![(0, 4096)], unmap };
+    assert_eq!(rig.run(zeroes(false)).status, Status::IoErr);
+    assert_eq!(rig.stats().no_space_errors, 1);
+    rig.ok(zeroes(true));
+    rig.ok(Op::write(0, bytes(1, 4096)));
+}
+
+#[test]
+fn a_broken_device_fails_what_touches_it_only() {
+    let test = "a_broken_device_fails_what_touches_it_only";
+    let dir = on_disk();
+    let backing = image(dir.path(), 1 << 20);
+    let device = match Loop::new(&backing, 512) {
+        Ok(device) => device,
+        Err(why) => return skip(test, &why),
+    };
+    for cache in [Cache::None, Cache::Writeback] {
+        OpenOptions::new().write(true).open(&backing).and_then(|file| file.set_len(1 << 20)).expect("grow");
+        let mut rig = Rig::new(open(&device.device, cache));
+        rig.ok(Op::write(0, bytes(1, 65536)));
+        rig.ok(Op::Flush);
+        // The device's second half is gone: reading it is an I/O error.
+        OpenOptions::new()
+            .write(true)
+            .open(&backing)
+            .and_then(|file| file.set_len(512 << 10))
+            .expect("truncate");
+        rig.start(Op::read(0, 65536));
+        rig.start(Op::read(1536, 65536));
+        rig.start(Op::read(64, 4096));
+        let mut answers = rig.drain();
+        answers.sort_by_key(|answer| answer.place);
+        let statuses: Vec<Status> = answers.iter().map(|answer| answer.status).collect();
+        assert_eq!(statuses, [Status::Ok, Status::IoErr, Status::Ok]);
+        assert!(answers[0].data == bytes(1, 65536));
+        assert_eq!(rig.stats().device_errors, 1, "{:?}", rig.stats());
+        assert_eq!((rig.stats().no_space_errors, rig.stats().short_errors), (0, 0));
+        rig.ok(Op::write(8, bytes(2, 4096)));
+        assert!(rig.ok(Op::read(8, 4096)) == bytes(2, 4096));
+    }
+}
+
+/// Somebody truncates the image under the volume.
+fn truncated(path: &std::path::Path, cache: Cache) {
+    let mut rig = Rig::new(open(path, cache));
+    let data = bytes(5, 1 << 20);
+    rig.ok(Op::write(0, data.clone()));
+    rig.ok(Op::Flush);
+    OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(512 << 10)).expect("truncate");
+    // Before the end, across it, beyond it; aligned and not.
+    assert!(rig.ok(Op::read(0, 65536)) == data[..65536]);
+    for (errors, op) in [
+        Op::read(1016, 8192),
+        Op::read(1536, 4096),
+        Op::Read { sector: 1016, pieces: vec![(3, 8192)] },
+        Op::Read { sector: 1536, pieces: vec![(3, 512)] },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(rig.run(op.clone()).status, Status::IoErr, "{cache:?} {op:?}");
+        assert_eq!(rig.stats().short_errors, errors as u64 + 1, "{cache:?} {op:?} {:?}", rig.stats());
+    }
+    assert_eq!(rig.stats().device_errors, 0);
+    assert!(rig.ok(Op::read(512, 65536)) == data[512 * 512..512 * 512 + 65536]);
+    // A write beyond the end makes the file longer again.
+    rig.ok(Op::write(2040, bytes(6, 4096)));
+    assert!(rig.ok(Op::read(2040, 4096)) == bytes(6, 4096));
+    assert!(rig.ok(Op::read(1536, 4096)) == [0; 4096]);
+}
+
+#[test]
+fn a_truncated_image_fails_reads_beyond_its_end_only() {
+    let dir = on_disk();
+    truncated(&image(dir.path(), 1 << 20), Cache::Writeback);
+    let path = image(dir.path(), 1 << 20);
+    match try_open(&path, Cache::None).map(drop) {
+        Ok(()) => truncated(&path, Cache::None),
+        Err(why) => skip("a_truncated_image_fails_reads_beyond_its_end_only (direct)", &why),
+    }
+}
+
+#[test]
+fn a_truncated_image_in_memory_does_not_end_the_process() {
+    match in_memory() {
+        Some(dir) => truncated(&image(dir.path(), 1 << 20), Cache::Auto),
+        None => skip("a_truncated_image_in_memory_does_not_end_the_process", "no /dev/shm"),
+    }
+}
+
+#[test]
+fn requests_beyond_all_bounds_are_refused_in_every_mode() {
+    let dir = on_disk();
+    let path = image(dir.path(), 1 << 20);
+    let memory = in_memory();
+    let in_memory = memory.as_ref().map(|dir| image(dir.path(), 1 << 20));
+    for (path, cache) in
+        [(Some(&path), Cache::Writeback), (Some(&path), Cache::Auto), (in_memory.as_ref(), Cache::Auto)]
+    {
+        let Some(path) = path else { continue };
+        let mut rig = Rig::new(open(path, cache));
+        // The lane would have refused them; the engine must not panic, nor write what it cannot.
+        for sector in [u64::MAX, u64::MAX / 512, (1 << 63) / 512] {
+            assert_eq!(rig.run(Op::read(sector, 512)).status, Status::IoErr);
+            assert_eq!(rig.run(Op::write(sector, vec![1; 512])).status, Status::IoErr);
+            assert_eq!(rig.run(Op::Discard(vec![(sector, 8)])).status, Status::IoErr);
+            let zeroes = Op::WriteZeroes { ranges: vec![(sector, u32::MAX)], unmap: false };
+            assert_eq!(rig.run(zeroes).status, Status::IoErr);
+        }
+        rig.ok(Op::write(0, bytes(1, 512)));
+        assert_eq!(std::fs::metadata(path).expect("metadata").len(), 1 << 20);
+    }
+}
+
+#[test]
+fn requests_without_data_succeed_and_change_nothing() {
+    let memory = in_memory();
+    let dir = on_disk();
+    for dir in [Some(&dir), memory.as_ref()].into_iter().flatten() {
+        let path = image(dir.path(), 1 << 20);
+        let mut rig = Rig::new(open(&path, Cache::Auto));
+        rig.ok(Op::Write { sector: 3, pieces: Vec::new(), data: Vec::new() });
+        assert_eq!(rig.ok(Op::Read { sector: 3, pieces: Vec::new() }), []);
+        rig.ok(Op::Discard(vec![(8, 0), (2048, 0)]));
+        rig.ok(Op::WriteZeroes { ranges: vec![(5, 0)], unmap: true });
+        rig.ok(Op::Flush);
+        assert!(std::fs::read(&path).expect("read").iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn one_broken_range_fails_the_request_and_no_other() {
+    let mount = match Mount::tmpfs(1 << 20) {
+        Ok(mount) => mount,
+        Err(why) => return skip("one_broken_range_fails_the_request_and_no_other", &why),
+    };
+    let engine = open(&image(mount.path(), 4 << 20), Cache::Auto);
+    let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn vlane_engine::Engine>);
+    rig.start(Op::WriteZeroes { ranges: vec![(0, 8), (0, 8192)], unmap: false });
+    rig.start(Op::write(100, bytes(1, 512)));
+    let mut answers = rig.drain();
+    answers.sort_by_key(|answer| answer.place);
+    assert_eq!((answers[0].status, answers[1].status), (Status::IoErr, Status::Ok));
+}

@@ -1,0 +1,101 @@
+//! A front end that goes away in the middle of its load: what is in flight comes to its end before the session does,
+//! and only then is the next front end served.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use vlane_engine::file::{Cache, FileEngine, FileOptions};
+
+const LATENCY: Duration = Duration::from_millis(250);
+
+#[test]
+fn a_hang_up_waits_for_the_requests_in_flight() {
+    let server = Server::new(null(Some(LATENCY)), 2, 2);
+    let (wire, memory) = server.guest(USUAL);
+    let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
+    assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
+    rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
+    std::thread::sleep(Duration::from_millis(30));
+    let begin = Instant::now();
+    drop(wire);
+    // The next one is taken up only when the last request is answered.
+    let next = server.connect();
+    assert!(next.is_alive());
+    assert!(begin.elapsed() >= LATENCY / 2, "the session ended after {:?}", begin.elapsed());
+    for ring in &mut rings {
+        assert_eq!(ring.used().len(), 8);
+        assert!((0..8).all(|slot| ring.status(slot) == 0));
+    }
+}
+
+#[test]
+fn a_stop_waits_for_the_requests_in_flight() {
+    let server = Server::new(null(Some(LATENCY)), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512));
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(server.stop() >= LATENCY / 2);
+    assert_eq!(ring.used().len(), 8);
+}
+
+#[test]
+fn a_hang_up_under_a_load_of_files_leaves_every_answered_write_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path(), 1 << 20);
+    for cache in [Cache::Writeback, Cache::None] {
+        let Ok(engine) = FileEngine::open(&path, FileOptions { cache, read_only: false }) else { continue };
+        let server = Server::new(Arc::new(engine), 1, 1);
+        for round in 0..20u8 {
+            let (wire, memory) = server.guest(USUAL);
+            let mut ring = Ring::new(&memory, 0);
+            assert!(wire.start(0, &ring));
+            for slot in 0..SLOTS {
+                ring.set_data(slot, &[round.wrapping_mul(13) ^ slot as u8; 4096]);
+                ring.submit(slot, OUT, u64::from(slot) * 8, 4096);
+            }
+            std::thread::sleep(Duration::from_micros(u64::from(round) * 20));
+            drop(wire);
+            assert!(server.connect().is_alive());
+            let file = std::fs::File::open(&path).unwrap();
+            for slot in ring.used() {
+                assert_eq!(ring.status(slot), 0);
+                let mut bytes = [0; 4096];
+                file.read_exact_at(&mut bytes, u64::from(slot) * 4096).unwrap();
+                assert_eq!(bytes, [round.wrapping_mul(13) ^ slot as u8; 4096], "round {round}, slot {slot}");
+            }
+        }
+    }
+}
+
+/// The driver hangs up with its queues full, again and again; every next session works.
+#[test]
+fn hang_ups_under_full_load_one_after_another() {
+    use vlane_driver::{Session, SessionOptions, Want};
+    let server = Server::polling(null(Some(Duration::from_millis(1))), 2, 1, Duration::from_micros(50));
+    for round in 0..30 {
+        let packed = if round % 2 == 0 { Want::No } else { Want::Must };
+        let options = SessionOptions { queues: 2, depth: 32, packed, ..SessionOptions::default() };
+        let mut session = Session::connect(&server.path(), &options).unwrap();
+        let (mut queues, _waker) = session.start().unwrap();
+        for queue in &mut queues {
+            for slot in 0..32 {
+                let kind = vlane_ring::driver::Kind::Read;
+                let request = vlane_ring::driver::Request { kind, sector: 0, len: 4096, ioprio: 0 };
+                queue.blk.submit(slot, request).unwrap();
+            }
+            queue.blk.publish();
+            queue.kick().unwrap();
+        }
+        std::thread::sleep(Duration::from_micros(round * 100));
+        drop(session);
+    }
+    server.serves_the_next();
+}

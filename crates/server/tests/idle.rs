@@ -1,0 +1,120 @@
+//! An idle session costs nothing: its lane threads are not scheduled at all, after a burst of load neither, whether
+//! they may poll or not.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use common::*;
+use vlane_driver::{Limit, Session, SessionOptions, Want, Workload};
+
+/// Lanes are told by the names of their threads, so only one volume may exist at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// How often each lane thread of this process was scheduled away, for whatever reason.
+fn switches() -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let name = read("comm").trim().to_owned();
+        if name.starts_with("lane-") {
+            let status = read("status");
+            let counts = status.lines().filter(|line| line.contains("voluntary_ctxt_switches"));
+            all.insert(
+                name,
+                counts.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum(),
+            );
+        }
+    }
+    all
+}
+
+fn idles(server: &Server, packed: Want, event_idx: Want) {
+    let options = SessionOptions { queues: 2, depth: 8, packed, event_idx, ..SessionOptions::default() };
+    let mut session = Session::connect(&server.path(), &options).unwrap();
+    let (queues, _waker) = session.start().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    quiet("a session that has done nothing");
+    drop(queues);
+    drop(session);
+
+    // A burst, by a front end that stays.
+    let mut session = Session::connect(&server.path(), &options).unwrap();
+    let (mut queues, _waker) = session.start().unwrap();
+    let mut done = Vec::new();
+    for _ in 0..300 {
+        for queue in &mut queues {
+            for slot in 0..8 {
+                let request = vlane_ring::driver::Request {
+                    kind: vlane_ring::driver::Kind::Read,
+                    sector: 0,
+                    len: 4096,
+                    ioprio: 0,
+                };
+                queue.blk.submit(slot, request).unwrap();
+            }
+            if queue.blk.publish() {
+                queue.kick().unwrap();
+            }
+            while queue.blk.held() > 0 {
+                queue.blk.reap(&mut done).unwrap();
+            }
+        }
+    }
+    assert_eq!(done.len(), 300 * 2 * 8);
+    // The polling window closes by itself.
+    std::thread::sleep(Duration::from_millis(300));
+    quiet("a session after a burst");
+    drop(queues);
+    drop(session);
+    std::thread::sleep(Duration::from_millis(200));
+    quiet("a volume that nobody is connected to");
+}
+
+fn quiet(what: &str) {
+    let before = switches();
+    std::thread::sleep(Duration::from_millis(700));
+    let after = switches();
+    assert_eq!(before.len(), 2, "{before:?}");
+    assert_eq!(before, after, "{what}: lanes were woken");
+}
+
+fn volume_idles(poll_max: Duration, packed: Want, event_idx: Want) {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::polling(null(None), 2, 2, poll_max);
+    idles(&server, packed, event_idx);
+}
+
+#[test]
+fn lanes_that_may_poll_sleep_when_the_guest_is_idle() {
+    volume_idles(Duration::from_micros(50), Want::No, Want::Must);
+    volume_idles(Duration::from_micros(50), Want::Must, Want::Must);
+}
+
+#[test]
+fn lanes_that_may_poll_for_long_sleep_when_the_guest_is_idle() {
+    volume_idles(Duration::from_millis(20), Want::No, Want::No);
+}
+
+#[test]
+fn lanes_that_may_not_poll_sleep_when_the_guest_is_idle() {
+    volume_idles(Duration::ZERO, Want::Must, Want::No);
+}
+
+/// The modelled device has deadlines, a file has completions: neither may leave a timer or a watch behind that fires.
+#[test]
+fn lanes_sleep_after_requests_that_took_time() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::polling(null(Some(Duration::from_micros(500))), 2, 2, Duration::from_micros(50));
+    let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
+    let session = Session::connect(&server.path(), &options).unwrap();
+    let load = Workload { limit: Limit::Count(200), ..Workload::default() };
+    vlane_driver::run(session, &load, &mut |_| ControlFlow::Continue(())).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    quiet("after a modelled device's load");
+}

@@ -1,0 +1,180 @@
+//! The server is killed at random moments under a verified load, and started again: what was acknowledged is there.
+//!
+//! SIGKILL does not lose the kernel's page cache, so this shows that vlane acknowledges nothing that it has not handed
+//! to the kernel, and flushes nothing that is only its own. That a flush also reaches the device is shown below, by
+//! asking the kernel how many pages of the file are still dirty.
+//!
+//! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod served;
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use served::{Place, going_on, skipped, stop};
+use vlane_boot::Backend;
+use vlane_driver::{
+    Limit, Session, SessionOptions, VerifyOptions, VerifyState, Want, verify_check, verify_load,
+};
+use vlane_ring::driver::{Kind, Request};
+
+const MIB: u64 = 1 << 20;
+
+fn seed() -> u64 {
+    let given = std::env::var("VLANE_CRASH_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        u64::from(now.subsec_nanos()) ^ now.as_secs()
+    });
+    // Shown when the test fails.
+    println!("VLANE_CRASH_SEED={seed}");
+    seed
+}
+
+/// One step of splitmix64.
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn kill_after(backend: Backend, time: Duration) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        backend.kill();
+    })
+}
+
+/// Kills the server `times` times under load. Two lanes, flushes among the writes, split and packed rings in turn.
+fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64) {
+    let mut state_of_chance = seed();
+    let mut known: Option<VerifyState> = None;
+    let (mut writes, mut flushes) = (0, 0);
+    for round in 0..times {
+        let packed = if round % 2 == 0 { Want::No } else { Want::Must };
+        let options = SessionOptions { queues: 2, depth: 16, packed, ..session.clone() };
+        let load = VerifyOptions {
+            size: Some(8 * MIB),
+            limit: Limit::Time(Duration::from_secs(30)),
+            flush_every: [4, 32, 256][usize::try_from(draw(&mut state_of_chance) % 3).unwrap()],
+            seed: draw(&mut state_of_chance),
+            ..VerifyOptions::default()
+        };
+        let server = place.serve(serve);
+        let front_end = place.connect(&options);
+        let state = known.get_or_insert_with(|| VerifyState::new(&front_end, &load).unwrap());
+        let killer = kill_after(server, Duration::from_millis(20 + draw(&mut state_of_chance) % 500));
+        let report = verify_load(front_end, state, &load, going_on()).unwrap();
+        killer.join().unwrap();
+        assert!(report.backend_gone && report.is_clean(), "round {round}: {report:?}");
+        (writes, flushes) = (writes + report.writes, flushes + report.flushes);
+
+        let server = place.serve(serve);
+        let front_end = place.connect(&options);
+        let report = verify_check(front_end, state, going_on()).unwrap();
+        assert!(report.is_clean(), "round {round}: what was flushed is not there: {report:?}");
+        // More than a disk promises: the kernel had it, flushed or not.
+        assert_eq!(report.unflushed_lost, 0, "round {round}: acknowledged and never written: {report:?}");
+        if round % 3 == 0 {
+            stop(server);
+        } else {
+            server.kill();
+        }
+    }
+    assert!(writes > 500 && flushes > 20, "hardly any load: {writes} writes, {flushes} flushes");
+}
+
+#[test]
+fn direct_io_survives_kills_under_load() {
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &SessionOptions::default(), 8);
+}
+
+#[test]
+fn buffered_io_survives_kills_under_load() {
+    survives(
+        &Place::new(16 * MIB),
+        &["--queues", "2", "--cache", "writeback"],
+        &SessionOptions::default(),
+        8,
+    );
+}
+
+#[test]
+fn an_image_in_memory_survives_kills_under_load() {
+    match Place::in_memory(16 * MIB) {
+        Some(place) => survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5),
+        None => skipped("there is no /dev/shm"),
+    }
+}
+
+#[test]
+fn a_guest_without_a_write_cache_loses_nothing_in_kills_under_load() {
+    let session = SessionOptions { write_cache: Some(false), ..SessionOptions::default() };
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3);
+}
+
+/// Pages of a file that the kernel has not written to the device yet; nothing when the kernel cannot tell (before 6.5).
+fn unwritten_pages(path: &Path) -> Option<u64> {
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let file = std::fs::File::open(path).unwrap();
+    let range = [0u64; 2];
+    // Cached, dirty, under writeback, evicted, recently evicted.
+    let mut counts = [0u64; 5];
+    // SAFETY: the call reads two and writes five words; both arrays are that long.
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0) };
+    (done == 0).then_some(counts[1] + counts[2])
+}
+
+/// One request on a started queue.
+fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64, len: u32) {
+    queue.blk.submit(0, Request { kind, sector, len, ioprio: 0 }).unwrap();
+    if queue.blk.publish() {
+        queue.kick().unwrap();
+    }
+    let (begin, mut done) = (Instant::now(), Vec::new());
+    while done.is_empty() {
+        assert!(begin.elapsed() < served::LIMIT);
+        queue.blk.reap(&mut done).unwrap();
+        std::thread::yield_now();
+    }
+    assert_eq!(done[0].status, 0, "{kind:?}");
+}
+
+#[test]
+fn a_flush_leaves_nothing_in_the_page_cache_and_a_guest_without_a_cache_never_does() {
+    let place = Place::new(16 * MIB);
+    if unwritten_pages(&place.image).is_none() {
+        return skipped("this kernel does not tell how many pages are dirty (cachestat, Linux 6.5)");
+    }
+    let server = place.serve(&["--queues", "1", "--cache", "writeback"]);
+    let dirty = || unwritten_pages(&place.image).unwrap();
+    let mut dirty_before_flush = 0;
+    {
+        let mut session = place.connect(&SessionOptions::default());
+        let (mut queues, _waker) = session.start().unwrap();
+        for round in 0..20 {
+            (0..8).for_each(|i| request(&mut queues[0], Kind::Write, (round * 8 + i) * 8, 4096));
+            dirty_before_flush += dirty();
+            request(&mut queues[0], Kind::Flush, 0, 0);
+            assert_eq!(dirty(), 0, "round {round}: flushed, and not on the device");
+        }
+    }
+    if dirty_before_flush == 0 {
+        skipped("this file system has no dirty pages to show");
+    }
+    let options = SessionOptions { write_cache: Some(false), ..SessionOptions::default() };
+    let mut session: Session = place.connect(&options);
+    let (mut queues, _waker) = session.start().unwrap();
+    for i in 0..50 {
+        request(&mut queues[0], Kind::Write, i * 8, 4096);
+        assert_eq!(dirty(), 0, "write {i} was answered before it was on the device");
+    }
+    drop(session);
+    stop(server);
+}

@@ -1,0 +1,148 @@
+//! How `vlane serve` ends, and what it says while it runs: SIGTERM drains, flushes, removes the socket and succeeds,
+//! whatever is going on; SIGHUP looks at the size again.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod served;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use served::{Place, going_on, stop};
+use vlane_boot::Backend;
+use vlane_driver::{Limit, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load};
+
+const MIB: u64 = 1 << 20;
+
+fn signal(backend: &Backend, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(backend.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn an_idle_server_ends_at_once() {
+    let place = Place::new(MIB);
+    assert!(stop(place.serve(&[])) < Duration::from_secs(2), "nobody connected");
+    let server = place.serve(&["--queues", "2"]);
+    let options = SessionOptions { queues: 2, ..SessionOptions::default() };
+    let mut session = place.connect(&options);
+    let _queues = session.start().unwrap();
+    assert!(stop(server) < Duration::from_secs(2), "a front end connected and quiet");
+    assert!(session.wait_hangup(Duration::from_secs(2)));
+}
+
+#[test]
+fn sigint_ends_it_as_sigterm_does() {
+    let place = Place::new(MIB);
+    let mut server = place.serve(&[]);
+    signal(&server, Signal::INT);
+    let begin = std::time::Instant::now();
+    let status = loop {
+        if let Some(status) = server.ended().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < served::LIMIT);
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success() && !place.socket.exists());
+}
+
+#[test]
+fn under_load_it_drains_and_everything_that_was_acknowledged_is_there() {
+    let places = [(Some(Place::new(32 * MIB)), "none"), (Some(Place::new(32 * MIB)), "writeback")];
+    for (place, cache) in places.into_iter().chain([(Place::in_memory(32 * MIB), "auto")]) {
+        let Some(place) = place else { continue };
+        let arguments = ["--queues", "2", "--cache", cache];
+        let server = place.serve(&arguments);
+        let options = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
+        let session = place.connect(&options);
+        let load = VerifyOptions {
+            size: Some(16 * MIB),
+            limit: Limit::Time(Duration::from_secs(30)),
+            // Hardly ever flushed: the end has to do it.
+            flush_every: 100_000,
+            ..VerifyOptions::default()
+        };
+        let mut state = VerifyState::new(&session, &load).unwrap();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(400));
+            stop(server)
+        });
+        let report = verify_load(session, &mut state, &load, going_on()).unwrap();
+        assert!(report.backend_gone && report.is_clean() && report.writes > 100, "{cache}: {report:?}");
+        assert!(ending.join().unwrap() < Duration::from_secs(10), "{cache}");
+
+        let server = place.serve(&arguments);
+        let session = place.connect(&options);
+        let report = verify_check(session, &mut state, going_on()).unwrap();
+        assert!(report.is_clean() && report.unflushed_lost == 0, "{cache}: {report:?}");
+        stop(server);
+    }
+}
+
+#[test]
+fn it_ends_while_a_front_end_is_silent_in_the_middle_of_a_message() {
+    use std::io::Write;
+    let place = Place::new(MIB);
+    let server = place.serve(&[]);
+    let mut stream = std::os::unix::net::UnixStream::connect(&place.socket).unwrap();
+    stream.write_all(&[1, 0, 0]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(stop(server) < Duration::from_secs(2));
+}
+
+#[test]
+fn somebody_elses_socket_on_its_path_stays() {
+    let place = Place::new(MIB);
+    // Not as a `Backend`, which tidies up behind a server that does not.
+    let mut server = place.command(&[]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("listening on"), "{line}");
+    std::fs::remove_file(&place.socket).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&place.socket).unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert!(place.socket.exists(), "it removed what is not its own");
+}
+
+#[test]
+fn sighup_takes_up_a_new_size_and_anything_else_is_told_and_survived() {
+    let place = Place::new(2 * MIB);
+    let server = place.serve(&["--cache", "writeback"]);
+    let capacity = || Session::connect(&place.socket, &SessionOptions::default()).unwrap().config().capacity;
+    let resize =
+        |bytes| std::fs::OpenOptions::new().write(true).open(&place.image).unwrap().set_len(bytes).unwrap();
+    let settles_at = |bytes| {
+        (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            capacity() == bytes
+        })
+    };
+    assert_eq!(capacity(), 2 * MIB);
+    resize(4 * MIB);
+    signal(&server, Signal::HUP);
+    assert!(settles_at(4 * MIB));
+    resize(4 * MIB + 100);
+    signal(&server, Signal::HUP);
+    assert!(server.wait_log("not a multiple of the sector size", served::LIMIT), "{}", server.log());
+    assert_eq!(capacity(), 4 * MIB);
+    resize(MIB);
+    signal(&server, Signal::HUP);
+    assert!(settles_at(MIB));
+    stop(server);
+}
+
+#[test]
+fn it_says_how_to_reach_it() {
+    let place = Place::new(2 * MIB);
+    let server = place.serve(&["--queues", "3"]);
+    let socket = place.socket.display().to_string();
+    for part in
+        [&format!("listening on {socket}"), "3 queues", "share=on", "num-queues=3", "vhost-user-blk-pci"]
+    {
+        assert!(server.log().contains(part), "{part}: {}", server.log());
+    }
+    stop(server);
+}

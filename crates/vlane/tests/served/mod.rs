@@ -1,0 +1,148 @@
+//! What the tests of `vlane serve` share: an image, its server as a process of its own, and runs that have to fail.
+
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test program uses its own part of this; tests may unwrap"
+)]
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vlane_boot::{Backend, Ready, Spec};
+use vlane_driver::{OnProgress, Session, SessionOptions};
+
+/// How long anything may take here.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+pub fn vlane() -> &'static str {
+    env!("CARGO_BIN_EXE_vlane")
+}
+
+/// A directory with an image and a socket's path.
+pub struct Place {
+    directory: TempDir,
+    pub image: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl Place {
+    /// On the disk, with an image of so many bytes.
+    pub fn new(bytes: u64) -> Place {
+        Place::in_directory(TempDir::with_prefix("vlane-serve-").unwrap(), bytes)
+    }
+
+    /// In memory, if there is such a file system.
+    pub fn in_memory(bytes: u64) -> Option<Place> {
+        let memory = Path::new("/dev/shm").is_dir();
+        memory
+            .then(|| Place::in_directory(TempDir::with_prefix_in("vlane-serve-", "/dev/shm").unwrap(), bytes))
+    }
+
+    fn in_directory(directory: TempDir, bytes: u64) -> Place {
+        // Other users may look in, too.
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let (image, socket) = (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
+        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+        Place { directory, image, socket }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn names(&self) -> Vec<OsString> {
+        let mut names: Vec<_> = std::fs::read_dir(self.directory.path())
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// `vlane serve` on the image and socket, with more options.
+    pub fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(vlane());
+        command.arg("serve").arg(&self.image).arg("--socket").arg(&self.socket).args(options);
+        command
+    }
+
+    /// Serves the image; ready when this returns.
+    pub fn serve(&self, options: &[&str]) -> Backend {
+        self.try_serve(options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub fn try_serve(&self, options: &[&str]) -> vlane_boot::Result<Backend> {
+        start(&self.command(options), &self.socket)
+    }
+
+    pub fn connect(&self, options: &SessionOptions) -> Session {
+        Session::connect(&self.socket, options).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Starts a command that serves on `socket`.
+pub fn start(command: &Command, socket: &Path) -> vlane_boot::Result<Backend> {
+    let spec = Spec::new(command.get_program(), command.get_args().map(OsString::from));
+    Backend::start(&spec, socket, Ready::Line("listening on"), None)
+}
+
+/// Stops a server with SIGTERM: it must succeed and take its socket with it. Returns how long that took.
+pub fn stop(backend: Backend) -> Duration {
+    let socket = backend.socket().to_path_buf();
+    let stopped = backend.stop(LIMIT).unwrap_or_else(|error| panic!("{error}"));
+    assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
+    assert!(!socket.exists(), "the socket was left behind");
+    stopped.took
+}
+
+/// Runs a command that must end by itself soon; returns its exit code and what it said on standard error.
+pub fn ends(command: &mut Command) -> (Option<i32>, String) {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{command:?} did not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut words = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
+    (status.code(), words)
+}
+
+/// Runs a command that must fail with exit code 1, and with one line that has all of `parts`: what it is about, what
+/// is wrong with it, what to do.
+pub fn fails(command: &mut Command, parts: &[&str]) {
+    let (code, words) = ends(command);
+    assert_eq!(code, Some(1), "{command:?}: {words}");
+    let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("vlane: ")).collect();
+    assert_eq!(lines.len(), 1, "{command:?}: {words}");
+    for part in parts {
+        assert!(lines[0].contains(part), "{command:?}: no {part:?} in {:?}", lines[0]);
+    }
+    assert!(!words.contains("panicked"), "{words}");
+}
+
+/// Said loudly, where the test harness would hide what a passing test prints.
+pub fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_string();
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+}
+
+pub fn going_on() -> &'static mut OnProgress<'static> {
+    Box::leak(Box::new(|_| ControlFlow::Continue(())))
+}
