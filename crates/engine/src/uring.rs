@@ -265,12 +265,10 @@ impl Uring {
                     let (lane, slot) = ((data >> 16) as u16, Slot(data as u16));
                     return Some(Event::Op { lane, slot, result: entry.result() });
                 }
-                TAG_WAKE => {
-                    // A poll that was cancelled is not armed and needs no answer.
-                    if entry.result() != -libc::ECANCELED {
-                        let token = data as u32 & (WAKE_TOKENS - 1);
-                        return Some(self.wake(token, entry.result(), cqueue::more(entry.flags())));
-                    }
+                // A poll that was cancelled is not armed and needs no answer.
+                TAG_WAKE if entry.result() != -libc::ECANCELED => {
+                    let token = data as u32 & (WAKE_TOKENS - 1);
+                    return Some(self.wake(token, entry.result(), cqueue::more(entry.flags())));
                 }
                 _ => {}
             }

@@ -84,7 +84,7 @@ fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_ear
 #[test]
 fn a_flush_of_a_file_reaches_the_device_below_its_file_system() {
     let dir = on_disk();
-    let mount = match Mount::ext4(&image(dir.path(), 16 << 20)) {
+    let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,
         Err(why) => return skip("a_flush_of_a_file_reaches_the_device_below_its_file_system", &why),
     };

@@ -65,7 +65,7 @@ fn full_memory_fails_the_write_and_nothing_else() {
 #[test]
 fn a_full_disk_fails_the_write_and_nothing_else() {
     let dir = on_disk();
-    match Mount::ext4(&image(dir.path(), 16 << 20)) {
+    match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => {
             full_and_free_again(&mount, Cache::None, 32 << 20, false);
             full_and_free_again(&mount, Cache::Writeback, 32 << 20, false);

@@ -181,7 +181,7 @@ fn each_byte_of_qemus_protocol_means_what_it_means_there() {
 #[test]
 fn a_mounted_device_is_refused_and_can_be_read() {
     let dir = on_disk();
-    let mount = match Mount::ext4(&image(dir.path(), 16 << 20)) {
+    let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,
         Err(why) => return skip("a_mounted_device_is_refused_and_can_be_read", &why),
     };

@@ -8,7 +8,7 @@ use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::places::{Loop, image, in_memory, on_disk, open, skip};
+use common::places::{Mount, image, in_memory, on_disk, open, skip};
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::{Engine, ErrorKind, Status};
@@ -62,42 +62,31 @@ fn an_image_file_is_a_disk_of_small_sectors_wherever_it_lies() {
 fn a_file_on_large_sectors_takes_small_requests() {
     let test = "a_file_on_large_sectors_takes_small_requests";
     let dir = on_disk();
-    let device = match Loop::new(&image(dir.path(), 32 << 20), 4096) {
-        Ok(device) => device,
+    let mount = match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
+        Ok(mount) => mount,
         Err(why) => return skip(test, &why),
     };
-    let node = device.device.to_string_lossy().into_owned();
-    let at = tempfile::tempdir().expect("directory");
-    let target = at.path().to_string_lossy().into_owned();
-    let made = common::places::command("mkfs.ext4", &["-q", &node])
-        .and_then(|_| common::places::command("mount", &[&node, &target]));
-    if let Err(why) = made {
-        return skip(test, &why);
-    }
-    {
-        let path = image(at.path(), 1 << 20);
-        let mut rig = Rig::new(open(&path, Cache::Auto));
-        assert_eq!(rig.engine.geometry().block_size, 512);
-        let data = bytes(1, 65536);
-        rig.ok(Op::write(0, data.clone()));
-        assert!(rig.ok(Op::read(3, 512)) == data[1536..2048]);
-        assert!(rig.ok(Op::Read { sector: 1, pieces: vec![(0, 512); 9] }) == data[512..512 * 10]);
-        // Buffers of less than a block each: not for the device.
-        assert!(rig.ok(Op::Read { sector: 8, pieces: vec![(512, 512); 16] }) == data[4096..12288]);
-        assert_eq!((rig.stats().bounced, rig.stats().device_errors), (3, 0));
-        rig.ok(Op::write(5, bytes(2, 512)));
-        rig.ok(Op::write(16, bytes(3, 4096)));
-        rig.ok(Op::WriteZeroes { ranges: vec![(33, 3)], unmap: false });
-        let mut expected = data;
-        expected[2560..3072].copy_from_slice(&bytes(2, 512));
-        expected[8192..12288].copy_from_slice(&bytes(3, 4096));
-        expected[33 * 512..36 * 512].fill(0);
-        assert!(rig.ok(Op::read(0, 65536)) == expected);
-        rig.ok(Op::Flush);
-        drop(rig);
-        assert!(std::fs::read(&path).expect("read")[..65536] == expected);
-    }
-    common::places::command("umount", &[&target]).expect("umount");
+    let path = image(mount.path(), 1 << 20);
+    let mut rig = Rig::new(open(&path, Cache::Auto));
+    assert_eq!(rig.engine.geometry().block_size, 512);
+    let data = bytes(1, 65536);
+    rig.ok(Op::write(0, data.clone()));
+    assert!(rig.ok(Op::read(3, 512)) == data[1536..2048]);
+    assert!(rig.ok(Op::Read { sector: 1, pieces: vec![(0, 512); 9] }) == data[512..512 * 10]);
+    // Buffers of less than a block each: not for the device.
+    assert!(rig.ok(Op::Read { sector: 8, pieces: vec![(512, 512); 16] }) == data[4096..12288]);
+    assert_eq!((rig.stats().bounced, rig.stats().device_errors), (3, 0));
+    rig.ok(Op::write(5, bytes(2, 512)));
+    rig.ok(Op::write(16, bytes(3, 4096)));
+    rig.ok(Op::WriteZeroes { ranges: vec![(33, 3)], unmap: false });
+    let mut expected = data;
+    expected[2560..3072].copy_from_slice(&bytes(2, 512));
+    expected[8192..12288].copy_from_slice(&bytes(3, 4096));
+    expected[33 * 512..36 * 512].fill(0);
+    assert!(rig.ok(Op::read(0, 65536)) == expected);
+    rig.ok(Op::Flush);
+    drop(rig);
+    assert!(std::fs::read(&path).expect("read")[..65536] == expected);
 }
 
 #[test]

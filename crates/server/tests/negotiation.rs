@@ -207,8 +207,7 @@ fn session_follows_session_on_one_socket() {
     for _ in 0..3 {
         let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
         let load = vlane_driver::Workload { limit: vlane_driver::Limit::Count(200), ..Default::default() };
-        let report =
-            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let report = vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
         assert_eq!((report.ios, report.errors.total()), (400, 0));
     }
     assert!(server.stop() < Duration::from_secs(2));

@@ -110,6 +110,31 @@ fn the_memory_table_can_be_replaced_under_load() {
     ring.wait(1);
 }
 
+/// vhost-user, "Ring states": without the protocol features there is no message to enable a ring.
+#[test]
+fn without_protocol_features_rings_are_enabled_from_the_start() {
+    let server = Server::new(null(None), 1, 1);
+    let wire = server.connect();
+    wire.tell(code::SET_OWNER, &[], &[]);
+    wire.ask_word(code::GET_FEATURES);
+    wire.tell(code::SET_FEATURES, &(VERSION_1 | FLUSH).to_le_bytes(), &[]);
+    let memory = Memory::new(0x10_0000, 0x20_0000);
+    let mut ring = Ring::new(&memory, 0);
+    let mut table = words(&[1]);
+    table.extend(words(&[memory.guest, memory.size, memory.user, 0]));
+    wire.tell(code::SET_MEM_TABLE, &table, &[memory.file.as_fd()]);
+    wire.tell(code::SET_VRING_NUM, &halves(&[0, SIZE.into()]), &[]);
+    let user = memory.user;
+    let mut addresses = halves(&[0, 0]);
+    addresses.extend(words(&[user, user + USED, user + AVAIL, 0]));
+    wire.tell(code::SET_VRING_ADDR, &addresses, &[]);
+    wire.tell(code::SET_VRING_KICK, &words(&[0]), &[ring.kick.as_fd()]);
+    wire.tell(code::SET_VRING_CALL, &words(&[0]), &[ring.call.as_fd()]);
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    assert_eq!(wire.get_base(0), Some(1));
+}
+
 #[test]
 fn disabling_a_ring_holds_it_and_enabling_lets_it_go_on() {
     let server = Server::new(null(None), 1, 1);
@@ -287,8 +312,7 @@ fn every_kind_of_ring_carries_a_load_on_several_lanes() {
             SessionOptions { queues: 3, depth: 16, packed, event_idx, indirect, ..Default::default() };
         let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
         let load = Workload { limit: Limit::Count(3000), ..Workload::default() };
-        let report =
-            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let report = vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
         assert_eq!((report.ios, report.errors.total()), (9000, 0));
     }
     assert!(server.volume.counters().reads >= 9000);

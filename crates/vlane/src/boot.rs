@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_boot::demo::{self, Demo, Scratch};
 use vlane_boot::{
@@ -101,9 +101,24 @@ pub enum Outcome {
     NoGuest,
 }
 
-/// Runs the command. Where the demonstration finds no guest to boot it only says so; see [`execute`].
+/// Runs the command. Where the demonstration finds no guest to boot, the built-in driver takes its place.
 pub fn run(args: BootArgs) -> Result<()> {
-    execute(args, |_| Ok(())).map(drop)
+    execute(args, drive).map(drop)
+}
+
+/// The guest's part, played by the driver: writes, flushes, and checks what comes back.
+fn drive(socket: &Path) -> Result<()> {
+    println!("driver  takes the guest's place: random writes and reads, every block's content checked");
+    let socket = socket.display().to_string();
+    let words = ["bench", &socket, "--verify", "--rw", "randrw", "--flush-every", "32", "--time", "3s"];
+    crate::bench::run(&DriverOnly::try_parse_from(words)?.bench)
+}
+
+/// The arguments of `vlane bench`, outside the program's own command line.
+#[derive(Debug, clap::Parser)]
+struct DriverOnly {
+    #[command(flatten)]
+    bench: crate::bench::BenchArgs,
 }
 
 /// Runs the command. `without_guest` is called when the demonstration cannot have a guest: it gets the socket of a
@@ -287,7 +302,7 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
         "  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud Hypervisor of your own"
     );
     println!("  vlane boot DISK.raw --dry-run              the command lines, to copy from");
-    println!("The README goes on from here, under \"Serve a volume\".");
+    println!("The README goes on from here, under \"Use it\".");
 }
 
 /// Prints the command lines and runs nothing.

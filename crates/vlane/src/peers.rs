@@ -274,11 +274,13 @@ impl<'a> Bench<'a> {
             for index in order {
                 let (name, contender) = row.contenders[index];
                 let label = format!("{}: {name}, {} of {rounds}", row.id, round + 1);
-                let figures = self.measure(row, contender, &label).with_context(|| label.clone());
-                all[index].push(figures?);
+                let figures = self.measure(row, contender, &label);
                 if self.interrupted.load(Ordering::Relaxed) {
+                    clear_line();
+                    // The back end was told as well (Ctrl-C goes to all), so a failure says nothing.
                     bail!("interrupted");
                 }
+                all[index].push(figures.context(label)?);
             }
         }
         clear_line();

@@ -157,7 +157,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let result = listener.serve(&volume).context("cannot accept connections any more");
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
-    volume.sync().with_context(|| format!("{}: cannot write everything to the device", args.socket.display()))?;
+    volume.sync().with_context(|| {
+        let image = args.image.as_deref().unwrap_or(Path::new("null"));
+        format!("{}: cannot write everything to the device; what was not flushed may be lost", image.display())
+    })?;
     listener.close();
     result
 }

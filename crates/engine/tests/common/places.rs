@@ -102,9 +102,9 @@ impl Mount {
         Ok(Mount { dir, device: None })
     }
 
-    /// ext4 on a loop device on `backing`.
-    pub fn ext4(backing: &Path) -> Result<Mount, String> {
-        let device = Loop::new(backing, 512)?;
+    /// ext4 on a loop device with sectors of `sector` bytes on `backing`.
+    pub fn ext4(backing: &Path, sector: u32) -> Result<Mount, String> {
+        let device = Loop::new(backing, sector)?;
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let (node, at) =
             (device.device.to_string_lossy().into_owned(), dir.path().to_string_lossy().into_owned());
