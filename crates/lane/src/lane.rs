@@ -16,8 +16,9 @@ use crate::pool::{LaneError, Stopped};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
-/// With a storage that answers inline but not at once, answers are shown to the guest after so many.
-const SYNCHRONOUS_BATCH: usize = 8;
+/// Answers that the storage gives at once are shown to the guest after so many, not at the end of the batch: the guest
+/// works on the first ones while the lane goes on with the others, and need not fall asleep between two batches.
+const SHOW_AFTER: usize = 4;
 
 /// What makes a lane.
 #[derive(Debug)]
@@ -113,7 +114,6 @@ pub(crate) struct Lane {
     serial: [u8; 20],
     sectors: u64,
     read_only: bool,
-    is_synchronous: bool,
     events: EventSender,
     shared_counters: Arc<Counters>,
     counters: Snapshot,
@@ -141,7 +141,6 @@ impl Lane {
             index,
             token,
             queue,
-            is_synchronous: channel.is_synchronous(),
             channel,
             kick,
             call: call.map(Call::new),
@@ -181,7 +180,7 @@ impl Lane {
             if let Some(status) = self.begin(uring, slot) {
                 self.queue.complete(slot, status);
                 self.unpublished += 1;
-                if self.is_synchronous && self.unpublished >= SYNCHRONOUS_BATCH {
+                if self.unpublished >= SHOW_AFTER {
                     self.publish();
                 }
             }

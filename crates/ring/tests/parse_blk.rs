@@ -12,7 +12,7 @@ use vlane_ring::{Broken, IoPriority, Kind, MAX_BUFFERS, PriorityClass, Queue, Ra
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0400, 0x1_0404];
 /// Rings and tables, and apart from them the buffers.
-const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x1_0000), (0x10_0000, 0x2_0000)];
+const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x6000), (0x10_0000, 0x2_0000)];
 const TABLE: u64 = 0x1_1000;
 const BUFFERS: u64 = 0x10_0000;
 
@@ -284,7 +284,7 @@ fn a_chain_that_is_no_request_breaks_the_queue() {
     for (addr, len, hole) in [
         (0, 512, 0),
         (BUFFERS + 0x1_ff00, 0x200, BUFFERS + 0x2_0000),
-        (0x1_fffe, 4, 0x2_0000),
+        (0x1_5ffe, 4, 0x1_6000),
         (u64::MAX, 1, u64::MAX),
         (u64::MAX - 3, u32::MAX, u64::MAX - 3),
     ] {

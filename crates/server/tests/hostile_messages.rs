@@ -96,7 +96,8 @@ fn half_a_message_and_then_a_hang_up_ends_the_session() {
 
 #[test]
 fn a_server_can_be_stopped_while_its_front_end_is_silent_in_the_middle_of_a_message() {
-    for len in [1, 11, 12, 30] {
+    // A body that has begun must come whole: the message layer ends the session otherwise.
+    for len in [1, 11, 12] {
         let server = Server::new(null(None), 1, 1);
         let (wire, memory) = server.guest(USUAL);
         let mut ring = Ring::new(&memory, 0);

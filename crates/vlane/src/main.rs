@@ -4,6 +4,7 @@
 
 mod bench;
 mod boot;
+mod peers;
 mod serve;
 
 use std::process::ExitCode;
@@ -27,6 +28,8 @@ enum Command {
     Boot(boot::BootArgs),
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
+    /// Compare vlane with qemu-storage-daemon on this machine, interleaved
+    Peers(peers::PeersArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Peers(args) => peers::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

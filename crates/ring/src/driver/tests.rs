@@ -203,7 +203,7 @@ fn sizes(format: Format) -> Vec<u16> {
 /// not come.
 #[test]
 fn everything_added_arrives_and_returns_once() {
-    let rounds = if cfg!(miri) { 40 } else { 4000 };
+    let rounds = if cfg!(miri) { 10 } else { 4000 };
     for format in [Format::Split, Format::Packed] {
         for event_idx in [false, true] {
             for size in sizes(format) {

@@ -16,7 +16,7 @@ use proptest::test_runner::{Config, RngSeed};
 pub fn cases(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = if cfg!(miri) { (cases / 200).clamp(2, 5) } else { cases };
+        config.cases = if cfg!(miri) { (cases / 400).clamp(2, 3) } else { cases };
     }
     if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
         config.rng_seed = RngSeed::Fixed(0x6c61_6e65);
