@@ -82,10 +82,15 @@ impl PackedQueue {
         let (low, high) = ((base & 0xffff) as u16, (base >> 16) as u16);
         let avail = Position::decode(low, size);
         let used = if high == 0 && base != 0 { avail } else { Position::decode(high, size) };
-        let mut queue = PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 };
+        let mut queue =
+            PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 };
         // User-Mode Linux gives 0 for a fresh ring, whose wrap counters are 1. A ring that really stands at position 0
-        // with its counters at 0 went round once, and its first descriptor has the used bit; in a fresh one it is clear.
-        if base == 0 && (u64::from_le(queue.second_at(0).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED == 0 {
+        // with its counters at 0 went round: as no chain is longer than the ring, somewhere in that lap one began,
+        // and there its used descriptor, or the driver's next, has the used bit. (Not at position 0, which may be the
+        // middle of a chain.) In a fresh ring no descriptor has it.
+        let used_bit =
+            |at| (u64::from_le(queue.second_at(at).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED;
+        if base == 0 && (0..size).all(|at| used_bit(at) == 0) {
             queue.avail.wrap = true;
             queue.used.wrap = true;
         }

@@ -236,6 +236,37 @@ proptest! {
     }
 }
 
+/// Position 0 with both counters at 0 is the base of a fresh ring for some front ends, and of one that went round: also
+/// of one whose first descriptor is the middle of a chain, and looks untouched.
+#[test]
+fn a_ring_that_went_round_is_not_taken_for_a_fresh_one() {
+    let ram = Ram::new(&REGIONS);
+    let mut world = World::new(&ram, 3, false);
+    // Laps of 2 + 1, 2 + the half of 2, the other half + 2.
+    for indirect in [false, true, false, false, false] {
+        world.step(&Op::Add { sectors: 0, indirect });
+        world.step(&Op::Pop);
+        world.complete(0);
+        world.step(&Op::Publish);
+        world.step(&Op::Reap);
+    }
+    assert_eq!(world.queue.base(), 0);
+    world.step(&Op::Restart);
+    world.step(&Op::Pop);
+    world.step(&Op::Add { sectors: 0, indirect: false });
+    world.drain();
+    // A fresh one, with and without a request in it.
+    for requests in 0..2 {
+        let ram = Ram::new(&REGIONS);
+        let mut world = World::new(&ram, 3, false);
+        (0..requests).for_each(|_| world.step(&Op::Add { sectors: 0, indirect: false }));
+        world.queue = Queue::new(world.driver.config(0), ram.memory.clone()).expect("queue");
+        assert_eq!(world.queue.base(), 0x8000_8000);
+        world.step(&Op::Add { sectors: 0, indirect: true });
+        world.drain();
+    }
+}
+
 #[test]
 fn the_largest_ring_wraps() {
     let ram = Ram::new(&[(0x1_0000, 0x9_0000), (0x10_0000, 0x2000)]);

@@ -51,7 +51,10 @@ fn kill_after(backend: Backend, time: Duration) -> std::thread::JoinHandle<()> {
 }
 
 /// Kills the server `times` times under load. Two lanes, flushes among the writes, split and packed rings in turn.
-fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64) {
+///
+/// An image in memory is written by copying into a mapping, and a kill can end a thread in the middle of a copy, even
+/// in the middle of a sector: `may_tear` sectors, one for each thread, of writes that were never acknowledged.
+fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64, may_tear: u64) {
     let mut state_of_chance = seed();
     let mut known: Option<VerifyState> = None;
     let (mut writes, mut flushes) = (0, 0);
@@ -77,7 +80,14 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64)
         let server = place.serve(serve);
         let front_end = place.connect(&options);
         let report = verify_check(front_end, state, going_on()).unwrap();
-        assert!(report.is_clean(), "round {round}: what was flushed is not there: {report:?}");
+        let torn =
+            report.first.iter().all(|found| found.oldest < found.newest && found.found.contains("damaged"));
+        if report.mismatches > 0 && report.mismatches <= may_tear && torn {
+            println!("round {round}: torn by the kill: {:?}", report.first);
+            known = None;
+        } else {
+            assert!(report.is_clean(), "round {round}: what was flushed is not there: {report:?}");
+        }
         // More than a disk promises: the kernel had it, flushed or not.
         assert_eq!(report.unflushed_lost, 0, "round {round}: acknowledged and never written: {report:?}");
         if round % 3 == 0 {
@@ -91,7 +101,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64)
 
 #[test]
 fn direct_io_survives_kills_under_load() {
-    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &SessionOptions::default(), 8);
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &SessionOptions::default(), 8, 0);
 }
 
 #[test]
@@ -101,13 +111,16 @@ fn buffered_io_survives_kills_under_load() {
         &["--queues", "2", "--cache", "writeback"],
         &SessionOptions::default(),
         8,
+        0,
     );
 }
 
 #[test]
 fn an_image_in_memory_survives_kills_under_load() {
     match Place::in_memory(16 * MIB) {
-        Some(place) => survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5),
+        Some(place) => {
+            survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5, 1)
+        }
         None => skipped("there is no /dev/shm"),
     }
 }
@@ -115,7 +128,7 @@ fn an_image_in_memory_survives_kills_under_load() {
 #[test]
 fn a_guest_without_a_write_cache_loses_nothing_in_kills_under_load() {
     let session = SessionOptions { write_cache: Some(false), ..SessionOptions::default() };
-    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3);
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3, 0);
 }
 
 /// Pages of a file that the kernel has not written to the device yet; nothing when the kernel cannot tell (before 6.5).

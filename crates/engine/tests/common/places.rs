@@ -26,9 +26,12 @@ pub fn command(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A directory on the disk.
+/// A directory on the disk: where the build goes, unless that is in memory.
 pub fn on_disk() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on the disk")
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let is_disk = |dir: &&str| rustix::fs::statfs(*dir).is_ok_and(|fs| fs.f_type != TMPFS_MAGIC);
+    let dir = [env!("CARGO_TARGET_TMPDIR"), "/var/tmp", "."].into_iter().find(is_disk);
+    tempfile::tempdir_in(dir.expect("a disk")).expect("a directory on the disk")
 }
 
 /// A directory in memory, if there is one.
