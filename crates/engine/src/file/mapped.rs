@@ -1,10 +1,13 @@
-//! An image in memory (tmpfs), served from a mapping: a request is a copy, without a system call.
+//! An image in memory (tmpfs): reads are copies from a mapping, without a system call.
 //!
-//! A page of the mapping is only touched when it is known to exist: touching a hole would allocate it on a read, and
-//! be a SIGBUS on a write when memory is full. Requests that touch a page not known yet go through `preadv` and
-//! `pwritev`, which do the right thing, and the page is known from then on. Should the page vanish all the same
-//! (somebody truncates the file; a guest discards what it writes to, with memory full), the guard trips, and every
-//! request goes through system calls for good, errors included.
+//! A page of the mapping is only touched when it is known to exist: touching a hole would allocate it. Reads of a
+//! page not known yet go through `preadv`, which does the right thing, and the page is known from then on. Should the
+//! page vanish all the same (somebody truncates the file), the guard trips, and every read goes through system calls
+//! for good, errors included.
+//!
+//! Writes are system calls, `pwrite`: the kernel's copy into a page is not interrupted by a signal. A copy of our own
+//! would be a third faster, and SIGKILL could stop it in the middle of a sector, with the sector's old content, which
+//! the guest may have flushed long ago, half gone. No disk does that.
 
 use std::fs::File;
 use std::io;
@@ -30,21 +33,16 @@ impl MappedChannel {
     }
 
     #[inline]
-    fn transfer(&mut self, request: &Request, write: bool) -> Status {
+    fn read(&mut self, request: &Request) -> Status {
         let Some((offset, _)) = span(request.sector(), request.len()) else { return Status::IoErr };
         if let Some(map) = &self.shared.map
             && let Some(mut at) = map.address(offset, request.len())
         {
             for buffer in request.buffers() {
-                let guest = buffer.iov_base.cast::<u8>();
                 // SAFETY: the guest's buffer stays mapped while the request is in flight; the buffers' lengths add up
-                // to the request's, which the address is good for. Image and guest memory are different mappings. The
-                // guest may change its buffer while it is copied, as it may on any device.
+                // to the request's, which the address is good for. Image and guest memory are different mappings.
                 unsafe {
-                    match write {
-                        true => std::ptr::copy_nonoverlapping(guest, at, buffer.iov_len),
-                        false => std::ptr::copy_nonoverlapping(at, guest, buffer.iov_len),
-                    }
+                    std::ptr::copy_nonoverlapping(at, buffer.iov_base.cast::<u8>(), buffer.iov_len);
                     at = at.add(buffer.iov_len);
                 }
             }
@@ -52,19 +50,35 @@ impl MappedChannel {
                 return Status::Ok;
             }
         }
-        self.transfer_by_call(request, offset, write)
+        self.read_by_call(request, offset)
     }
 
     #[cold]
-    fn transfer_by_call(&mut self, request: &Request, offset: u64, write: bool) -> Status {
+    fn read_by_call(&mut self, request: &Request, offset: u64) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, write) } {
+        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, false) } {
             return self.fail(request, &error);
         }
-        match &self.shared.map {
-            Some(map) if !map.is_lost() && write => map.set_present(offset, request.len()),
-            Some(map) if !map.is_lost() => map.learn_after_read(&self.shared.file, offset, request.len()),
-            _ => {}
+        if let Some(map) = &self.shared.map
+            && !map.is_lost()
+        {
+            map.learn_after_read(&self.shared.file, offset, request.len());
+        }
+        Status::Ok
+    }
+
+    #[inline]
+    fn write(&mut self, request: &Request) -> Status {
+        let Some((offset, _)) = span(request.sector(), request.len()) else { return Status::IoErr };
+        // SAFETY: the guest's buffers stay mapped while the request is in flight.
+        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, true) } {
+            return self.fail(request, &error);
+        }
+        if let Some(map) = &self.shared.map
+            && map.address(offset, request.len()).is_none()
+            && !map.is_lost()
+        {
+            map.set_present(offset, request.len());
         }
         Status::Ok
     }
@@ -120,8 +134,8 @@ impl Channel for MappedChannel {
     fn submit(&mut self, _uring: &mut Uring, _slot: Slot, request: &Request) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
-            Kind::In => self.transfer(request, false),
-            Kind::Out => self.transfer(request, true),
+            Kind::In => self.read(request),
+            Kind::Out => self.write(request),
             // Memory is as durable as it gets.
             Kind::Flush => Status::Ok,
             Kind::Discard => self.zero(request, true),
@@ -160,9 +174,10 @@ unsafe fn transfer_all(file: &File, buffers: &[libc::iovec], offset: u64, write:
         let position = i64::try_from(offset + done).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: `left` has at least `count` buffers, mapped as the caller promises.
         let n = unsafe {
-            match write {
-                true => libc::pwritev(file.as_raw_fd(), left.as_ptr(), count, position),
-                false => libc::preadv(file.as_raw_fd(), left.as_ptr(), count, position),
+            match (left, write) {
+                ([one], true) => libc::pwrite(file.as_raw_fd(), one.iov_base, one.iov_len, position),
+                (_, true) => libc::pwritev(file.as_raw_fd(), left.as_ptr(), count, position),
+                (_, false) => libc::preadv(file.as_raw_fd(), left.as_ptr(), count, position),
             }
         };
         match usize::try_from(n) {
