@@ -103,12 +103,6 @@ pub trait Channel: fmt::Debug {
         None
     }
 
-    /// Whether submitting takes long enough that the lane should show answers to the guest before the whole batch
-    /// is done.
-    fn is_synchronous(&self) -> bool {
-        false
-    }
-
     /// From now on, answer writes only when they are durable; or no longer.
     fn set_write_through(&mut self, on: bool);
 

@@ -13,15 +13,44 @@ use crate::pool::{LaneError, Stopped};
 
 /// What control asks of a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
-    Start { index: u16, config: Box<LaneConfig>, reply: Sender<Result<(), LaneError>> },
+    Start {
+        index: u16,
+        config: Box<LaneConfig>,
+        reply: Sender<Result<(), LaneError>>,
+    },
     /// Answered when nothing is in flight any more.
-    Stop { index: u16, reply: Sender<Option<Stopped>> },
-    SetCall { index: u16, call: Option<OwnedFd>, reply: Sender<()> },
+    Stop {
+        index: u16,
+        reply: Sender<Option<Stopped>>,
+    },
+    SetCall {
+        index: u16,
+        call: Option<OwnedFd>,
+        reply: Sender<()>,
+    },
     /// With `drain`, taken over when nothing is in flight any more. Answered then.
-    SetMemory { index: u16, memory: Arc<GuestMemory>, drain: bool, reply: Sender<Result<(), LaneError>> },
-    SetLog { index: u16, log: Option<Arc<DirtyLog>>, ring: Option<u64>, reply: Sender<()> },
-    SetWriteThrough { index: u16, on: bool, reply: Sender<()> },
-    SetSectors { index: u16, sectors: u64, reply: Sender<()> },
+    SetMemory {
+        index: u16,
+        memory: Arc<GuestMemory>,
+        drain: bool,
+        reply: Sender<Result<(), LaneError>>,
+    },
+    SetLog {
+        index: u16,
+        log: Option<Arc<DirtyLog>>,
+        ring: Option<u64>,
+        reply: Sender<()>,
+    },
+    SetWriteThrough {
+        index: u16,
+        on: bool,
+        reply: Sender<()>,
+    },
+    SetSectors {
+        index: u16,
+        sectors: u64,
+        reply: Sender<()>,
+    },
     Exit,
 }
 

@@ -16,9 +16,6 @@ use crate::pool::{LaneError, Stopped};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
-/// Answers that the storage gives at once are shown to the guest after so many, not at the end of the batch: the guest
-/// works on the first ones while the lane goes on with the others, and need not fall asleep between two batches.
-const SHOW_AFTER: usize = 4;
 
 /// What makes a lane.
 #[derive(Debug)]
@@ -161,8 +158,11 @@ impl Lane {
     }
 
     /// Takes what the guest has made available; says whether there was anything.
+    ///
+    /// With `show_early`, each answer that the storage gives at once is shown to the guest at once: it works on the
+    /// first ones while the lane goes on with the others, and need not fall asleep between two batches.
     #[inline]
-    pub(crate) fn serve(&mut self, uring: &mut Uring) -> bool {
+    pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         if self.broken || self.draining.is_some() {
             return false;
         }
@@ -180,7 +180,7 @@ impl Lane {
             if let Some(status) = self.begin(uring, slot) {
                 self.queue.complete(slot, status);
                 self.unpublished += 1;
-                if self.unpublished >= SHOW_AFTER {
+                if show_early {
                     self.publish();
                 }
             }
@@ -275,6 +275,10 @@ impl Lane {
             self.counters.signals += 1;
             self.write_call();
         }
+    }
+
+    /// Makes public what was counted; once a round.
+    pub(crate) fn store_counters(&mut self) {
         self.counters.take_channel(&self.channel.stats());
         self.shared_counters.store(&self.counters);
     }
@@ -379,7 +383,7 @@ impl Lane {
         match self.draining.take() {
             Some(Draining::Stop(reply)) => {
                 self.publish();
-                self.shared_counters.store(&self.counters);
+                self.store_counters();
                 let _ = reply.send(Some(Stopped { base: self.queue.base(), counters: self.counters }));
                 true
             }

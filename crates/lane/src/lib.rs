@@ -8,6 +8,7 @@
 //! [`Pool`] is the handle that the rest of vlane has: the threads of one volume.
 
 mod call;
+mod contention;
 mod counters;
 mod inbox;
 mod lane;

@@ -139,7 +139,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_call(&self, index: u16, call: Option<OwnedFd>, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+    pub fn set_call(
+        &self,
+        index: u16,
+        call: Option<OwnedFd>,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<(), LaneError> {
         self.ask(index, calls, |reply| Message::SetCall { index, call, reply })
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use vlane_engine::{Event, Uring};
 
+use crate::contention::Contention;
 use crate::inbox::{Inbox, Message};
 use crate::lane::Lane;
 use crate::polling::Polling;
@@ -21,13 +22,22 @@ pub(crate) struct Thread {
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
     polling: Polling,
+    contention: Contention,
     next_token: u32,
     exit: bool,
 }
 
 impl Thread {
     pub(crate) fn new(uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
-        Thread { uring, inbox, lanes: Vec::new(), polling: Polling::new(poll_max), next_token: 1, exit: false }
+        Thread {
+            uring,
+            inbox,
+            lanes: Vec::new(),
+            polling: Polling::new(poll_max),
+            contention: Contention::new(),
+            next_token: 1,
+            exit: false,
+        }
     }
 
     /// Runs until it is told to exit, and nothing is in flight.
@@ -38,11 +48,13 @@ impl Thread {
                 self.read_mail();
             }
             if self.work() {
+                self.contention.worked();
                 continue;
             }
-            let Thread { lanes, uring, inbox, polling, .. } = self;
-            let find = || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
-            if polling.poll(find) {
+            let Thread { lanes, uring, inbox, polling, contention, .. } = self;
+            let find =
+                || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
+            if !contention.is_shared() && polling.poll(find) {
                 continue;
             }
             if self.lanes.iter_mut().flatten().fold(false, |any, lane| lane.before_sleep() | any) {
@@ -58,10 +70,11 @@ impl Thread {
     /// One round: everything that is there to do now. Returns whether there was anything.
     #[inline]
     fn work(&mut self) -> bool {
-        let Thread { lanes, uring, .. } = self;
+        let Thread { lanes, uring, contention, .. } = self;
+        let show_early = !contention.is_shared();
         let mut worked = false;
         for lane in lanes.iter_mut().flatten() {
-            worked |= lane.serve(uring);
+            worked |= lane.serve(uring, show_early);
             if let Some(deadline) = lane.deadline() {
                 let now = Instant::now();
                 worked |= deadline <= now && lane.poll_channel(now);
@@ -79,6 +92,9 @@ impl Thread {
         for place in lanes {
             let Some(lane) = place else { continue };
             lane.publish();
+            if worked {
+                lane.store_counters();
+            }
             if lane.settle() {
                 if lane.kick.is_some() {
                     uring.unwatch(lane.token);
@@ -107,7 +123,10 @@ impl Thread {
             Event::Unwatchable { token, errno } => {
                 // As good as none (vhost-user allows that, too): the lane is looked at all the time it runs.
                 if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
-                    tracing::warn!("queue {}: cannot wait for its kicks (error {errno}); polling it", lane.index);
+                    tracing::warn!(
+                        "queue {}: cannot wait for its kicks (error {errno}); polling it",
+                        lane.index
+                    );
                     lane.kick = None;
                 }
             }
@@ -159,7 +178,9 @@ impl Thread {
                         let _ = reply.send(Ok(()));
                     }
                 },
-                Message::SetCall { index, call, reply } => self.with(index, &reply, |lane| lane.set_call(call)),
+                Message::SetCall { index, call, reply } => {
+                    self.with(index, &reply, |lane| lane.set_call(call))
+                }
                 Message::SetLog { index, log, ring, reply } => {
                     self.with(index, &reply, |lane| lane.set_log(log, ring));
                 }

@@ -40,7 +40,9 @@ pub enum TopologyError {
     #[error("{0} queues: a volume has between 1 and {MAX_QUEUES}; change --queues")]
     Queues(u32),
     /// No thread, or more than there is work for.
-    #[error("{threads} threads for {queues} queues: give at least one thread and at most one per queue; change --threads")]
+    #[error(
+        "{threads} threads for {queues} queues: give at least one thread and at most one per queue; change --threads"
+    )]
     Threads {
         /// As given.
         threads: u32,
@@ -57,7 +59,9 @@ pub enum TopologyError {
     #[error("CPU {0} is in --cpus twice: two threads would wait for each other; name each CPU once")]
     Duplicate(usize),
     /// Fewer CPUs than threads, or more.
-    #[error("--cpus names {cpus} CPUs for {threads} threads; name one CPU for each thread, or change --threads")]
+    #[error(
+        "--cpus names {cpus} CPUs for {threads} threads; name one CPU for each thread, or change --threads"
+    )]
     Mismatch {
         /// CPUs named.
         cpus: usize,
@@ -73,7 +77,9 @@ pub enum TopologyError {
         online: String,
     },
     /// The process may not use it.
-    #[error("CPU {cpu} is outside this process's affinity ({allowed}); widen that (taskset, cpuset), or choose another")]
+    #[error(
+        "CPU {cpu} is outside this process's affinity ({allowed}); widen that (taskset, cpuset), or choose another"
+    )]
     NotAllowed {
         /// As given.
         cpu: usize,
@@ -88,7 +94,11 @@ impl Topology {
     ///
     /// # Errors
     /// [`TopologyError`].
-    pub fn new(queues: Option<u32>, threads: Option<u32>, cpus: &CpuChoice) -> Result<Topology, TopologyError> {
+    pub fn new(
+        queues: Option<u32>,
+        threads: Option<u32>,
+        cpus: &CpuChoice,
+    ) -> Result<Topology, TopologyError> {
         Topology::on(queues, threads, cpus, &online_cpus(), &allowed_cpus())
     }
 
@@ -123,7 +133,12 @@ impl Topology {
     }
 }
 
-fn check_list(list: &[usize], threads: u16, online: &[usize], allowed: &[usize]) -> Result<(), TopologyError> {
+fn check_list(
+    list: &[usize],
+    threads: u16,
+    online: &[usize],
+    allowed: &[usize],
+) -> Result<(), TopologyError> {
     for (i, cpu) in list.iter().enumerate() {
         if list[..i].contains(cpu) {
             return Err(TopologyError::Duplicate(*cpu));
@@ -194,7 +209,11 @@ fn allowed_cpus() -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn on_four(queues: Option<u32>, threads: Option<u32>, cpus: &CpuChoice) -> Result<Topology, TopologyError> {
+    fn on_four(
+        queues: Option<u32>,
+        threads: Option<u32>,
+        cpus: &CpuChoice,
+    ) -> Result<Topology, TopologyError> {
         Topology::on(queues, threads, cpus, &[0, 1, 2, 3], &[0, 1, 2])
     }
 

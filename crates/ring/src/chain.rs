@@ -131,7 +131,8 @@ impl<'a> Collector<'a> {
     pub(crate) fn indirect(&mut self, addr: u64, len: u32) -> Result<Table, Broken> {
         let entries = len as usize / DESCRIPTOR;
         // Entries are named by 16 bits; a longer table could not be used.
-        let legal = (1..=usize::from(u16::MAX)).contains(&entries) && (len as usize).is_multiple_of(DESCRIPTOR);
+        let legal =
+            (1..=usize::from(u16::MAX)).contains(&entries) && (len as usize).is_multiple_of(DESCRIPTOR);
         if !legal {
             return Err(Broken::BadIndirectTable { addr, len });
         }
@@ -158,11 +159,9 @@ impl Table {
             Some(host) => unsafe { host.add(index * DESCRIPTOR) },
             None => {
                 let addr = self.addr.checked_add((index * DESCRIPTOR) as u64);
-                addr.and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0)).ok_or(Broken::BadAddress {
-                    addr: self.addr,
-                    len: self.len,
-                    hole: addr.unwrap_or(u64::MAX),
-                })?
+                addr.and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0)).ok_or(
+                    Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) },
+                )?
             }
         };
         // SAFETY: mapped, as checked above.

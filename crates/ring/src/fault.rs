@@ -79,7 +79,11 @@ fn install() -> io::Result<()> {
             libc::sigemptyset(&mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
         };
-        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)) }
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
+        }
     });
     result.map_err(io::Error::from_raw_os_error)
 }

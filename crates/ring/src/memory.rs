@@ -34,7 +34,9 @@ pub struct RegionSpec {
 #[non_exhaustive]
 pub enum MemoryError {
     /// Empty, or an end beyond 64 bits.
-    #[error("memory region at {guest:#x} has size {size:#x} and file offset {offset:#x}: empty, or its end overflows")]
+    #[error(
+        "memory region at {guest:#x} has size {size:#x} and file offset {offset:#x}: empty, or its end overflows"
+    )]
     BadSize {
         /// Guest physical address.
         guest: u64,
@@ -178,7 +180,8 @@ impl Region {
         let map_error = |source: io::Error| MemoryError::Map { guest, size, source };
         let meta = rustix::fs::fstat(file.as_fd()).map_err(|e| map_error(e.into()))?;
         let file_len = u64::try_from(meta.st_size).unwrap_or(0);
-        let is_regular = rustix::fs::FileType::from_raw_mode(meta.st_mode) == rustix::fs::FileType::RegularFile;
+        let is_regular =
+            rustix::fs::FileType::from_raw_mode(meta.st_mode) == rustix::fs::FileType::RegularFile;
         if is_regular && file_len < needed {
             return Err(MemoryError::FileTooShort { guest, needed, len: file_len });
         }
@@ -263,7 +266,8 @@ impl GuestMemory {
     /// [`MemoryError::Overlap`].
     pub fn with(&self, region: Region) -> Result<GuestMemory, MemoryError> {
         let spec = region.spec;
-        if let Some(other) = self.regions.iter().find(|r| spec.guest < r.end() && r.spec.guest < region.end()) {
+        if let Some(other) = self.regions.iter().find(|r| spec.guest < r.end() && r.spec.guest < region.end())
+        {
             let RegionSpec { guest, size, .. } = spec;
             return Err(MemoryError::Overlap { guest, size, other: other.spec.guest });
         }

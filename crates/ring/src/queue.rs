@@ -204,7 +204,8 @@ impl Queue {
     /// [`QueueError`]: an illegal size, a part outside guest memory, a misaligned part.
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
         let QueueConfig { layout, size, .. } = config;
-        let legal = (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == Layout::Packed || size.is_power_of_two());
+        let legal =
+            (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == Layout::Packed || size.is_power_of_two());
         if !legal {
             return Err(QueueError::Size { size, layout });
         }

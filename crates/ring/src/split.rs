@@ -45,8 +45,15 @@ pub(crate) fn part_sizes(size: u16) -> (u64, u64, u64) {
 impl SplitQueue {
     /// `parts` must be mapped for the sizes of [`part_sizes`] and aligned to 16, 2 and 4 bytes.
     pub(crate) fn new(size: u16, event_idx: bool, parts: Parts, base: u16) -> SplitQueue {
-        let mut queue =
-            SplitQueue { size, event_idx, parts, next_avail: base, avail_idx: base, next_used: 0, published: 0 };
+        let mut queue = SplitQueue {
+            size,
+            event_idx,
+            parts,
+            next_avail: base,
+            avail_idx: base,
+            next_used: 0,
+            published: 0,
+        };
         // What was used before this back end came is in the ring; the driver may have restarted the queue at a base
         // that is not the used index only if nothing is in flight, and then they are equal.
         queue.next_used = u16::from_le(queue.used_idx().load(Ordering::Acquire));
@@ -102,7 +109,8 @@ impl SplitQueue {
         request: &mut Request,
     ) -> Result<(), Broken> {
         let entry = usize::from(self.next_avail & self.mask());
-        let head = u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
+        let head =
+            u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
         self.next_avail = self.next_avail.wrapping_add(1);
         request.id = head;
         let mut chain = Collector::new(memory, hint, &mut request.buffers);
@@ -112,7 +120,8 @@ impl SplitQueue {
                 return Err(Broken::DescriptorIndex { index, size: self.size });
             }
             // SAFETY: the index is below the size, the table is mapped for that many, aligned to 16.
-            let descriptor = unsafe { Descriptor::read(self.parts.desc.add(usize::from(index) * DESCRIPTOR)) };
+            let descriptor =
+                unsafe { Descriptor::read(self.parts.desc.add(usize::from(index) * DESCRIPTOR)) };
             let (flags, next) = (descriptor.low, descriptor.high);
             if flags & INDIRECT != 0 {
                 if flags & NEXT != 0 {

@@ -129,7 +129,8 @@ impl Listener {
     /// What the system says when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
         loop {
-            let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.stopper.stop, PollFlags::IN)];
+            let mut fds =
+                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.stopper.stop, PollFlags::IN)];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
@@ -227,7 +228,9 @@ fn bind_error(path: &Path, source: io::Error) -> ListenError {
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::NotFound => ListenError::NoDirectory { path },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ListenError::Permission { path },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ListenError::Permission { path }
+        }
         io::ErrorKind::AddrInUse => ListenError::InUse { path },
         _ => ListenError::Io { path, source },
     }

@@ -14,13 +14,11 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
-    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserSharedMsg, VhostUserShMemConfig,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{
-    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
-};
+use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, Snapshot, event_channel};
 use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec};
 
@@ -229,7 +227,11 @@ mod config_change {
         let mut message = [0u8; 12];
         message[0..4].copy_from_slice(&CONFIG_CHANGE_MSG.to_le_bytes());
         message[4..8].copy_from_slice(&VERSION.to_le_bytes());
-        rustix::net::send(channel, &message, rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT)?;
+        rustix::net::send(
+            channel,
+            &message,
+            rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT,
+        )?;
         Ok(())
     }
 }
@@ -266,7 +268,9 @@ fn signal_fd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
     use std::os::fd::AsRawFd;
     let Some(fd) = fd else { return Ok(None) };
     // Without /proc it must be believed.
-    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) else { return Ok(Some(fd)) };
+    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) else {
+        return Ok(Some(fd));
+    };
     let name = link.to_string_lossy();
     if name.starts_with("anon_inode:[eventfd") || (what == "call" && name.starts_with("socket:[")) {
         return Ok(Some(fd));
@@ -295,7 +299,9 @@ impl State {
         let (index, count) = (index.into(), self.vrings.len());
         let vring = usize::try_from(index).ok().and_then(|index| self.vrings.get_mut(index));
         let vring = vring.ok_or_else(|| {
-            refuse(format_args!("queue {index} does not exist; this volume offers {count}, change it with --queues"))
+            refuse(format_args!(
+                "queue {index} does not exist; this volume offers {count}, change it with --queues"
+            ))
         })?;
         Ok((u16::try_from(index).unwrap_or(0), vring))
     }
@@ -337,7 +343,8 @@ impl State {
         if memory.guest_of_user(config.desc).is_none() {
             return Ok(());
         }
-        let mut queue = Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        let mut queue =
+            Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
         if log.is_some() {
             queue.set_log(log, log_addr);
         }
@@ -352,7 +359,10 @@ impl State {
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
         };
-        self.volume.pool.start(index, config, &self.calls()).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        self.volume
+            .pool
+            .start(index, config, &self.calls())
+            .map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
         self.vrings[usize::from(index)].running = true;
         Ok(())
     }
@@ -394,7 +404,8 @@ impl State {
         // Every ring leaves the old memory, also when another one cannot go on in the new one.
         for index in self.running() {
             let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
-            let changed = changed.map_err(|error| refuse(format_args!("queue {index} in the new memory: {error}")));
+            let changed =
+                changed.map_err(|error| refuse(format_args!("queue {index} in the new memory: {error}")));
             result = result.and(changed);
         }
         (0..self.volume.queues()).fold(result, |result, index| result.and(self.try_start(index)))
@@ -465,7 +476,8 @@ impl VhostUserBackendReqHandlerMut for State {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mapped = regions.iter().zip(&files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
+        let mapped =
+            regions.iter().zip(&files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
         let memory = GuestMemory::new(mapped).map_err(refuse)?;
         self.use_memory(memory, true)?;
         Ok(None)
@@ -476,10 +488,11 @@ impl VhostUserBackendReqHandlerMut for State {
         if vring.running {
             return Err(refuse(format_args!("queue {index} cannot change its size while it runs")));
         }
-        vring.size = u16::try_from(num)
-            .ok()
-            .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
-            .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
+        vring.size =
+            u16::try_from(num)
+                .ok()
+                .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
+                .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
         Ok(())
     }
 
@@ -654,7 +667,8 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        let log = DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(|e| refuse_for_good(refuse(e)))?;
+        let log =
+            DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(|e| refuse_for_good(refuse(e)))?;
         self.log = Some(Arc::new(log));
         self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
     }
@@ -684,7 +698,11 @@ impl std::fmt::Display for Report {
             sum.add(queue);
         }
         if sum.failed > 0 || sum.refused > 0 {
-            write!(f, "; {} failed ({} for want of space), {} refused", sum.failed, sum.no_space, sum.refused)?;
+            write!(
+                f,
+                "; {} failed ({} for want of space), {} refused",
+                sum.failed, sum.no_space, sum.refused
+            )?;
         }
         Ok(())
     }

@@ -35,7 +35,9 @@ pub enum VolumeError {
         source: LaneError,
     },
     /// Too long, or not what the specification allows.
-    #[error("serial number {serial:?} is longer than 20 bytes or not plain ASCII; choose another with --serial")]
+    #[error(
+        "serial number {serial:?} is longer than 20 bytes or not plain ASCII; choose another with --serial"
+    )]
     Serial {
         /// As given.
         serial: String,

@@ -35,7 +35,13 @@ enum Command {
 fn main() -> ExitCode {
     // Standard output is for results; everything that is told goes to standard error. VLANE_LOG=debug tells more.
     let filter = EnvFilter::try_from_env("VLANE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).compact().init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .compact()
+        .init();
     let result = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),

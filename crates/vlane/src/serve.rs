@@ -114,11 +114,16 @@ enum Opened {
 pub fn run(args: &ServeArgs) -> Result<()> {
     serve(args).map_err(|error| {
         // Whatever it was for that there was no descriptor left.
-        let is_short = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| {
-            [Errno::MFILE, Errno::NFILE].iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
-        });
+        let is_short =
+            error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| {
+                [Errno::MFILE, Errno::NFILE]
+                    .iter()
+                    .any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
+            });
         match is_short && !format!("{error:#}").contains("ulimit -n") {
-            true => error.context("too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the service)"),
+            true => error.context(
+                "too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the service)",
+            ),
             false => error,
         }
     })
@@ -159,7 +164,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // to nobody who did not flush, but ending in order means to leave nothing behind.
     volume.sync().with_context(|| {
         let image = args.image.as_deref().unwrap_or(Path::new("null"));
-        format!("{}: cannot write everything to the device; what was not flushed may be lost", image.display())
+        format!(
+            "{}: cannot write everything to the device; what was not flushed may be lost",
+            image.display()
+        )
     })?;
     listener.close();
     result

@@ -496,10 +496,6 @@ impl Channel for FileChannel {
         self.completed_otherwise(uring, slot, request, result)
     }
 
-    fn is_synchronous(&self) -> bool {
-        !self.shared.is_direct()
-    }
-
     fn set_write_through(&mut self, on: bool) {
         let on = on || self.shared.cache == Cache::WriteThrough;
         // The guest is not going to flush what it wrote before.

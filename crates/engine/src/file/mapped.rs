@@ -148,10 +148,6 @@ impl Channel for MappedChannel {
         None
     }
 
-    fn is_synchronous(&self) -> bool {
-        true
-    }
-
     fn set_write_through(&mut self, _on: bool) {}
 
     fn stats(&self) -> ChannelStats {
