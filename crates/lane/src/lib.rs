@@ -7,6 +7,8 @@
 //!
 //! [`Pool`] is the handle that the rest of vlane has: the threads of one volume.
 
+#![forbid(unsafe_code)]
+
 mod call;
 mod contention;
 mod counters;
