@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::EventfdFlags;
 use vlane_ring::{DirtyLog, GuestMemory};
 
+use crate::error::{LaneError, Stopped};
 use crate::lane::LaneConfig;
-use crate::pool::{LaneError, Stopped};
 
 /// What control asks of a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {

@@ -12,7 +12,7 @@ use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
-use crate::pool::{LaneError, Stopped};
+use crate::error::{LaneError, Stopped};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
@@ -399,18 +399,5 @@ impl Lane {
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lane").field("index", &self.index).field("queue", &self.queue).finish_non_exhaustive()
-    }
-}
-
-/// An engine's refusal as a lane error.
-impl From<EngineError> for LaneError {
-    fn from(error: EngineError) -> LaneError {
-        LaneError::Engine(error)
-    }
-}
-
-impl From<io::Error> for LaneError {
-    fn from(error: io::Error) -> LaneError {
-        LaneError::System(error)
     }
 }

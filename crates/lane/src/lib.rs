@@ -12,6 +12,7 @@
 mod call;
 mod contention;
 mod counters;
+mod error;
 mod inbox;
 mod lane;
 mod polling;
@@ -20,6 +21,7 @@ mod thread;
 mod topology;
 
 pub use counters::{Counters, Snapshot};
+pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
-pub use pool::{LaneError, Pool, PoolConfig, Stopped};
+pub use pool::{Pool, PoolConfig};
 pub use topology::{CpuChoice, MAX_QUEUES, Topology, TopologyError, online_cpus, parse_cpu_list};

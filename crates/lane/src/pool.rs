@@ -1,6 +1,6 @@
 //! The lane threads of one volume, and what control can ask of them.
 
-use std::io::{self, IoSliceMut};
+use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
-use vlane_engine::{EngineError, Uring};
-use vlane_ring::{DirtyLog, GuestMemory, QueueError};
+use vlane_engine::Uring;
+use vlane_ring::{DirtyLog, GuestMemory};
 
-use crate::counters::Snapshot;
+use crate::error::{LaneError, Stopped};
 use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
 use crate::thread::Thread;
@@ -28,39 +28,6 @@ pub struct PoolConfig {
     pub topology: Topology,
     /// The longest time that a thread looks for work before it sleeps; zero: it sleeps at once.
     pub poll_max: Duration,
-}
-
-/// Why a lane could not do what was asked.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaneError {
-    /// The virtqueue is not as it should be.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The storage refused.
-    #[error(transparent)]
-    Engine(EngineError),
-    /// The system refused.
-    #[error("the system refused a lane thread something")]
-    System(#[source] io::Error),
-    /// There is a lane for this queue already.
-    #[error("queue {index} is running already")]
-    Running {
-        /// The queue's index.
-        index: u16,
-    },
-    /// The thread is not there any more.
-    #[error("the lane's thread has ended")]
-    Gone,
-}
-
-/// What is left of a lane.
-#[derive(Debug, Clone, Copy)]
-pub struct Stopped {
-    /// Where another back end must go on ([`vlane_ring::QueueConfig::base`]).
-    pub base: u32,
-    /// What it counted.
-    pub counters: Snapshot,
 }
 
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use vlane_engine::{Event, Uring};
 
 use crate::contention::Contention;
+use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
 use crate::lane::Lane;
 use crate::polling::Polling;
-use crate::pool::LaneError;
 
 /// The inbox's wake-up token; lanes have the others.
 const INBOX: u32 = 0;

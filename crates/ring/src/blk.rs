@@ -1,7 +1,7 @@
 //! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
 
 use crate::chain::{MAX_BUFFERS, read_words};
-use crate::queue::Broken;
+use crate::error::Broken;
 
 /// Bytes of a virtio-blk sector; every offset and length on the wire counts in these.
 pub const SECTOR: u64 = 512;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::blk::Request;
 use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::error::Broken;
 use crate::memory::GuestMemory;
-use crate::queue::Broken;
 use crate::split::need_event;
 
 const AVAIL: u16 = 1 << 7;

@@ -4,21 +4,13 @@ use std::sync::Arc;
 
 use crate::blk::{Kind, Request, Status};
 use crate::dirty::DirtyLog;
+use crate::error::{Broken, Layout, QueueError};
 use crate::memory::GuestMemory;
 use crate::packed::{self, PackedQueue};
 use crate::split::{self, SplitQueue};
 
 /// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
 pub const MAX_QUEUE_SIZE: u16 = 32768;
-
-/// How a virtqueue lies in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    /// Descriptor table, available ring, used ring (2.7). The size is a power of two.
-    Split,
-    /// One ring of descriptors and two event structures (2.8). Any size.
-    Packed,
-}
 
 /// What makes a virtqueue. The three addresses are in the front end's address space (as vhost-user gives them).
 #[derive(Debug, Clone)]
@@ -40,121 +32,6 @@ pub struct QueueConfig {
     /// Guest physical address at which writes to the used ring (split) or the device event structure (packed) are
     /// logged, if they are.
     pub log_addr: Option<u64>,
-}
-
-/// Why a virtqueue cannot be set up.
-#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum QueueError {
-    /// Zero, beyond 32768, or not a power of two in a split ring.
-    #[error("{size} is no legal size of a {layout:?} virtqueue")]
-    Size {
-        /// The size given.
-        size: u16,
-        /// The layout it was given for.
-        layout: Layout,
-    },
-    /// A part of the ring is not in guest memory.
-    #[error("the {part} at front end address {addr:#x} ({len:#x} bytes) is not in guest memory")]
-    NotMapped {
-        /// Which part.
-        part: &'static str,
-        /// Front end address.
-        addr: u64,
-        /// Bytes it needs.
-        len: u64,
-    },
-    /// A part of the ring is not aligned.
-    #[error("the {part} at front end address {addr:#x} is not aligned to {align} bytes")]
-    Misaligned {
-        /// Which part.
-        part: &'static str,
-        /// Front end address.
-        addr: u64,
-        /// Bytes.
-        align: u64,
-    },
-}
-
-/// The driver broke the rules of the virtqueue; it must be stopped. Says which rule.
-#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Broken {
-    /// More chains than entries.
-    #[error("the available index jumped from {next} to {index}, further than the queue size {size}")]
-    AvailIndex {
-        /// What the ring said.
-        index: u16,
-        /// What was expected next.
-        next: u16,
-        /// Entries.
-        size: u16,
-    },
-    /// A descriptor index beyond the table.
-    #[error("descriptor index {index} is outside its table of {size}")]
-    DescriptorIndex {
-        /// The index.
-        index: u16,
-        /// Entries of the table.
-        size: u16,
-    },
-    /// A chain that never ends.
-    #[error("a descriptor chain loops")]
-    Loop,
-    /// More buffers than any request needs.
-    #[error("a descriptor chain has more than {limit} buffers")]
-    ChainTooLong {
-        /// Buffers.
-        limit: usize,
-    },
-    /// An indirect table inside an indirect table.
-    #[error("an indirect table contains an indirect descriptor")]
-    NestedIndirect,
-    /// A descriptor that is indirect and has a next one.
-    #[error("a descriptor is both indirect and chained")]
-    IndirectWithNext,
-    /// An indirect table of no legal size or alignment.
-    #[error("the indirect table at {addr:#x} has the illegal size {len} or alignment")]
-    BadIndirectTable {
-        /// Guest physical address.
-        addr: u64,
-        /// Bytes.
-        len: u32,
-    },
-    /// A buffer outside guest memory.
-    #[error("the buffer at {addr:#x} ({len} bytes) is not in guest memory at {hole:#x}")]
-    BadAddress {
-        /// Guest physical address.
-        addr: u64,
-        /// Bytes.
-        len: u32,
-        /// First address that no region holds.
-        hole: u64,
-    },
-    /// The order of the specification (2.7.4.2) turned round.
-    #[error("a device-readable buffer follows a device-writable one")]
-    ReadableAfterWritable,
-    /// No device-writable byte: the request cannot even be refused.
-    #[error("a request has no device-writable byte for its status")]
-    NoStatus,
-    /// Fewer than 16 device-readable bytes.
-    #[error("a request has a header of {len} bytes instead of 16")]
-    ShortHeader {
-        /// Bytes found.
-        len: usize,
-    },
-    /// Chains were made available again before they were used.
-    #[error("more than {size} descriptors are in flight in a queue of that size")]
-    TooManyInFlight {
-        /// Entries.
-        size: u16,
-    },
-    /// Guest memory was changed so that the ring is no longer in it.
-    #[error("the ring is no longer in guest memory")]
-    RingUnmapped,
-    /// A file behind guest memory was truncated.
-    #[error("the file behind guest memory was truncated")]
-    MemoryLost,
 }
 
 /// Names a request that is in flight in its queue.

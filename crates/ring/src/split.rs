@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use crate::blk::Request;
 use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::error::Broken;
 use crate::memory::GuestMemory;
-use crate::queue::Broken;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;

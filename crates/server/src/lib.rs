@@ -2,10 +2,11 @@
 //!
 //! A [`Volume`] is what is served: an engine, lane threads, a name. A [`Listener`] waits on a unix socket for front
 //! ends and serves them one after another; each connection is a session, which ends alone, whatever its front end
-//! does. The protocol's messages are taken apart by the `vhost` crate; the meaning they have here is in [`session`].
+//! does. The protocol's messages are taken apart by the `vhost` crate; the meaning they have here is in [`Session`].
 
 #![forbid(unsafe_code)]
 
+mod config_change;
 mod config_space;
 mod features;
 mod listener;

@@ -1,0 +1,54 @@
+//! What control gets back from a lane.
+
+use std::io;
+
+use vlane_engine::EngineError;
+use vlane_ring::QueueError;
+
+use crate::counters::Snapshot;
+
+/// Why a lane could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// The virtqueue is not as it should be.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The storage refused.
+    #[error(transparent)]
+    Engine(EngineError),
+    /// The system refused.
+    #[error("the system refused a lane thread something")]
+    System(#[source] io::Error),
+    /// There is a lane for this queue already.
+    #[error("queue {index} is running already")]
+    Running {
+        /// The queue's index.
+        index: u16,
+    },
+    /// The thread is not there any more.
+    #[error("the lane's thread has ended")]
+    Gone,
+}
+
+/// What is left of a lane.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopped {
+    /// Where another back end must go on ([`vlane_ring::QueueConfig::base`]).
+    pub base: u32,
+    /// What it counted.
+    pub counters: Snapshot,
+}
+
+/// An engine's refusal as a lane error.
+impl From<EngineError> for LaneError {
+    fn from(error: EngineError) -> LaneError {
+        LaneError::Engine(error)
+    }
+}
+
+impl From<io::Error> for LaneError {
+    fn from(error: io::Error) -> LaneError {
+        LaneError::System(error)
+    }
+}
