@@ -2,11 +2,11 @@
 //!
 //! | where the image lies | how a request is served |
 //! |---|---|
-//! | memory (tmpfs) | copied from and to a mapping, inline: no system call at all ([`mapped`]) |
-//! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer ([`channel`]) |
-//! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once ([`channel`], [`inline`]) |
+//! | memory (tmpfs) | read from a mapping, without a system call; written by `pwrite` (`mapped.rs`) |
+//! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer (`channel.rs`) |
+//! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once (`channel.rs`, `inline.rs`) |
 //!
-//! DISCARD and WRITE_ZEROES on a disk: [`ranges`].
+//! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`.
 
 mod bounce;
 mod channel;
