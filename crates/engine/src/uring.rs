@@ -174,6 +174,11 @@ impl Uring {
         }
     }
 
+    /// Operations that were pushed and not yet submitted.
+    pub fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
     /// Operations of channels that have not completed.
     pub fn in_flight(&self) -> usize {
         self.in_flight

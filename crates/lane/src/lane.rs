@@ -16,6 +16,11 @@ use crate::error::{LaneError, Stopped};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
+/// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
+/// waits for the guest; with a few at a time both always have something to do.
+const SUBMIT_AFTER: usize = 4;
+/// Answers that a guest gets together when it was asleep at the last one.
+const SHOW_AFTER_WAKE: usize = 8;
 
 /// What makes a lane.
 #[derive(Debug)]
@@ -95,6 +100,17 @@ impl EventReceiver {
     }
 }
 
+/// What became of a lane's answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// There were none.
+    Nothing,
+    /// The guest can see them, and is looking.
+    Answers,
+    /// The guest can see them, and was signalled.
+    Signalled,
+}
+
 /// What a lane does once nothing is in flight.
 enum Draining {
     Stop(Sender<Option<Stopped>>),
@@ -118,6 +134,7 @@ pub(crate) struct Lane {
     broken: bool,
     /// Answers that the guest has not been shown.
     unpublished: usize,
+    has_answered: bool,
     done: Vec<(Slot, Status)>,
 }
 
@@ -150,6 +167,7 @@ impl Lane {
             draining: None,
             broken: false,
             unpublished: 0,
+            has_answered: false,
             done: Vec::new(),
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
@@ -159,14 +177,15 @@ impl Lane {
 
     /// Takes what the guest has made available; says whether there was anything.
     ///
-    /// With `show_early`, each answer that the storage gives at once is shown to the guest at once: it works on the
-    /// first ones while the lane goes on with the others, and need not fall asleep between two batches.
+    /// With `show_early`, answers that the storage gives at once are shown to the guest at once: it works on the first
+    /// ones while the lane goes on with the others, and need not fall asleep between two batches. A guest that had
+    /// to be woken gets the next ones together: waking it for each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         if self.broken || self.draining.is_some() {
             return false;
         }
-        let mut taken = 0;
+        let (mut taken, mut show_after) = (0, 1);
         while taken < BUDGET {
             let slot = match self.queue.pop() {
                 Ok(Some(slot)) => slot,
@@ -177,11 +196,15 @@ impl Lane {
                 }
             };
             taken += 1;
+            if uring.unsubmitted() >= SUBMIT_AFTER {
+                // An error comes again at the end of the round, and is dealt with there.
+                let _ = uring.submit();
+            }
             if let Some(status) = self.begin(uring, slot) {
                 self.queue.complete(slot, status);
                 self.unpublished += 1;
-                if show_early {
-                    self.publish();
+                if show_early && self.unpublished >= show_after {
+                    show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
                 }
             }
         }
@@ -266,15 +289,23 @@ impl Lane {
 
     /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) -> Shown {
         if self.unpublished == 0 {
-            return;
+            return Shown::Nothing;
         }
         self.unpublished = 0;
-        if self.queue.publish() {
-            self.counters.signals += 1;
-            self.write_call();
+        self.has_answered = true;
+        if !self.queue.publish() {
+            return Shown::Answers;
         }
+        self.counters.signals += 1;
+        self.write_call();
+        Shown::Signalled
+    }
+
+    /// Whether the guest was shown an answer since this was asked last.
+    pub(crate) fn take_answered(&mut self) -> bool {
+        std::mem::take(&mut self.has_answered)
     }
 
     /// Makes public what was counted; once a round.

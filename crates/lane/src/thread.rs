@@ -9,7 +9,7 @@ use crate::contention::Contention;
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
 use crate::lane::Lane;
-use crate::polling::Polling;
+use crate::polling::{Polling, Turn};
 
 /// The inbox's wake-up token; lanes have the others.
 const INBOX: u32 = 0;
@@ -23,6 +23,9 @@ pub(crate) struct Thread {
     lanes: Vec<Option<Lane>>,
     polling: Polling,
     contention: Contention,
+    turn: Turn,
+    /// The kernel's refusal was told.
+    complained: bool,
     next_token: u32,
     exit: bool,
 }
@@ -35,6 +38,8 @@ impl Thread {
             lanes: Vec::new(),
             polling: Polling::new(poll_max),
             contention: Contention::new(),
+            turn: Turn::Storage,
+            complained: false,
             next_token: 1,
             exit: false,
         }
@@ -51,10 +56,10 @@ impl Thread {
                 self.contention.worked();
                 continue;
             }
-            let Thread { lanes, uring, inbox, polling, contention, .. } = self;
+            let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             let find =
                 || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
-            if !contention.is_shared() && polling.poll(find) {
+            if !contention.is_shared() && polling.poll(*turn, find) {
                 continue;
             }
             if self.lanes.iter_mut().flatten().fold(false, |any, lane| lane.before_sleep() | any) {
@@ -82,16 +87,18 @@ impl Thread {
         }
         if let Err(error) = uring.submit() {
             // Nothing that a lane can do makes the kernel refuse the call itself; going on is all there is to do.
-            tracing::error!("io_uring_enter: {error}");
+            complain(&mut self.complained, &error);
         }
         while let Some(event) = self.uring.next_event() {
             worked = true;
             self.handle(event);
         }
         let Thread { lanes, uring, .. } = self;
+        let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
             lane.publish();
+            answered |= lane.take_answered();
             if worked {
                 lane.store_counters();
             }
@@ -103,6 +110,9 @@ impl Thread {
                 let _ = uring.submit();
                 *place = None;
             }
+        }
+        if worked {
+            self.turn = if answered { Turn::Guest } else { Turn::Storage };
         }
         worked
     }
@@ -154,10 +164,9 @@ impl Thread {
             return;
         }
         if let Err(error) = self.uring.wait(timeout) {
-            tracing::error!("io_uring_enter: {error}");
-            std::thread::sleep(Duration::from_millis(1));
+            complain(&mut self.complained, &error);
         }
-        self.polling.slept(begin.elapsed());
+        self.polling.slept(self.turn, begin.elapsed());
     }
 
     fn read_mail(&mut self) {
@@ -222,4 +231,13 @@ impl Thread {
         }
         Ok(())
     }
+}
+
+/// Tells of the first refusal only, and slows the thread down at each.
+#[cold]
+fn complain(complained: &mut bool, error: &std::io::Error) {
+    if !std::mem::replace(complained, true) {
+        tracing::error!("io_uring_enter: {error}; trying again, this is told once");
+    }
+    std::thread::sleep(Duration::from_millis(1));
 }
