@@ -1,0 +1,13 @@
+//! Measurements on the user's own machine.
+//!
+//! Every measurement ends as a [`report::Report`]: text for the terminal, JSON for programs, a page with pictures for people.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod interrupt;
+pub mod machine;
+pub mod report;
+
+pub use error::{Context, Error, ErrorKind, Result};
+pub use interrupt::Interrupt;
