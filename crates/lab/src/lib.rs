@@ -8,6 +8,7 @@ pub mod error;
 pub mod interrupt;
 pub mod machine;
 pub mod report;
+pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;
