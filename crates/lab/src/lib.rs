@@ -13,6 +13,7 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod work;
+pub mod stats;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;
