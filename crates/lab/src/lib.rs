@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod date;
 pub mod error;
 pub mod image;
