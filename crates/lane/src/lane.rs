@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
-use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
+use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
@@ -16,7 +16,7 @@ use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
 
 /// Requests that one lane takes before another lane of the thread has its turn.
-const BUDGET: usize = 128;
+const BUDGET: u32 = 128;
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -157,6 +157,7 @@ impl Lane {
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
+        queue.set_index(index);
         let lane = Lane {
             index,
             token,
@@ -193,7 +194,7 @@ impl Lane {
         if self.broken || self.draining.is_some() {
             return false;
         }
-        let (mut taken, mut show_after) = (0, 1);
+        let (mut taken, mut show_after) = (0_u32, 1);
         while taken < BUDGET {
             let slot = match self.queue.pop() {
                 Ok(Some(slot)) => slot,
@@ -217,6 +218,7 @@ impl Lane {
         }
         self.publish();
         if taken > 0 {
+            probes::batch_taken(self.index, taken);
             self.end_batch();
         }
         taken > 0
@@ -273,6 +275,7 @@ impl Lane {
         if !request.fits(self.sectors) {
             return Some(self.refuse(kind, Status::IoErr));
         }
+        probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
             Outcome::Done(status) => Some(status),
             Outcome::Pending => None,
@@ -331,6 +334,7 @@ impl Lane {
             return Shown::Answers;
         }
         self.counters.signals += 1;
+        probes::signal(self.index);
         self.write_call();
         Shown::Signalled
     }
@@ -389,6 +393,7 @@ impl Lane {
 
     pub(crate) fn count_kick(&mut self) {
         self.counters.kicks += 1;
+        probes::kick(self.index);
     }
 
     #[cold]
