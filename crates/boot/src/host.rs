@@ -11,8 +11,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
+    // Debian 12 has it in the first, later ones in the second.
+    ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-storage-daemon", "qemu-utils"),
     ("linux.uml", "user-mode-linux"),
     ("busybox", "busybox-static"),
@@ -24,6 +26,7 @@ const PACKAGES: [(&str, &str); 14] = [
     ("fstrim", "util-linux"),
     ("blkdiscard", "util-linux"),
     ("blockdev", "util-linux"),
+    ("taskset", "util-linux"),
     ("ldd", "libc-bin"),
     ("dpkg-deb", "dpkg"),
 ];
@@ -86,17 +89,22 @@ impl Host {
         if let Some(path) = find_program(name) {
             return Ok(path);
         }
-        let package =
-            PACKAGES.iter().find(|(program, _)| *program == name).map_or(name, |(_, package)| package);
-        self.install_package(package, name)?;
-        find_program(name).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Install,
-                format!(
-                    "{name}: the package {package} was installed but does not bring it; put {name} into PATH"
-                ),
-            )
-        })
+        let mut packages: Vec<&str> =
+            PACKAGES.iter().filter(|(program, _)| *program == name).map(|(_, package)| *package).collect();
+        if packages.is_empty() {
+            packages.push(name);
+        }
+        for package in &packages {
+            self.install_package(package, name)?;
+            if let Some(path) = find_program(name) {
+                return Ok(path);
+            }
+        }
+        let packages = packages.join(" and ");
+        Err(Error::new(
+            ErrorKind::Install,
+            format!("{name}: {packages} was installed but does not bring it; put {name} into PATH"),
+        ))
     }
 
     /// Installs a package for `what`.

@@ -2,6 +2,7 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`vlane_ring::driver`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible, in an order that keeps its flushes' meaning.
 //! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
 //! - [`Report`]: the results, serializable.
 //!
@@ -15,6 +16,7 @@ mod error;
 mod job;
 mod message;
 pub mod observe;
+pub mod replay;
 mod report;
 mod run;
 mod session;

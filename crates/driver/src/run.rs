@@ -142,6 +142,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Everything is measured until the jobs end by themselves; `total` is how long that is expected to take.
+    pub(crate) fn open_end(total: Option<Duration>) -> Self {
+        Self { window: Window { from: 0, until: u64::MAX, count: u64::MAX }, total }
+    }
+
     pub(crate) fn of(limit: Limit, ramp: Duration) -> Self {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         match limit {

@@ -4,10 +4,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod date;
 pub mod error;
+pub mod image;
 pub mod interrupt;
 pub mod machine;
+pub mod progress;
 pub mod report;
+pub mod server;
+pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;
+pub use machine::Machine;
+pub use progress::Progress;
+pub use server::Server;
