@@ -163,7 +163,9 @@ impl Qemu {
             args.pair("-device", self.device(n, disk));
         }
         for drive in &self.drives {
-            drive.args(|option, value| drop(args.pair(option, value)));
+            drive.args(|option, value| {
+                args.pair(option, value);
+            });
         }
         args.0.extend(self.extra.iter().cloned());
         args.0
