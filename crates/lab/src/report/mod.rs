@@ -2,6 +2,7 @@
 //!
 //! The JSON is the model below, as serde writes it, and `docs/src/report-format.md` describes it; its version is [`SCHEMA`].
 
+pub mod figure;
 mod model;
 
 pub use model::{
