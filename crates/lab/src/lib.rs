@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod control;
 pub mod date;
 pub mod error;
@@ -13,8 +14,8 @@ pub mod machine;
 pub mod progress;
 pub mod report;
 pub mod server;
-pub mod work;
 pub mod stats;
+pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use vlane_driver::units::{parse_duration, parse_size, show_size};
+use vlane_driver::units::{parse_duration, parse_ioprio, parse_rate, parse_size, show_size};
 use vlane_driver::{
     Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate, Report,
     Session, SessionOptions, Wait, Want, Workload,
@@ -141,34 +141,6 @@ enum CacheArg {
     Off,
     /// Leave it as the back end has it
     Keep,
-}
-
-/// A rate: `20000`, `20k`, `1.5M`.
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let (number, scale) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
-        Some((at, 'm' | 'M')) => (&text[..at], 1e6),
-        _ => (text, 1.0),
-    };
-    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| n.is_finite() && *n > 0.0);
-    rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
-}
-
-/// The ioprio field of a request, from what people write.
-fn parse_ioprio(text: &str) -> Result<u16, String> {
-    let bad = || format!("`{text}` is no I/O priority; none, rt/0 to rt/7, be/0 to be/7 and idle are");
-    let (class, level) = match text.split_once('/') {
-        Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
-        None => (text, 0),
-    };
-    // The class is in bits 13 to 15, as in Linux' ioprio_set(2); an idle task's level is 7.
-    match class {
-        "none" if text == "none" => Ok(0),
-        "rt" => Ok(1 << 13 | level),
-        "be" => Ok(2 << 13 | level),
-        "idle" if text == "idle" => Ok(3 << 13 | 7),
-        _ => Err(bad()),
-    }
 }
 
 impl BenchArgs {
@@ -464,17 +436,6 @@ fn idle_text(used: &BackendUse, time: Duration) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-
-    #[test]
-    fn priorities_are_those_of_linux() {
-        for (text, value) in [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
-        {
-            assert_eq!(parse_ioprio(text), Ok(value));
-        }
-        for text in ["", "rt/8", "be/x", "idle/1", "none/0", "high"] {
-            assert!(parse_ioprio(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn numbers_for_people() {
