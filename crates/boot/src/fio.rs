@@ -65,6 +65,16 @@ impl BlkioFio {
             .is_ok_and(|output| output.text.lines().any(|line| line.trim() == "libblkio"))
     }
 
+    /// Its version, as in `3.41`.
+    pub fn version(&self) -> Option<String> {
+        let mut command = Command::new(&self.path);
+        if let Some(libraries) = &self.libraries {
+            command.env("LD_LIBRARY_PATH", libraries);
+        }
+        let output = run(command.arg("--version"), Duration::from_secs(20)).ok()?;
+        Some(output.text.trim().strip_prefix("fio-")?.to_string())
+    }
+
     /// This fio with arguments, ready to be started.
     pub fn spec<A: Into<OsString>>(&self, args: impl IntoIterator<Item = A>) -> Spec {
         let mut spec = Spec::new(&self.path, args);

@@ -1,10 +1,11 @@
 //! `vlane bench`: drives a vhost-user-blk back end from the guest's side.
 
+mod runs;
 mod verify;
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,8 +25,9 @@ use vlane_driver::{
 /// the sight of its completion. CPU time and context switches are those of the process behind the socket.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The socket that the back end listens on
-    socket: PathBuf,
+    /// The socket that the back end listens on; with --profile, it takes the place of the profile's targets
+    #[arg(required_unless_present_any = ["profile", "list_profiles", "show_profile"])]
+    socket: Option<PathBuf>,
 
     /// Pattern: read, write, rw, trim or zero, `rand` before it for random addresses, `:70` behind rw for 70 % reads;
     /// or idle, which measures what the back end uses when there is nothing to do
@@ -40,12 +42,12 @@ pub struct BenchArgs {
     /// Jobs: threads, each with a virtqueue of its own
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     jobs: u16,
-    /// Time to measure
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration, help_heading = "Load")]
-    time: Duration,
-    /// Time before the measurement starts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration, help_heading = "Load")]
-    ramp: Duration,
+    /// Time to measure [default: 5s, or the profile's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    time: Option<Duration>,
+    /// Time before the measurement starts [default: 1s, or the profile's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    ramp: Option<Duration>,
     /// Requests per second, of all jobs together, whether or not the back end keeps up: latencies then count from the moment when a
     /// request should have been made. `--depth` is how many can be out; those that find no room wait, and that counts
     #[arg(long, value_name = "IOPS", value_parser = parse_rate, help_heading = "Load")]
@@ -112,6 +114,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Verification")]
     state: Option<PathBuf>,
 
+    #[command(flatten)]
+    runs: runs::RunsArgs,
+
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -144,6 +149,19 @@ enum CacheArg {
 }
 
 impl BenchArgs {
+    fn time(&self) -> Duration {
+        self.time.unwrap_or(Duration::from_secs(5))
+    }
+
+    fn ramp(&self) -> Duration {
+        self.ramp.unwrap_or(Duration::from_secs(1))
+    }
+
+    /// The socket, where there must be one.
+    fn socket(&self) -> anyhow::Result<&Path> {
+        self.socket.as_deref().context("give the socket that the back end listens on")
+    }
+
     fn block(&self) -> anyhow::Result<u32> {
         match u32::try_from(self.bs) {
             Ok(bs) if bs >= 512 && bs % 512 == 0 && bs <= 64 << 20 => Ok(bs),
@@ -185,8 +203,8 @@ impl BenchArgs {
             block: self.block()?,
             offset: self.offset,
             size: self.size,
-            limit: self.ios.map_or(Limit::Time(self.time), Limit::Count),
-            ramp: self.ramp,
+            limit: self.ios.map_or(Limit::Time(self.time()), Limit::Count),
+            ramp: self.ramp(),
             seed: self.seed,
             flush_every: self.flush_every,
             ioprio: self.ioprio,
@@ -212,6 +230,9 @@ impl BenchArgs {
 /// # Errors
 /// Whatever keeps the measurement from being made; also requests that failed, after the results were printed.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    if args.runs.is_wanted() {
+        return runs::run(args);
+    }
     let options = args.session()?;
     if args.verify || args.verify_only {
         return verify::run(args, &options);
@@ -220,13 +241,13 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         bail!("--state goes with --verify or --verify-only");
     }
     if args.rw == "idle" {
-        let session = Session::connect(&args.socket, &options)?;
-        let used = vlane_driver::idle(session, args.ramp.max(Duration::from_secs(1)), args.time)?;
-        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time)) };
+        let session = Session::connect(args.socket()?, &options)?;
+        let used = vlane_driver::idle(session, args.ramp().max(Duration::from_secs(1)), args.time())?;
+        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time())) };
     }
     let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
     let workload = args.workload(pattern)?;
-    let session = Session::connect(&args.socket, &options)?;
+    let session = Session::connect(args.socket()?, &options)?;
     let report = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
     if args.json {
         print_json(&report)?;
