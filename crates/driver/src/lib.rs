@@ -16,6 +16,7 @@ mod error;
 mod job;
 mod message;
 pub mod observe;
+mod rate;
 pub mod replay;
 mod report;
 mod run;
@@ -27,7 +28,8 @@ mod workload;
 
 pub use device::{BlkConfig, Negotiated};
 pub use error::{Error, ErrorKind};
-pub use report::{BackendUse, ByKind, Errors, Latency, Report, median};
+pub use rate::{Arrivals, Rate};
+pub use report::{BackendUse, Buckets, ByKind, Errors, Latency, OpenReport, Report, median};
 pub use run::{OnProgress, Progress, idle, pin, run};
 pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
 pub use verify::{Mismatch, VerifyOptions, VerifyReport, VerifyState, verify_check, verify_load};

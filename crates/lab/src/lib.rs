@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
+pub mod control;
 pub mod date;
 pub mod error;
 pub mod image;
@@ -13,6 +15,7 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod work;
+pub mod stats;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;

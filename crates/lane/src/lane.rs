@@ -13,6 +13,7 @@ use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
+use crate::recorder::{CLOCK_EVERY, Recorder};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: u32 = 128;
@@ -130,12 +131,16 @@ pub(crate) struct Lane {
     events: EventSender,
     shared_counters: Arc<Counters>,
     counters: Snapshot,
+    /// What was counted before this lane was made.
+    counted_before: Snapshot,
     draining: Option<Draining>,
     broken: bool,
     /// Answers that the guest has not been shown.
     unpublished: usize,
     has_answered: bool,
     done: Vec<(Slot, Status)>,
+    /// Told of every request, if somebody wants to know.
+    recorder: Option<Box<Recorder>>,
 }
 
 impl Lane {
@@ -148,6 +153,7 @@ impl Lane {
     ) -> Result<Lane, EngineError> {
         let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events } = config;
         let geometry = engine.geometry();
+        let counted_before = counters.snapshot();
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
@@ -164,12 +170,14 @@ impl Lane {
             read_only: geometry.read_only,
             events,
             shared_counters: counters,
-            counters: Snapshot::default(),
+            counters: counted_before,
+            counted_before,
             draining: None,
             broken: false,
             unpublished: 0,
             has_answered: false,
             done: Vec::new(),
+            recorder: None,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -197,18 +205,22 @@ impl Lane {
                 }
             };
             taken += 1;
+            if self.recorder.is_some() && taken % CLOCK_EVERY == 0 {
+                self.end_batch(true);
+            }
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
             if let Some(status) = self.begin(uring, slot) {
-                self.queue.complete(slot, status);
-                self.unpublished += 1;
+                self.complete(slot, status);
                 if show_early && self.unpublished >= show_after {
                     show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
                 }
             }
         }
+        // Before the answers are shown: what the guest does because of one is later.
+        self.end_batch(false);
         self.publish();
         if taken > 0 {
             probes::batch_taken(self.index, taken);
@@ -216,10 +228,31 @@ impl Lane {
         taken > 0
     }
 
+    /// Answers one request.
+    #[inline]
+    fn complete(&mut self, slot: Slot, status: Status) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.complete(slot, self.queue.request(slot), status);
+        }
+        self.queue.complete(slot, status);
+        self.unpublished += 1;
+    }
+
+    /// For the recorder: some requests were begun, or answered, together.
+    #[inline]
+    pub(crate) fn end_batch(&mut self, goes_on: bool) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end_batch(goes_on);
+        }
+    }
+
     /// Begins one request; returns its answer if it has one already.
     #[inline]
     fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin(slot, request);
+        }
         let kind = request.kind();
         match kind {
             Kind::In => {
@@ -270,8 +303,7 @@ impl Lane {
     pub(crate) fn completed(&mut self, uring: &mut Uring, slot: Slot, result: i32) {
         let request: &Request = self.queue.request(slot);
         if let Some(status) = self.channel.completed(uring, slot, request, result) {
-            self.queue.complete(slot, status);
-            self.unpublished += 1;
+            self.complete(slot, status);
         }
     }
 
@@ -281,8 +313,7 @@ impl Lane {
         self.channel.poll(now, &mut done);
         let any = !done.is_empty();
         for (slot, status) in done.drain(..) {
-            self.queue.complete(slot, status);
-            self.unpublished += 1;
+            self.complete(slot, status);
         }
         self.done = done;
         any
@@ -300,6 +331,9 @@ impl Lane {
         }
         self.unpublished = 0;
         self.has_answered = true;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.published();
+        }
         if !self.queue.publish() {
             return Shown::Answers;
         }
@@ -316,7 +350,7 @@ impl Lane {
 
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
-        self.counters.take_channel(&self.channel.stats());
+        self.counters.take_channel(&self.channel.stats(), &self.counted_before);
         self.shared_counters.store(&self.counters);
     }
 
@@ -407,6 +441,20 @@ impl Lane {
         self.sectors = sectors;
     }
 
+    /// Tells a recorder of every request from now on, or nobody.
+    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) {
+        self.recorder = recorder;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.start(self.queue.config().size, self.queue.in_flight());
+        }
+    }
+
+    /// Takes the recorder out, for the lane that comes next.
+    pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
+        self.end_batch(false);
+        self.recorder.take()
+    }
+
     pub(crate) fn watch(&self, uring: &mut Uring) {
         if let Some(kick) = &self.kick {
             uring.watch(kick.as_fd(), self.token);
@@ -422,7 +470,10 @@ impl Lane {
             Some(Draining::Stop(reply)) => {
                 self.publish();
                 self.store_counters();
-                let _ = reply.send(Some(Stopped { base: self.queue.base(), counters: self.counters }));
+                let _ = reply.send(Some(Stopped {
+                    base: self.queue.base(),
+                    counters: self.counters.since(&self.counted_before),
+                }));
                 true
             }
             Some(Draining::Memory(memory, reply)) => {

@@ -15,6 +15,7 @@ use vlane_ring::{DirtyLog, GuestMemory};
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
+use crate::recorder::Recorder;
 use crate::thread::Thread;
 use crate::topology::Topology;
 
@@ -151,6 +152,15 @@ impl Pool {
     /// [`LaneError::Gone`].
     pub fn set_write_through(&self, index: u16, on: bool, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
         self.ask(index, calls, |reply| Message::SetWriteThrough { index, on, reply })
+    }
+
+    /// Records the lane of queue `index` from now on, or from when it starts, across its stops and starts; `None` ends that.
+    /// Does not wait: a recorder has ended when its [`crate::Recorded`] says so.
+    ///
+    /// # Errors
+    /// [`LaneError::Gone`].
+    pub fn set_recorder(&self, index: u16, recorder: Option<Box<Recorder>>) -> Result<(), LaneError> {
+        self.send(index, Message::SetRecorder { index, recorder })
     }
 
     /// The volume has another size.

@@ -11,6 +11,7 @@ use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
 use crate::lane::Lane;
 use crate::polling::{Polling, Turn};
+use crate::recorder::Recorder;
 
 /// The inbox's wake-up token; lanes have the others.
 const INBOX: u32 = 0;
@@ -22,6 +23,8 @@ pub(crate) struct Thread {
     inbox: Inbox,
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
+    /// Of queues whose lane does not run.
+    recorders: Vec<(u16, Box<Recorder>)>,
     polling: Polling,
     contention: Contention,
     turn: Turn,
@@ -39,6 +42,7 @@ impl Thread {
             uring,
             inbox,
             lanes: Vec::new(),
+            recorders: Vec::new(),
             polling: Polling::new(poll_max),
             contention: Contention::new(),
             turn: Turn::Storage,
@@ -97,16 +101,20 @@ impl Thread {
             worked = true;
             self.handle(event);
         }
-        let Thread { lanes, uring, .. } = self;
+        let Thread { lanes, uring, recorders, .. } = self;
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
+            lane.end_batch(false);
             lane.publish();
             answered |= lane.take_answered();
             if worked {
                 lane.store_counters();
             }
             if lane.settle() {
+                if let Some(recorder) = lane.take_recorder() {
+                    recorders.push((lane.index, recorder));
+                }
                 if lane.kick.is_some() {
                     uring.unwatch(lane.token);
                 }
@@ -205,6 +213,7 @@ impl Thread {
                 Message::SetSectors { index, sectors, reply } => {
                     self.with(index, &reply, |lane| lane.set_sectors(sectors));
                 }
+                Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
                 Message::Exit => self.exit = true,
             }
         }
@@ -221,6 +230,15 @@ impl Thread {
         let _ = reply.send(());
     }
 
+    fn set_recorder(&mut self, index: u16, recorder: Option<Box<Recorder>>) {
+        self.recorders.retain(|(queue, _)| *queue != index);
+        match (self.lane(index), recorder) {
+            (Some(lane), recorder) => lane.set_recorder(recorder),
+            (None, Some(recorder)) => self.recorders.push((index, recorder)),
+            (None, None) => {}
+        }
+    }
+
     fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
@@ -229,7 +247,10 @@ impl Thread {
         let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
         let token = self.next_token;
         self.next_token = if token + 1 == vlane_engine::WAKE_TOKENS { 1 } else { token + 1 };
-        let lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
+            lane.set_recorder(Some(self.recorders.swap_remove(at).1));
+        }
         lane.watch(&mut self.uring);
         match self.lanes.get_mut(place) {
             Some(free) => *free = Some(lane),

@@ -221,6 +221,26 @@ impl Request {
         }
     }
 
+    /// Gives the data to `each`, in order and piece by piece: copied first, each byte read once, since the guest may
+    /// change it at any time. For those who want to look at it; who moves it uses [`Request::buffers`].
+    pub fn copy_out(&self, mut each: impl FnMut(&[u8])) {
+        let mut copy = [0u8; 4096];
+        for buffer in self.buffers() {
+            let mut at = 0;
+            while at < buffer.iov_len {
+                let n = (buffer.iov_len - at).min(copy.len());
+                // SAFETY: inside a buffer of guest memory that the queue keeps mapped while this request exists, and inside
+                // `copy`, which is ours alone; a guest that writes meanwhile changes what is copied and nothing else.
+                unsafe {
+                    let from = buffer.iov_base.cast::<u8>().add(at);
+                    std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), n);
+                }
+                each(&copy[..n]);
+                at += n;
+            }
+        }
+    }
+
     pub(crate) fn set_status(&self, status: Status) {
         // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still mapped.
         unsafe { self.status.write_volatile(status as u8) };

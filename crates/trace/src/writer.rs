@@ -66,6 +66,11 @@ impl<W: Write> Writer<W> {
         Ok(self.to)
     }
 
+    /// What it is written to: for one who takes the bytes away as they come. Nothing else may be written there.
+    pub fn target(&mut self) -> &mut W {
+        &mut self.to
+    }
+
     /// Entries written, the end not counted.
     pub fn entries(&self) -> u64 {
         self.entries
