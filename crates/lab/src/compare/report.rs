@@ -514,3 +514,7 @@ fn columns_section(outcome: &Outcome) -> Section {
 pub(super) fn has(results: &Results, load: &Load) -> bool {
     results.loads().contains(load)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests;
