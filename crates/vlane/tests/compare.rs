@@ -32,12 +32,8 @@ fn small(dir: &Path, more: &[&str]) -> Command {
 /// A directory on a disk: images in memory cannot be read directly.
 fn on_disk() -> Option<TempDir> {
     let dir = TempDir::with_prefix_in("vlane-test-", "/var/tmp").unwrap();
-    let probe = vlane_lab::image::Place::find(
-        vlane_lab::image::Medium::Disk,
-        Some(dir.path()),
-        2 << 30,
-        "--dir",
-    );
+    let probe =
+        vlane_lab::image::Place::find(vlane_lab::image::Medium::Disk, Some(dir.path()), 2 << 30, "--dir");
     let Err(error) = probe else { return Some(dir) };
     assert!(std::env::var_os("VLANE_REQUIRE_GUESTS").is_none(), "{error}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: compare: {error}");
@@ -46,7 +42,8 @@ fn on_disk() -> Option<TempDir> {
 
 fn table<'a>(report: &'a Report, caption: &str) -> &'a Table {
     let blocks = report.sections.iter().flat_map(|section| &section.blocks);
-    let mut tables = blocks.filter_map(|block| if let Block::Table(table) = block { Some(table) } else { None });
+    let mut tables =
+        blocks.filter_map(|block| if let Block::Table(table) = block { Some(table) } else { None });
     tables.find(|table| table.caption == caption).unwrap_or_else(|| panic!("no table {caption}"))
 }
 
@@ -99,11 +96,8 @@ fn assert_nothing_left(dir: &Path) {
 /// Interrupts a comparison when `ripe` says so, and looks at what is left.
 fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     let Some(dir) = on_disk() else { return };
-    let mut child = small(dir.path(), &["--time", "3s"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        small(dir.path(), &["--time", "3s"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (sender, said) = mpsc::channel();
     let mut pipe = BufReader::new(child.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {

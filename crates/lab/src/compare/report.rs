@@ -47,6 +47,25 @@ pub fn fill(
     }
 }
 
+/// The part for a terminal: the ratios to the host, and where small requests go.
+pub fn brief(report: &Report) -> Report {
+    let mut brief = report.clone();
+    for section in &mut brief.sections {
+        section.text.clear();
+        section.blocks.retain(|block| match block {
+            Block::Table(table) => {
+                table.caption.ends_with(OF_THE_HOST) || table.caption.starts_with("Per request: 4K")
+            }
+            Block::Chart(_) => false,
+        });
+    }
+    brief.sections.retain(|section| !section.blocks.is_empty());
+    brief
+}
+
+/// How the captions of the tables of ratios end.
+const OF_THE_HOST: &str = "of the host's throughput";
+
 /// What a reader must know before believing the figures.
 fn notes(outcome: &Outcome) -> Vec<Note> {
     let mut notes = Vec::new();
@@ -197,7 +216,7 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
     let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
     vec![
         ratio_chart(outcome, &format!("{what}: throughput in per cent of the host's"), loads, names),
-        table(outcome, &format!("{what}: of the host's throughput"), loads, &guests, "%", |load, way| {
+        table(outcome, &format!("{what}: {OF_THE_HOST}"), loads, &guests, "%", |load, way| {
             times(results.ratio(load, way, Way::Host), 100.0)
         }),
         table(outcome, &format!("{what}: throughput"), loads, &ways, "MB/s", |load, way| {
@@ -445,7 +464,7 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
         command: None,
         blocks: vec![
             Block::Chart(chart),
-            table("Without a guest: of the host's throughput", "%", &guests, &|load, way| {
+            table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
                 times(native::ratio(all, load, way, Way::Host), 100.0)
             }),
             table("Without a guest: requests per second", "IOPS", &ways, &figures(|m| m.iops)),

@@ -146,6 +146,20 @@ fn ratios_are_those_of_the_figures_and_stand_beside_the_published_ones() {
 }
 
 #[test]
+fn the_terminal_gets_the_ratios_and_no_picture() {
+    let report = report(&outcome(Accel::Kvm, 2));
+    let brief = brief(&report);
+    let captions: Vec<_> = blocks(&brief)
+        .map(|(_, block)| match block {
+            Block::Table(table) => table.caption.as_str(),
+            Block::Chart(chart) => panic!("{}", chart.caption),
+        })
+        .collect();
+    assert_eq!(captions.iter().filter(|caption| caption.ends_with(OF_THE_HOST)).count(), 5, "{captions:?}");
+    assert!(captions.len() == 7 && brief.summary == report.summary && brief.notes == report.notes);
+}
+
+#[test]
 fn an_emulated_guest_is_written_on_the_result() {
     let words = "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and ratios to the host do not";
     let warned = |report: &Report| {
