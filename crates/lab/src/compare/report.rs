@@ -2,6 +2,7 @@
 //!
 //! Every column of [`ALL`] appears, also those that could not be measured: they say why.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::columns::{ALL, Column as Way};
@@ -303,9 +304,10 @@ fn work_section(outcome: &Outcome) -> Option<Section> {
     if blocks.is_empty() {
         return None;
     }
+    blocks.extend(exits_table(outcome));
     blocks.extend(sizes_table(outcome));
     let mut text = vec![
-        "What one request of fio's in the guest makes happen, on the average. Requests: what the guest's kernel sent to the disk, by its block layer; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the moment fio was let go to the moment its end was told: about 0.1 s of starting and ending is in the guest's.".to_string(),
+        "What one request of fio's in the guest makes happen, on the average. Requests: what the guest's kernel sent to the disk, by its block layer; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the moment fio was let go to the moment its end was told: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the back end) and signals (the back end interrupts the guest) are vlane's own count; other back ends tell neither.".to_string(),
     ];
     if outcome.emulated() {
         text.push(
@@ -351,6 +353,8 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     columns.push(heading("switches, back end", ""));
     columns.push(heading("system calls, guest", ""));
     columns.push(heading("system calls, back end", ""));
+    columns.push(heading("kicks", ""));
+    columns.push(heading("signals", ""));
     let row = |way: Way| {
         let work =
             |value: &dyn Fn(&super::results::Work) -> Option<f64>| figure(results.work(load, way, value));
@@ -362,6 +366,7 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
         for part in [Part::Guest, Part::Backend] {
             row.push(figure(outcome.counted.work(load, way, |w| w.part(part).calls)));
         }
+        row.extend([work(&|w| w.kicks), work(&|w| w.signals)]);
         row
     };
     let mut rows: Vec<Vec<Cell>> = Vec::new();
@@ -373,11 +378,42 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     first.push(host(&|o| o.cpu_us));
     first.extend([Cell::Empty, Cell::Empty]);
     first.push(host(&|o| o.switches));
-    first.extend([Cell::Empty, Cell::Empty]);
+    first.resize(columns.len(), Cell::Empty);
     rows.push(first);
     rows.extend(outcome.guests().map(row));
     let caption = format!("Per request: {}, depth {}", load.name(), load.depth);
     Block::Table(Table { caption, columns, rows })
+}
+
+/// Exits to the host per request, by KVM's reasons: the most frequent ones of each load.
+fn exits_table(outcome: &Outcome) -> Option<Block> {
+    let results = &outcome.results;
+    let ways: Vec<Way> = outcome.guests().collect();
+    let mut rows = Vec::new();
+    for load in TOLD.iter().flat_map(|(pattern, records)| records.map(|record| Load::fio(*pattern, record))) {
+        let exits = |way: Way, reason: &str| {
+            results.work(&load, way, |w| {
+                let found = w.exits.iter().find(|(name, _)| name == reason).map(|(_, count)| *count);
+                // KVM leaves out what did not happen; but it must have counted something.
+                (!w.exits.is_empty()).then_some(found.unwrap_or(0.0))
+            })
+        };
+        let all = results.all.iter().filter(|m| m.load == load).filter_map(|m| m.work.as_ref());
+        let reasons: BTreeSet<&str> = all
+            .flat_map(|w| w.exits.iter().filter(|(_, n)| *n >= 0.05).map(|(name, _)| name.as_str()))
+            .collect();
+        for reason in reasons {
+            let mut row = vec![Cell::Text(format!("{}: {reason}", load.name()))];
+            row.extend(ways.iter().map(|way| figure(exits(*way, reason))));
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        return None;
+    }
+    let mut columns = vec![heading("exits to the host", "")];
+    columns.extend(ways.iter().map(|way| heading(way.name(), "")));
+    Some(Block::Table(Table { caption: "KVM exits per request, by reason".into(), columns, rows }))
 }
 
 /// Times as many requests to the disk per second for 4K as for 512K: the published trace's count, and why small requests cost most.

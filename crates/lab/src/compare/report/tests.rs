@@ -195,15 +195,21 @@ fn the_summary_is_made_of_the_figures() {
 }
 
 #[test]
+#[allow(clippy::float_cmp, reason = "the figure that was put in")]
 fn where_it_goes_is_told_per_request_and_4k_stands_against_512k() {
     let report = report(&outcome(Accel::Kvm, 2));
     let work = report.sections.iter().find(|s| s.id == "work").unwrap();
     let tables: Vec<&Table> =
         work.blocks.iter().filter_map(|b| if let Block::Table(t) = b { Some(t) } else { None }).collect();
-    assert_eq!(tables.len(), 5);
+    assert_eq!(tables.len(), 6);
     // The host and five columns.
     assert!(tables[..4].iter().all(|table| table.rows.len() == 6));
-    let sizes = tables[4];
+    // KVM's exits: two reasons for each of the four.
+    assert_eq!((tables[4].rows.len(), tables[4].columns.len()), (8, 6));
+    let kicks = tables[0].columns.iter().position(|column| column.title == "kicks").unwrap();
+    assert!(matches!(tables[0].rows[1][kicks], Cell::Figure(figure) if figure.median == 0.25));
+    assert_eq!(tables[0].rows[2][kicks], Cell::Empty);
+    let sizes = tables[5];
     // A 512K request is four to the disk in the made-up guest, at the same number per second.
     assert_eq!(sizes.rows[0][1], Cell::Number(0.25));
     assert_eq!(sizes.rows.last().unwrap()[1], Cell::Number(PUBLISHED_CALLS[0]));
