@@ -12,6 +12,7 @@ pub mod machine;
 pub mod progress;
 pub mod report;
 pub mod server;
+pub mod topologies;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;
