@@ -2,6 +2,7 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`vlane_ring::driver`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible, in an order that keeps its flushes' meaning.
 //! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
 //! - [`Report`]: the results, serializable.
 //!
@@ -15,6 +16,8 @@ mod error;
 mod job;
 mod message;
 pub mod observe;
+mod rate;
+pub mod replay;
 mod report;
 mod run;
 mod session;
@@ -25,7 +28,8 @@ mod workload;
 
 pub use device::{BlkConfig, Negotiated};
 pub use error::{Error, ErrorKind};
-pub use report::{BackendUse, ByKind, Errors, Latency, Report, median};
+pub use rate::{Arrivals, Rate};
+pub use report::{BackendUse, Buckets, ByKind, Errors, Latency, OpenReport, Report, median};
 pub use run::{OnProgress, Progress, idle, pin, run};
 pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
 pub use verify::{Mismatch, VerifyOptions, VerifyReport, VerifyState, verify_check, verify_load};

@@ -135,12 +135,55 @@ impl GuestQueue {
     /// [`ErrorKind::System`] if it cannot be waited for.
     #[inline]
     pub fn wait(&self) -> Result<(), Error> {
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
-        match epoll::wait(&self.epoll, &mut events, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(system("wait for an interrupt")(e)),
+        sleep_on(&self.epoll, None)
+    }
+
+    /// As [`GuestQueue::wait`], but no longer than `most`. How much longer it may take is the thread's timer slack.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if it cannot be waited for.
+    #[inline]
+    pub fn wait_for(&self, most: Duration) -> Result<(), Error> {
+        sleep_on(&self.epoll, Some(most))
+    }
+}
+
+/// The interrupts of several queues, for one thread that drives them all.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    epoll: OwnedFd,
+}
+
+impl Calls {
+    /// Those of some queues. The queues' own [`GuestQueue::wait`] goes on to work.
+    pub(crate) fn of<'a>(queues: impl IntoIterator<Item = &'a GuestQueue>) -> Result<Self, Error> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        for queue in queues {
+            epoll::add(&epoll, &queue.call, epoll::EventData::new_u64(0), flags)
+                .map_err(system("watch an eventfd"))?;
         }
+        Ok(Self { epoll })
+    }
+
+    /// Waits for an interrupt of any of the queues, or from [`Waker::wake`], no longer than `most`; may return without one.
+    pub(crate) fn wait(&self, most: Option<Duration>) -> Result<(), Error> {
+        sleep_on(&self.epoll, most)
+    }
+}
+
+/// Sleeps until an edge-triggered epoll instance has something to tell; what that is does not matter.
+#[inline]
+fn sleep_on(epoll: &OwnedFd, most: Option<Duration>) -> Result<(), Error> {
+    let mut events =
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
+    let most = most.map(|time| Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    });
+    match epoll::wait(epoll, &mut events, most.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(system("wait for an interrupt")(e)),
     }
 }
 

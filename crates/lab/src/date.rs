@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn every_day_of_four_centuries_follows_the_one_before() {
-        let leap = |y: u64| y % 4 == 0 && (y % 100 != 0 || y % 400 == 0);
+        let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
         let (mut year, mut month, mut day) = (1970, 1, 1);
         for days in 0..146_097 {
             assert_eq!(civil_from_days(days), (year, month, day));

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod date;
 pub mod error;
 pub mod image;
@@ -13,6 +14,8 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod topologies;
+pub mod stats;
+pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;

@@ -1,4 +1,5 @@
-//! What a lane counted. Written by its thread alone, a batch at a time; read by anybody.
+//! What a lane counted. Written by its thread alone, a batch at a time; read by anybody. A lane goes on counting where the
+//! one before it on the same queue ended, so counters never go back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +36,17 @@ macro_rules! counters {
             /// Adds another lane's counters.
             pub fn add(&mut self, other: &Snapshot) {
                 $(self.$name += other.$name;)*
+            }
+
+            /// What was counted since an earlier snapshot of the same lane.
+            #[must_use]
+            pub fn since(&self, before: &Snapshot) -> Snapshot {
+                Snapshot { $($name: self.$name.saturating_sub(before.$name),)* }
+            }
+
+            /// Every counter with its name and what it counts.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name),)*].into_iter()
             }
         }
     };
@@ -77,11 +89,12 @@ impl Snapshot {
         self.reads + self.writes + self.flushes + self.others + self.refused
     }
 
-    pub(crate) fn take_channel(&mut self, stats: &ChannelStats) {
-        self.failed = stats.device_errors + stats.no_space_errors + stats.short_errors;
-        self.no_space = stats.no_space_errors;
-        self.retries = stats.retries;
-        self.bounced = stats.bounced;
-        self.inline = stats.inline;
+    /// Takes over what a channel counted since it was made, on top of what was counted `before`.
+    pub(crate) fn take_channel(&mut self, stats: &ChannelStats, before: &Snapshot) {
+        self.failed = before.failed + stats.device_errors + stats.no_space_errors + stats.short_errors;
+        self.no_space = before.no_space + stats.no_space_errors;
+        self.retries = before.retries + stats.retries;
+        self.bounced = before.bounced + stats.bounced;
+        self.inline = before.inline + stats.inline;
     }
 }

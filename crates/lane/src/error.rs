@@ -36,7 +36,7 @@ pub enum LaneError {
 pub struct Stopped {
     /// Where another back end must go on ([`vlane_ring::QueueConfig::base`]).
     pub base: u32,
-    /// What it counted.
+    /// What it counted, from its start to its end.
     pub counters: Snapshot,
 }
 

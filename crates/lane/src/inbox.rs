@@ -10,6 +10,7 @@ use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::lane::LaneConfig;
+use crate::recorder::Recorder;
 
 /// What control asks of a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
@@ -50,6 +51,11 @@ pub(crate) enum Message {
         index: u16,
         sectors: u64,
         reply: Sender<()>,
+    },
+    /// Records the lane of that queue, now or when it starts; or no longer. Not answered.
+    SetRecorder {
+        index: u16,
+        recorder: Option<Box<Recorder>>,
     },
     Exit,
 }

@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
-use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
+use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
+use crate::recorder::Recorder;
 
 /// Requests that one lane takes before another lane of the thread has its turn.
-const BUDGET: usize = 128;
+const BUDGET: u32 = 128;
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -130,12 +131,16 @@ pub(crate) struct Lane {
     events: EventSender,
     shared_counters: Arc<Counters>,
     counters: Snapshot,
+    /// What was counted before this lane was made.
+    counted_before: Snapshot,
     draining: Option<Draining>,
     broken: bool,
     /// Answers that the guest has not been shown.
     unpublished: usize,
     has_answered: bool,
     done: Vec<(Slot, Status)>,
+    /// Told of every request, if somebody wants to know.
+    recorder: Option<Box<Recorder>>,
 }
 
 impl Lane {
@@ -148,9 +153,11 @@ impl Lane {
     ) -> Result<Lane, EngineError> {
         let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events } = config;
         let geometry = engine.geometry();
+        let counted_before = counters.snapshot();
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
+        queue.set_index(index);
         let lane = Lane {
             index,
             token,
@@ -163,12 +170,14 @@ impl Lane {
             read_only: geometry.read_only,
             events,
             shared_counters: counters,
-            counters: Snapshot::default(),
+            counters: counted_before,
+            counted_before,
             draining: None,
             broken: false,
             unpublished: 0,
             has_answered: false,
             done: Vec::new(),
+            recorder: None,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -185,7 +194,7 @@ impl Lane {
         if self.broken || self.draining.is_some() {
             return false;
         }
-        let (mut taken, mut show_after) = (0, 1);
+        let (mut taken, mut show_after) = (0_u32, 1);
         while taken < BUDGET {
             let slot = match self.queue.pop() {
                 Ok(Some(slot)) => slot,
@@ -201,21 +210,45 @@ impl Lane {
                 let _ = uring.submit();
             }
             if let Some(status) = self.begin(uring, slot) {
-                self.queue.complete(slot, status);
-                self.unpublished += 1;
+                self.complete(slot, status);
                 if show_early && self.unpublished >= show_after {
                     show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
                 }
             }
         }
         self.publish();
+        if taken > 0 {
+            probes::batch_taken(self.index, taken);
+            self.end_batch();
+        }
         taken > 0
+    }
+
+    /// Answers one request.
+    #[inline]
+    fn complete(&mut self, slot: Slot, status: Status) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.complete(slot, self.queue.request(slot), status);
+        }
+        self.queue.complete(slot, status);
+        self.unpublished += 1;
+    }
+
+    /// The requests of a batch were begun, or the answers of one are complete.
+    #[inline]
+    pub(crate) fn end_batch(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end_batch();
+        }
     }
 
     /// Begins one request; returns its answer if it has one already.
     #[inline]
     fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin(slot, request);
+        }
         let kind = request.kind();
         match kind {
             Kind::In => {
@@ -242,6 +275,7 @@ impl Lane {
         if !request.fits(self.sectors) {
             return Some(self.refuse(kind, Status::IoErr));
         }
+        probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
             Outcome::Done(status) => Some(status),
             Outcome::Pending => None,
@@ -265,8 +299,7 @@ impl Lane {
     pub(crate) fn completed(&mut self, uring: &mut Uring, slot: Slot, result: i32) {
         let request: &Request = self.queue.request(slot);
         if let Some(status) = self.channel.completed(uring, slot, request, result) {
-            self.queue.complete(slot, status);
-            self.unpublished += 1;
+            self.complete(slot, status);
         }
     }
 
@@ -276,8 +309,7 @@ impl Lane {
         self.channel.poll(now, &mut done);
         let any = !done.is_empty();
         for (slot, status) in done.drain(..) {
-            self.queue.complete(slot, status);
-            self.unpublished += 1;
+            self.complete(slot, status);
         }
         self.done = done;
         any
@@ -295,10 +327,14 @@ impl Lane {
         }
         self.unpublished = 0;
         self.has_answered = true;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.published();
+        }
         if !self.queue.publish() {
             return Shown::Answers;
         }
         self.counters.signals += 1;
+        probes::signal(self.index);
         self.write_call();
         Shown::Signalled
     }
@@ -310,7 +346,7 @@ impl Lane {
 
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
-        self.counters.take_channel(&self.channel.stats());
+        self.counters.take_channel(&self.channel.stats(), &self.counted_before);
         self.shared_counters.store(&self.counters);
     }
 
@@ -357,6 +393,7 @@ impl Lane {
 
     pub(crate) fn count_kick(&mut self) {
         self.counters.kicks += 1;
+        probes::kick(self.index);
     }
 
     #[cold]
@@ -400,6 +437,20 @@ impl Lane {
         self.sectors = sectors;
     }
 
+    /// Tells a recorder of every request from now on, or nobody.
+    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) {
+        self.recorder = recorder;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.start(self.queue.config().size, self.queue.in_flight());
+        }
+    }
+
+    /// Takes the recorder out, for the lane that comes next.
+    pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
+        self.end_batch();
+        self.recorder.take()
+    }
+
     pub(crate) fn watch(&self, uring: &mut Uring) {
         if let Some(kick) = &self.kick {
             uring.watch(kick.as_fd(), self.token);
@@ -415,7 +466,10 @@ impl Lane {
             Some(Draining::Stop(reply)) => {
                 self.publish();
                 self.store_counters();
-                let _ = reply.send(Some(Stopped { base: self.queue.base(), counters: self.counters }));
+                let _ = reply.send(Some(Stopped {
+                    base: self.queue.base(),
+                    counters: self.counters.since(&self.counted_before),
+                }));
                 true
             }
             Some(Draining::Memory(memory, reply)) => {

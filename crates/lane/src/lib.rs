@@ -17,6 +17,7 @@ mod inbox;
 mod lane;
 mod polling;
 mod pool;
+mod recorder;
 mod thread;
 mod topology;
 
@@ -24,4 +25,5 @@ pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
 pub use pool::{Pool, PoolConfig};
+pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
 pub use topology::{CpuChoice, MAX_QUEUES, Topology, TopologyError, online_cpus, parse_cpu_list};

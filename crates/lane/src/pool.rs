@@ -15,6 +15,7 @@ use vlane_ring::{DirtyLog, GuestMemory};
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
+use crate::recorder::Recorder;
 use crate::thread::Thread;
 use crate::topology::Topology;
 
@@ -153,6 +154,15 @@ impl Pool {
         self.ask(index, calls, |reply| Message::SetWriteThrough { index, on, reply })
     }
 
+    /// Records the lane of queue `index` from now on, or from when it starts, across its stops and starts; `None` ends that.
+    /// Does not wait: a recorder has ended when its [`crate::Recorded`] says so.
+    ///
+    /// # Errors
+    /// [`LaneError::Gone`].
+    pub fn set_recorder(&self, index: u16, recorder: Option<Box<Recorder>>) -> Result<(), LaneError> {
+        self.send(index, Message::SetRecorder { index, recorder })
+    }
+
     /// The volume has another size.
     ///
     /// # Errors
@@ -211,7 +221,7 @@ fn spawn(number: usize, cpu: Option<usize>, poll_max: Duration) -> Result<Worker
         match Uring::new(URING_ENTRIES) {
             Ok(uring) => {
                 let _ = ready.send(Ok(()));
-                Thread::new(uring, inbox, poll_max).run();
+                Thread::new(u32::try_from(number).unwrap_or(u32::MAX), uring, inbox, poll_max).run();
             }
             Err(error) => {
                 let _ = ready.send(Err(error));

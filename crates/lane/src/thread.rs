@@ -4,12 +4,14 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use vlane_engine::{Event, Uring};
+use vlane_ring::probes;
 
 use crate::contention::Contention;
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
 use crate::lane::Lane;
 use crate::polling::{Polling, Turn};
+use crate::recorder::Recorder;
 
 /// The inbox's wake-up token; lanes have the others.
 const INBOX: u32 = 0;
@@ -21,6 +23,8 @@ pub(crate) struct Thread {
     inbox: Inbox,
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
+    /// Of queues whose lane does not run.
+    recorders: Vec<(u16, Box<Recorder>)>,
     polling: Polling,
     contention: Contention,
     turn: Turn,
@@ -28,20 +32,24 @@ pub(crate) struct Thread {
     complained: bool,
     next_token: u32,
     exit: bool,
+    /// Its place in the pool: for the probes.
+    number: u32,
 }
 
 impl Thread {
-    pub(crate) fn new(uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
+    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
         Thread {
             uring,
             inbox,
             lanes: Vec::new(),
+            recorders: Vec::new(),
             polling: Polling::new(poll_max),
             contention: Contention::new(),
             turn: Turn::Storage,
             complained: false,
             next_token: 1,
             exit: false,
+            number,
         }
     }
 
@@ -93,16 +101,20 @@ impl Thread {
             worked = true;
             self.handle(event);
         }
-        let Thread { lanes, uring, .. } = self;
+        let Thread { lanes, uring, recorders, .. } = self;
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
             lane.publish();
             answered |= lane.take_answered();
             if worked {
+                lane.end_batch();
                 lane.store_counters();
             }
             if lane.settle() {
+                if let Some(recorder) = lane.take_recorder() {
+                    recorders.push((lane.index, recorder));
+                }
                 if lane.kick.is_some() {
                     uring.unwatch(lane.token);
                 }
@@ -163,9 +175,11 @@ impl Thread {
         if timeout.is_some_and(|t| t.is_zero()) {
             return;
         }
+        probes::sleep(self.number);
         if let Err(error) = self.uring.wait(timeout) {
             complain(&mut self.complained, &error);
         }
+        probes::wake(self.number);
         self.polling.slept(self.turn, begin.elapsed());
     }
 
@@ -199,6 +213,7 @@ impl Thread {
                 Message::SetSectors { index, sectors, reply } => {
                     self.with(index, &reply, |lane| lane.set_sectors(sectors));
                 }
+                Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
                 Message::Exit => self.exit = true,
             }
         }
@@ -215,6 +230,15 @@ impl Thread {
         let _ = reply.send(());
     }
 
+    fn set_recorder(&mut self, index: u16, recorder: Option<Box<Recorder>>) {
+        self.recorders.retain(|(queue, _)| *queue != index);
+        match (self.lane(index), recorder) {
+            (Some(lane), recorder) => lane.set_recorder(recorder),
+            (None, Some(recorder)) => self.recorders.push((index, recorder)),
+            (None, None) => {}
+        }
+    }
+
     fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
@@ -223,7 +247,10 @@ impl Thread {
         let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
         let token = self.next_token;
         self.next_token = if token + 1 == vlane_engine::WAKE_TOKENS { 1 } else { token + 1 };
-        let lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
+            lane.set_recorder(Some(self.recorders.swap_remove(at).1));
+        }
         lane.watch(&mut self.uring);
         match self.lanes.get_mut(place) {
             Some(free) => *free = Some(lane),

@@ -95,7 +95,8 @@ pub struct Range {
 /// A request, read out of guest memory once and checked. Lives in its queue's slot until it is completed.
 pub struct Request {
     pub(crate) kind: Kind,
-    pub(crate) priority: IoPriority,
+    /// The header's first words as they were: the type, and the I/O priority in the upper half.
+    pub(crate) head: u64,
     pub(crate) sector: u64,
     /// Guest buffers; those before `first` were consumed by the header.
     pub(crate) buffers: Vec<libc::iovec>,
@@ -109,6 +110,9 @@ pub struct Request {
     /// Ring descriptors that a packed ring's used entry stands for.
     pub(crate) descriptors: u16,
     pub(crate) in_flight: bool,
+    /// Its own place in its queue, and its queue's index: for the probes.
+    pub(crate) slot: u16,
+    pub(crate) lane: u16,
     /// Which of its queue's guest memories the pointers lead into.
     pub(crate) epoch: u32,
 }
@@ -125,7 +129,7 @@ impl std::fmt::Debug for Request {
             .field("len", &self.len)
             .field("buffers", &self.buffers().len())
             .field("ranges", &self.ranges)
-            .field("priority", &self.priority)
+            .field("priority", &self.priority())
             .finish_non_exhaustive()
     }
 }
@@ -134,7 +138,7 @@ impl Request {
     pub(crate) fn empty() -> Request {
         Request {
             kind: Kind::Refused(Status::IoErr),
-            priority: IoPriority::default(),
+            head: 0,
             sector: 0,
             buffers: Vec::new(),
             first: 0,
@@ -144,6 +148,8 @@ impl Request {
             id: 0,
             descriptors: 0,
             in_flight: false,
+            slot: 0,
+            lane: 0,
             epoch: 0,
         }
     }
@@ -157,7 +163,7 @@ impl Request {
     /// The guest's I/O priority.
     #[inline]
     pub fn priority(&self) -> IoPriority {
-        self.priority
+        IoPriority((self.head >> 32) as u32)
     }
 
     /// First sector, in units of 512 bytes. Any value: check it against the capacity.
@@ -215,6 +221,26 @@ impl Request {
         }
     }
 
+    /// Gives the data to `each`, in order and piece by piece: copied first, each byte read once, since the guest may
+    /// change it at any time. For those who want to look at it; who moves it uses [`Request::buffers`].
+    pub fn copy_out(&self, mut each: impl FnMut(&[u8])) {
+        let mut copy = [0u8; 4096];
+        for buffer in self.buffers() {
+            let mut at = 0;
+            while at < buffer.iov_len {
+                let n = (buffer.iov_len - at).min(copy.len());
+                // SAFETY: inside a buffer of guest memory that the queue keeps mapped while this request exists, and inside
+                // `copy`, which is ours alone; a guest that writes meanwhile changes what is copied and nothing else.
+                unsafe {
+                    let from = buffer.iov_base.cast::<u8>().add(at);
+                    std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), n);
+                }
+                each(&copy[..n]);
+                at += n;
+            }
+        }
+    }
+
     pub(crate) fn set_status(&self, status: Status) {
         // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still mapped.
         unsafe { self.status.write_volatile(status as u8) };
@@ -249,7 +275,7 @@ impl Request {
         };
         #[allow(clippy::cast_possible_truncation)]
         let kind = what as u32;
-        self.priority = IoPriority((what >> 32) as u32);
+        self.head = what;
         self.sector = sector;
         let data = &self.buffers[self.first..];
         self.len = data.iter().map(|b| b.iov_len as u64).sum();

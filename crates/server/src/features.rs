@@ -20,6 +20,30 @@ pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub(crate) const VERSION_1: u64 = 1 << 32;
 pub(crate) const RING_PACKED: u64 = 1 << 34;
 
+/// The names of all bits above, as the specification has them.
+const NAMES: [(u64, &str); 15] = [
+    (BLK_SIZE_MAX, "VIRTIO_BLK_F_SIZE_MAX"),
+    (BLK_SEG_MAX, "VIRTIO_BLK_F_SEG_MAX"),
+    (BLK_RO, "VIRTIO_BLK_F_RO"),
+    (BLK_BLK_SIZE, "VIRTIO_BLK_F_BLK_SIZE"),
+    (BLK_FLUSH, "VIRTIO_BLK_F_FLUSH"),
+    (BLK_TOPOLOGY, "VIRTIO_BLK_F_TOPOLOGY"),
+    (BLK_CONFIG_WCE, "VIRTIO_BLK_F_CONFIG_WCE"),
+    (BLK_MQ, "VIRTIO_BLK_F_MQ"),
+    (BLK_DISCARD, "VIRTIO_BLK_F_DISCARD"),
+    (BLK_WRITE_ZEROES, "VIRTIO_BLK_F_WRITE_ZEROES"),
+    (LOG_ALL, "VHOST_F_LOG_ALL"),
+    (RING_INDIRECT_DESC, "VIRTIO_F_INDIRECT_DESC"),
+    (RING_EVENT_IDX, "VIRTIO_F_EVENT_IDX"),
+    (VERSION_1, "VIRTIO_F_VERSION_1"),
+    (RING_PACKED, "VIRTIO_F_RING_PACKED"),
+];
+
+/// The names of the bits that are set.
+pub(crate) fn names(features: u64) -> Vec<&'static str> {
+    NAMES.iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| *name).collect()
+}
+
 /// The virtio features of a volume like this.
 pub(crate) fn offered(geometry: &Geometry) -> u64 {
     let mut features = BLK_SIZE_MAX

@@ -8,13 +8,18 @@
 
 mod config_change;
 mod config_space;
+mod control;
 mod features;
 mod listener;
+mod recording;
 mod session;
+mod socket_file;
 mod volume;
 mod vring;
 
 pub use config_space::ConfigSpace;
-pub use listener::{ListenError, Listener, Stopper};
+pub use control::{Control, ControlError};
+pub use listener::{Listener, Stopper};
 pub use session::{End, Session};
+pub use socket_file::ListenError;
 pub use volume::{Volume, VolumeConfig, VolumeError};

@@ -20,12 +20,12 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec};
+use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::features;
-use crate::volume::Volume;
+use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
@@ -69,7 +69,12 @@ impl Session {
         let name = &self.volume.config.name;
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
         tracing::debug!("{name}: session {number}: front end pid {peer:?} connected");
+        *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
+        let probed = u32::try_from(number).unwrap_or(u32::MAX);
+        probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = self.serve(stream, stop);
+        probes::session_disconnect(probed);
+        *self.volume.facts() = None;
         let counters = {
             let mut state = self.lock();
             state.stop_all();
@@ -318,6 +323,7 @@ impl State {
             .start(index, config, &self.calls())
             .map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
         self.vrings[usize::from(index)].running = true;
+        self.tell_facts();
         Ok(())
     }
 
@@ -333,6 +339,14 @@ impl State {
             }
             Ok(None) => {}
             Err(error) => tracing::error!("{}: queue {index}: {error}", self.volume.config.name),
+        }
+        self.tell_facts();
+    }
+
+    /// For those who ask at the control socket.
+    fn tell_facts(&self) {
+        if let Some(facts) = &mut *self.volume.facts() {
+            (facts.features, facts.lanes) = (self.features, self.running());
         }
     }
 

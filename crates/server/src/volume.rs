@@ -1,12 +1,14 @@
 //! What is served: an engine and its lane threads.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry};
 use vlane_lane::{Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
+
+use crate::recording::Recording;
 
 /// What makes a volume, besides its engine.
 #[derive(Debug, Clone)]
@@ -59,6 +61,19 @@ pub enum VolumeError {
     },
 }
 
+/// What is told of the present session.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SessionFacts {
+    /// Counted from 1.
+    pub(crate) number: u64,
+    /// The front end's process.
+    pub(crate) pid: Option<i32>,
+    /// Virtio feature bits that were agreed on.
+    pub(crate) features: u64,
+    /// Lanes that run.
+    pub(crate) lanes: Vec<u16>,
+}
+
 /// A volume: serves one session at a time.
 #[derive(Debug)]
 pub struct Volume {
@@ -66,7 +81,9 @@ pub struct Volume {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) pool: Pool,
     pub(crate) counters: Vec<Arc<Counters>>,
+    pub(crate) recording: Recording,
     sessions: AtomicU64,
+    session: Mutex<Option<SessionFacts>>,
 }
 
 impl Volume {
@@ -83,7 +100,15 @@ impl Volume {
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
         let counters = (0..config.topology.queues).map(|_| Arc::default()).collect();
-        Ok(Volume { config, engine, pool, counters, sessions: AtomicU64::new(0) })
+        Ok(Volume {
+            config,
+            engine,
+            pool,
+            counters,
+            recording: Recording::default(),
+            sessions: AtomicU64::new(0),
+            session: Mutex::default(),
+        })
     }
 
     /// What a guest sees.
@@ -96,7 +121,7 @@ impl Volume {
         self.config.topology.queues
     }
 
-    /// What the lanes of the present session, or the last one, counted.
+    /// What all lanes counted since the volume is served.
     pub fn counters(&self) -> Snapshot {
         self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {
             sum.add(&lane.snapshot());
@@ -114,6 +139,21 @@ impl Volume {
 
     pub(crate) fn next_session(&self) -> u64 {
         self.sessions.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Sessions so far, the present one included.
+    pub(crate) fn sessions(&self) -> u64 {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// The present session.
+    pub(crate) fn session(&self) -> Option<SessionFacts> {
+        self.facts().clone()
+    }
+
+    /// Changes what is told of the present session.
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Option<SessionFacts>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn serial(&self) -> [u8; 20] {

@@ -14,8 +14,8 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use vlane_driver::units::{parse_duration, parse_size, show_size};
 use vlane_driver::{
-    BackendUse, ByKind, Latency, Limit, OnProgress, Pattern, Progress, Report, Session, SessionOptions, Wait,
-    Want, Workload,
+    Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate, Report,
+    Session, SessionOptions, Wait, Want, Workload,
 };
 
 /// Drives any vhost-user-blk back end from the guest's side, and measures it.
@@ -46,6 +46,13 @@ pub struct BenchArgs {
     /// Time before the measurement starts
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration, help_heading = "Load")]
     ramp: Duration,
+    /// Requests per second, of all jobs together, whether or not the back end keeps up: latencies then count from the moment when a
+    /// request should have been made. `--depth` is how many can be out; those that find no room wait, and that counts
+    #[arg(long, value_name = "IOPS", value_parser = parse_rate, help_heading = "Load")]
+    rate: Option<f64>,
+    /// How the requests of a given rate are spaced [default: constant]
+    #[arg(long, value_enum, requires = "rate", help_heading = "Load")]
+    arrivals: Option<ArrivalsArg>,
     /// End after this many requests per job instead of after a time
     #[arg(long, value_name = "N", help_heading = "Load")]
     ios: Option<u64>,
@@ -119,6 +126,14 @@ enum WaitArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ArrivalsArg {
+    /// Evenly
+    Constant,
+    /// At random, as those of independent users
+    Poisson,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CacheArg {
     /// Switch it on: writes are stable after a flush
     On,
@@ -126,6 +141,17 @@ enum CacheArg {
     Off,
     /// Leave it as the back end has it
     Keep,
+}
+
+/// A rate: `20000`, `20k`, `1.5M`.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&text[..at], 1e6),
+        _ => (text, 1.0),
+    };
+    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| n.is_finite() && *n > 0.0);
+    rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
 }
 
 /// The ioprio field of a request, from what people write.
@@ -192,6 +218,13 @@ impl BenchArgs {
             seed: self.seed,
             flush_every: self.flush_every,
             ioprio: self.ioprio,
+            rate: self.rate.map(|per_second| Rate {
+                per_second,
+                arrivals: match self.arrivals {
+                    Some(ArrivalsArg::Poisson) => Arrivals::Poisson,
+                    Some(ArrivalsArg::Constant) | None => Arrivals::Constant,
+                },
+            }),
             wait: match self.wait {
                 WaitArg::Interrupt => Wait::Interrupt,
                 WaitArg::Poll => Wait::Poll,
@@ -326,7 +359,15 @@ fn report_text(r: &Report) -> String {
         r.mb_per_second,
         r.ios
     );
-    out += &latency_line("latency", &r.latency);
+    match &r.open {
+        None => out += &latency_line("latency", &r.latency),
+        Some(open) => {
+            out += &latency_line("response", &open.response);
+            out += &latency_line("service", &r.latency);
+            out += &latency_line("driver late", &open.late);
+            out += &open_text(open, r);
+        }
+    }
     let kinds = [("reads", r.reads), ("writes", r.writes), ("flushes", r.flushes)];
     if kinds.iter().filter(|(_, by)| by.is_some()).count() > 1 {
         for (name, by) in kinds {
@@ -361,6 +402,26 @@ fn report_text(r: &Report) -> String {
         out += &format!(
             "  ERRORS       {} I/O errors, {} unsupported, {} without a status, {} of a wrong length\n",
             e.io, e.unsupported, e.no_status, e.length
+        );
+    }
+    out
+}
+
+/// Whether the back end kept up with a rate.
+fn open_text(open: &OpenReport, r: &Report) -> String {
+    let spacing = match open.arrivals {
+        Arrivals::Constant => "evenly spaced",
+        Arrivals::Poisson => "at random (Poisson)",
+    };
+    let mut out = format!("  rate         {} requests per second asked for, {spacing}: ", group(open.rate));
+    if open.kept_up {
+        out += &format!("kept; {} of {} waited for a slot\n", open.queued, open.arrived);
+    } else {
+        out += &format!(
+            "NOT KEPT, only {} were completed; {} of {} were still waiting at the end, so latencies grow with the time of the run\n",
+            group(r.iops),
+            open.unserved,
+            open.arrived
         );
     }
     out

@@ -15,7 +15,7 @@ use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, Topology, parse_cpu_list};
-use vlane_server::{Listener, Volume, VolumeConfig};
+use vlane_server::{Control, Listener, Volume, VolumeConfig};
 
 /// Serve a volume over vhost-user-blk, to one front end after another.
 ///
@@ -30,6 +30,10 @@ pub struct ServeArgs {
     /// The unix socket that front ends connect to
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+
+    /// A unix socket where the volume tells of itself while it serves: size, counters, a trace of all requests [default: none]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
 
     /// Serve a device without media instead of an image: reads change nothing, writes are forgotten
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -143,6 +147,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
     let volume = Arc::new(Volume::new(engine, config).map_err(with_sources)?);
     let listener = Arc::new(Listener::bind(&args.socket)?);
+    let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));
+    let control = args.control.as_ref().map(start).transpose()?;
     announce(args, &volume, &opened);
 
     let (stopper, watched) = (listener.stopper(), Arc::clone(&listener));
@@ -160,6 +166,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
         }
     })?;
     let result = listener.serve(&volume).context("cannot accept connections any more");
+    // A trace that is being recorded gets its end, after the last request.
+    drop(control);
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
     volume.sync().with_context(|| {

@@ -1,6 +1,6 @@
 //! The report as data.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::machine::Machine;
 
@@ -23,6 +23,7 @@ pub struct Report {
     /// When it was begun, RFC 3339 in UTC.
     pub created: String,
     /// How long it took, in seconds.
+    #[serde(deserialize_with = "number")]
     pub seconds: f64,
     /// Where it was made.
     pub machine: Machine,
@@ -117,10 +118,13 @@ pub enum Cell {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The middle one.
+    #[serde(deserialize_with = "number")]
     pub median: f64,
     /// The smallest.
+    #[serde(deserialize_with = "number")]
     pub min: f64,
     /// The largest.
+    #[serde(deserialize_with = "number")]
     pub max: f64,
     /// How many there were.
     pub runs: usize,
@@ -200,7 +204,13 @@ pub struct Series {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Where.
+    #[serde(deserialize_with = "number")]
     pub x: f64,
     /// How much.
     pub y: Spread,
+}
+
+/// A number; JSON has no word for what is not one, and `null` stands for it.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -262,8 +262,13 @@ impl Buf {
 
     /// Fills the buffer with bytes that do not compress and that `seed` determines.
     pub fn fill_pattern(&mut self, seed: u64) {
+        self.fill_pattern_to(seed, self.len);
+    }
+
+    /// As [`Buf::fill_pattern`], but only the first `len` bytes, or as many as there are.
+    pub fn fill_pattern_to(&mut self, seed: u64, len: usize) {
         let mut state = seed;
-        if let Ok((head, words, tail)) = self.words(0, self.len) {
+        if let Ok((head, words, tail)) = self.words(0, len.min(self.len)) {
             #[expect(clippy::cast_possible_truncation, reason = "the low byte is wanted")]
             head.iter().chain(tail).for_each(|to| to.store(splitmix(&mut state) as u8, Ordering::Relaxed));
             words.iter().for_each(|to| to.store(splitmix(&mut state), Ordering::Relaxed));

@@ -1,0 +1,218 @@
+//! A client of the control socket of `vlane serve`.
+//!
+//! It asks in HTTP/1.0, so the server answers without chunks and hangs up when it is done: all that is needed of HTTP is to take an
+//! answer's head apart, which `httparse` does.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+
+/// How long the server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest head of an answer.
+const MAX_HEAD: usize = 16 * 1024;
+/// The longest answer that is not a trace.
+const MAX_BODY: u64 = 16 << 20;
+
+/// A control socket.
+#[derive(Debug, Clone)]
+pub struct Control {
+    path: PathBuf,
+}
+
+/// What `/v1/counters` says. Counters only ever rise: take two, and look at what changed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Counters {
+    /// When they were read, in ns of CLOCK_MONOTONIC.
+    pub monotonic_ns: u64,
+    /// What the server's process used.
+    pub process: Process,
+    /// All lanes together, by the counters' names: `reads`, `writes`, `flushes`, `others`, `kicks` (times that the guest woke the lane),
+    /// `signals` (times that the lane signalled the guest), and more.
+    pub sum: BTreeMap<String, u64>,
+    /// Each lane.
+    pub lanes: Vec<BTreeMap<String, u64>>,
+}
+
+/// What a process used since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// CPU time in user mode, ns.
+    pub user_ns: u64,
+    /// CPU time in the kernel, ns.
+    pub system_ns: u64,
+    /// Times that a thread gave its CPU away.
+    pub voluntary_switches: u64,
+    /// Times that a thread's CPU was taken from it.
+    pub involuntary_switches: u64,
+}
+
+/// What `/v1/volume` says, as far as it is needed here.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Whether nothing can be written.
+    pub read_only: bool,
+    /// Queues and threads.
+    pub topology: Topology,
+    /// Sessions so far.
+    pub sessions: u64,
+    /// Whether a trace is being recorded.
+    pub recording: bool,
+}
+
+/// How a volume is served.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Topology {
+    /// Queues that are offered.
+    pub queues: u16,
+    /// Threads that serve them.
+    pub threads: u16,
+    /// The CPU of each thread, if they are pinned.
+    pub cpus: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    what: String,
+    why: String,
+    advice: String,
+}
+
+impl Control {
+    /// The socket at `path`, which `vlane serve --control` made.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The volume.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn volume(&self) -> Result<Volume> {
+        self.get("/v1/volume")
+    }
+
+    /// What was counted so far.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn counters(&self) -> Result<Counters> {
+        self.get("/v1/counters")
+    }
+
+    /// The JSON at `resource`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Missing`] if nobody listens at the socket, [`ErrorKind::Process`] if the server says no, [`ErrorKind::Format`] if
+    /// it says what nobody understands, [`ErrorKind::Io`].
+    pub fn get<T: DeserializeOwned>(&self, resource: &str) -> Result<T> {
+        let mut body = Vec::new();
+        let answer = self.ask(resource)?;
+        answer
+            .take(MAX_BODY)
+            .read_to_end(&mut body)
+            .context(ErrorKind::Io, || self.cannot("read from", resource))?;
+        serde_json::from_slice(&body).context(ErrorKind::Format, || self.cannot("understand", resource))
+    }
+
+    /// A trace from now on, as bytes; it goes on until the reader is dropped or the volume ends. Reading waits for the next requests
+    /// as long as `patience` says, and fails with [`io::ErrorKind::WouldBlock`] then.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn trace(&self, hashes: bool, patience: Duration) -> Result<impl Read + use<>> {
+        let answer = self.ask(&format!("/v1/trace?hash={}", u8::from(hashes)))?;
+        answer
+            .get_ref()
+            .set_read_timeout(Some(patience))
+            .context(ErrorKind::Io, || self.cannot("read from", "/v1/trace"))?;
+        Ok(answer)
+    }
+
+    fn cannot(&self, what: &str, resource: &str) -> String {
+        format!("{}: cannot {what} {resource} of the control socket", self.path.display())
+    }
+
+    /// Asks, and reads the answer's head.
+    fn ask(&self, resource: &str) -> Result<BufReader<UnixStream>> {
+        let mut stream = self.connect()?;
+        let request = format!("GET {resource} HTTP/1.0\r\nHost: vlane\r\n\r\n");
+        let broken = || self.cannot("ask for", resource);
+        stream.set_read_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
+        stream.write_all(request.as_bytes()).context(ErrorKind::Io, broken)?;
+        let mut answer = BufReader::with_capacity(256 * 1024, stream);
+        let head = read_head(&mut answer).context(ErrorKind::Io, broken)?;
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut headers);
+        let parsed = response.parse(&head).context(ErrorKind::Format, || {
+            format!(
+                "{}: whoever listens there does not speak HTTP; is it a control socket?",
+                self.path.display()
+            )
+        })?;
+        match (parsed, response.code) {
+            (httparse::Status::Complete(_), Some(200)) => Ok(answer),
+            (_, code) => {
+                let mut body = Vec::new();
+                let _ = answer.take(MAX_BODY).read_to_end(&mut body);
+                let text = match serde_json::from_slice(&body) {
+                    Ok(Problem { what, why, advice }) => format!("{what}: {why}; {advice}"),
+                    Err(_) => format!("{}: status {}", broken(), code.unwrap_or(0)),
+                };
+                Err(Error::new(ErrorKind::Process, text))
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<UnixStream> {
+        UnixStream::connect(&self.path).map_err(|error| {
+            let path = self.path.display();
+            match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    let context = format!(
+                        "{path}: there is no control socket; serve the volume with one: vlane serve ... --control {path}"
+                    );
+                    Error::caused_by(ErrorKind::Missing, context, error)
+                }
+                io::ErrorKind::PermissionDenied => {
+                    let context = format!("{path}: the control socket is for the user who serves the volume");
+                    Error::caused_by(ErrorKind::Io, context, error)
+                }
+                _ => Error::caused_by(ErrorKind::Io, format!("{path}: cannot connect"), error),
+            }
+        })
+    }
+}
+
+/// Reads up to the empty line, and no further.
+fn read_head(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let before = head.len();
+        from.by_ref().take((MAX_HEAD - before) as u64).read_until(b'\n', &mut head)?;
+        if head.len() == before {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer has no end"));
+        }
+    }
+    Ok(head)
+}

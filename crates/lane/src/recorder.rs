@@ -1,0 +1,433 @@
+//! Recording of what a lane does: one entry per request, into a ring in memory that another thread empties.
+//!
+//! The lane's side, [`Recorder`], takes no lock, allocates nothing per request and never waits: what finds the ring full is
+//! counted, and the count takes the place of the requests as soon as there is one. It reads the clock twice a batch: when the lane
+//! has found the first request of a batch, and when the answers of a batch are complete. So a request's time of submission is that at which the
+//! lane took its batch, and its service time ends when all of its batch is done; what waited for what is told exactly all the same, by
+//! numbers ([`vlane_trace::Record::after`]).
+
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rtrb::{Consumer, Producer, RingBuffer};
+use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
+use vlane_ring::{Kind, Request, Slot, Status};
+use vlane_trace::{Entry, Priority, Record};
+
+/// Answers of one batch that are told together; more are told in parts.
+const BATCH: usize = 256;
+
+/// How to record.
+#[derive(Debug, Clone, Copy)]
+pub struct RecorderConfig {
+    /// The trace's time zero.
+    pub origin: Instant,
+    /// Whether data is hashed.
+    pub hashes: bool,
+    /// Entries that the ring holds.
+    pub entries: usize,
+}
+
+/// The lane's side of a recording. It stays with the queue when lanes come and go.
+#[derive(Debug)]
+pub struct Recorder {
+    lane: u16,
+    config: RecorderConfig,
+    producer: Producer<Entry>,
+    /// What could not even be told as lost, because the recording ended.
+    untold: Arc<AtomicU64>,
+    begun: Box<[Begun]>,
+    /// Answered in this batch; their service time is still missing.
+    batch: Vec<Record>,
+    /// The present batch began then, in ns since the origin.
+    now: Option<u64>,
+    seq: u32,
+    /// Requests that are completed, and those of them that the guest has been shown.
+    completed: u32,
+    shown: u32,
+    lost: u64,
+    /// A start that there was no place for, and what was lost after it.
+    start: Option<Entry>,
+    lost_after_start: u64,
+}
+
+/// What is known of a request from its beginning on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Begun {
+    submit: u64,
+    hash: u64,
+    seq: u32,
+    after: u32,
+    /// False for requests that were begun before the recorder came.
+    is_recorded: bool,
+}
+
+/// The other end of the ring, for the thread that writes the trace.
+#[derive(Debug)]
+pub struct Recorded {
+    lane: u16,
+    consumer: Consumer<Entry>,
+    untold: Arc<AtomicU64>,
+    entries: usize,
+}
+
+/// A recorder for the lane of queue `lane`, and the other end of its ring.
+pub fn recorder(lane: u16, config: RecorderConfig) -> (Recorder, Recorded) {
+    let (producer, consumer) = RingBuffer::new(config.entries.max(2));
+    let untold = Arc::new(AtomicU64::new(0));
+    let recorder = Recorder {
+        lane,
+        config,
+        producer,
+        untold: Arc::clone(&untold),
+        begun: Box::default(),
+        batch: Vec::with_capacity(BATCH),
+        now: None,
+        seq: 0,
+        completed: 0,
+        shown: 0,
+        lost: 0,
+        start: None,
+        lost_after_start: 0,
+    };
+    (recorder, Recorded { lane, consumer, untold, entries: config.entries })
+}
+
+impl Recorder {
+    fn clock(&self) -> u64 {
+        u64::try_from(self.config.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A lane of `slots` slots is recorded from now on, which has requests in flight.
+    pub(crate) fn start(&mut self, slots: u16, in_flight: usize) {
+        self.begun = vec![Begun::default(); slots.into()].into();
+        (self.seq, self.completed, self.shown, self.now) = (0, 0, 0, None);
+        let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
+        // With the one before still untold, everything since is lost to the same gap.
+        self.lost += std::mem::take(&mut self.lost_after_start);
+        self.start = Some(Entry::Start { lane: self.lane, time: self.clock(), in_flight });
+        self.catch_up();
+    }
+
+    /// The lane took a request.
+    #[inline]
+    pub(crate) fn begin(&mut self, slot: Slot, request: &Request) {
+        let submit = match self.now {
+            Some(now) => now,
+            None => *self.now.insert(self.clock()),
+        };
+        let hash = match request.kind() {
+            Kind::Out if self.config.hashes => hash(request),
+            _ => 0,
+        };
+        if let Some(begun) = self.begun.get_mut(usize::from(slot.0)) {
+            *begun = Begun { submit, hash, seq: self.seq, after: self.shown, is_recorded: true };
+        }
+        self.seq = self.seq.wrapping_add(1);
+    }
+
+    /// The request was answered; called while it is still in its slot.
+    #[inline]
+    pub(crate) fn complete(&mut self, slot: Slot, request: &Request, status: Status) {
+        let Some(begun) = self.begun.get_mut(usize::from(slot.0)) else { return };
+        let begun = std::mem::take(begun);
+        if !begun.is_recorded {
+            return;
+        }
+        self.completed = self.completed.wrapping_add(1);
+        let is_read = request.kind() == Kind::In && status == Status::Ok;
+        let record = Record {
+            kind: kind(request.kind()),
+            status: match status {
+                Status::Ok => vlane_trace::Status::Ok,
+                Status::IoErr => vlane_trace::Status::IoErr,
+                Status::Unsupported => vlane_trace::Status::Unsupported,
+            },
+            lane: self.lane,
+            priority: Priority(request.priority().0),
+            submit: begun.submit,
+            service: 0,
+            sector: request.sector(),
+            sectors: 0,
+            seq: begun.seq,
+            after: begun.after,
+            more: false,
+            unmap: false,
+            hash: if is_read && self.config.hashes { hash(request) } else { begun.hash },
+        };
+        match request.kind() {
+            Kind::In | Kind::Out => {
+                let sectors = u32::try_from(request.len() / vlane_ring::SECTOR).unwrap_or(u32::MAX);
+                self.answered(Record { sectors, ..record });
+            }
+            Kind::Discard | Kind::WriteZeroes => self.ranges(request, record),
+            _ => self.answered(Record { sector: 0, ..record }),
+        }
+    }
+
+    /// One record per range.
+    #[cold]
+    fn ranges(&mut self, request: &Request, record: Record) {
+        let ranges = request.ranges();
+        if ranges.len() > BATCH {
+            // The most that a request can have; together they are told or lost together.
+            self.lose(1);
+            return;
+        }
+        if self.batch.len() + ranges.len() > BATCH {
+            self.end_batch();
+        }
+        for (index, range) in ranges.iter().enumerate() {
+            let more = index + 1 < ranges.len();
+            self.batch.push(Record {
+                sector: range.sector,
+                sectors: range.sectors,
+                unmap: range.unmap,
+                more,
+                ..record
+            });
+        }
+    }
+
+    #[inline]
+    fn answered(&mut self, record: Record) {
+        if self.batch.len() == BATCH {
+            self.end_batch();
+        }
+        self.batch.push(record);
+    }
+
+    /// The guest can see all answers.
+    #[inline]
+    pub(crate) fn published(&mut self) {
+        self.shown = self.completed;
+    }
+
+    /// What was answered since the last time is done now; the next request begins a batch.
+    #[inline]
+    pub(crate) fn end_batch(&mut self) {
+        self.now = None;
+        if self.batch.is_empty() {
+            return;
+        }
+        let now = self.clock();
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut losing = false;
+        for mut record in batch.drain(..) {
+            record.service = now.saturating_sub(record.submit);
+            // Ranges of a request that has lost one are worth nothing; the reader drops those before.
+            losing = losing || !self.catch_up() || self.producer.push(Entry::Record(record)).is_err();
+            if losing && !record.more {
+                self.lose(1);
+                losing = false;
+            }
+        }
+        self.batch = batch;
+    }
+
+    #[cold]
+    fn lose(&mut self, count: u64) {
+        match self.start {
+            None => self.lost += count,
+            Some(_) => self.lost_after_start += count,
+        }
+    }
+
+    /// Tells what there was no place for; says whether nothing is left of it.
+    #[inline]
+    fn catch_up(&mut self) -> bool {
+        (self.lost == 0 && self.start.is_none()) || self.tell()
+    }
+
+    #[cold]
+    fn tell(&mut self) -> bool {
+        let time = self.clock();
+        loop {
+            let entry = match (self.lost, self.start) {
+                (0, None) => return true,
+                (0, Some(start)) => start,
+                (count, _) => Entry::Lost { lane: self.lane, time, count },
+            };
+            if self.producer.push(entry).is_err() {
+                return false;
+            }
+            if self.lost > 0 {
+                self.lost = 0;
+            } else {
+                self.start = None;
+                self.lost = std::mem::take(&mut self.lost_after_start);
+            }
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.end_batch();
+        if !self.catch_up() {
+            self.untold.store(self.lost + self.lost_after_start, Ordering::Release);
+        }
+    }
+}
+
+impl Recorded {
+    /// Takes out what is there, a whole ring of it at the most; returns how many entries that were.
+    pub fn drain(&mut self, mut each: impl FnMut(Entry)) -> usize {
+        let Ok(chunk) = self.consumer.read_chunk(self.consumer.slots()) else { return 0 };
+        let count = chunk.len();
+        chunk.into_iter().for_each(&mut each);
+        count
+    }
+
+    /// Entries that the ring holds.
+    pub fn capacity(&self) -> usize {
+        self.entries
+    }
+
+    /// Whether the lane has let go of the recorder: after one more [`Recorded::drain`] nothing comes any more, but for
+    /// [`Recorded::untold`].
+    pub fn is_over(&self) -> bool {
+        self.consumer.is_abandoned()
+    }
+
+    /// Requests that were lost last of all, if some were; after the end.
+    pub fn untold(&self, time: u64) -> Option<Entry> {
+        let count = self.untold.swap(0, Ordering::Acquire);
+        (count > 0).then_some(Entry::Lost { lane: self.lane, time, count })
+    }
+}
+
+fn kind(kind: Kind) -> vlane_trace::Kind {
+    match kind {
+        Kind::In => vlane_trace::Kind::Read,
+        Kind::Out => vlane_trace::Kind::Write,
+        Kind::Flush => vlane_trace::Kind::Flush,
+        Kind::GetId => vlane_trace::Kind::GetId,
+        Kind::Discard => vlane_trace::Kind::Discard,
+        Kind::WriteZeroes => vlane_trace::Kind::WriteZeroes,
+        Kind::Refused(_) => vlane_trace::Kind::Refused,
+    }
+}
+
+/// Of the data as it is now. The guest may be changing it, which makes a hash of neither state and nothing worse.
+#[cold]
+fn hash(request: &Request) -> u64 {
+    // A secret of the right length for seed 0 can always be made.
+    let Ok(secret) = SecretBuffer::with_seed(0, [0; DEFAULT_SECRET_LENGTH]) else { return 0 };
+    let mut hasher = RawHasher::new(secret);
+    request.copy_out(|bytes| hasher.write(bytes));
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn config(entries: usize) -> RecorderConfig {
+        RecorderConfig { origin: Instant::now(), hashes: false, entries }
+    }
+
+    fn record(seq: u32, more: bool) -> Record {
+        Record {
+            kind: vlane_trace::Kind::Write,
+            status: vlane_trace::Status::Ok,
+            lane: 3,
+            priority: Priority(0),
+            submit: 0,
+            service: 0,
+            sector: 0,
+            sectors: 8,
+            seq,
+            after: 0,
+            more,
+            unmap: false,
+            hash: 0,
+        }
+    }
+
+    fn drained(recorded: &mut Recorded) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        recorded.drain(|entry| entries.push(entry));
+        entries
+    }
+
+    /// Records and lost ones add up to what happened, and each gap is told where it is.
+    #[test]
+    fn what_finds_no_place_is_counted_where_it_is_missing() {
+        let (mut recorder, mut recorded) = recorder(3, config(4));
+        recorder.start(8, 2);
+        for seq in 0..10 {
+            recorder.answered(record(seq, false));
+        }
+        recorder.end_batch();
+        let first = drained(&mut recorded);
+        assert!(matches!(first[0], Entry::Start { lane: 3, in_flight: 2, .. }));
+        assert_eq!(first.len(), 4, "start and three records");
+        recorder.answered(record(10, false));
+        recorder.end_batch();
+        let second = drained(&mut recorded);
+        assert!(matches!(second[0], Entry::Lost { lane: 3, count: 7, .. }), "{second:?}");
+        assert!(matches!(second[1], Entry::Record(Record { seq: 10, .. })), "{second:?}");
+    }
+
+    #[test]
+    fn a_request_of_several_ranges_is_lost_as_one() {
+        let (mut recorder, mut recorded) = recorder(3, config(4));
+        recorder.start(8, 0);
+        for seq in 0..2 {
+            for more in [true, true, false] {
+                recorder.answered(record(seq, more));
+            }
+        }
+        recorder.end_batch();
+        assert_eq!(drained(&mut recorded).len(), 4, "start and the three ranges of the first");
+        recorder.answered(record(2, false));
+        recorder.end_batch();
+        let rest = drained(&mut recorded);
+        assert!(matches!(rest[0], Entry::Lost { count: 1, .. }), "{rest:?}");
+    }
+
+    #[test]
+    fn what_is_lost_last_is_told_too() {
+        let (mut recorder, mut recorded) = recorder(3, config(2));
+        recorder.start(8, 0);
+        for seq in 0..5 {
+            recorder.answered(record(seq, false));
+        }
+        drop(recorder);
+        assert!(recorded.is_over());
+        assert_eq!(drained(&mut recorded).len(), 2);
+        assert!(matches!(recorded.untold(9), Some(Entry::Lost { lane: 3, time: 9, count: 4 })));
+        assert!(recorded.untold(9).is_none());
+    }
+
+    /// A lane that starts while there is no place: what was lost before and after stays apart.
+    #[test]
+    fn a_start_without_a_place_comes_between_what_was_lost() {
+        let (mut recorder, mut recorded) = recorder(3, config(2));
+        recorder.start(8, 0);
+        for seq in 0..3 {
+            recorder.answered(record(seq, false));
+        }
+        recorder.end_batch();
+        recorder.start(8, 0);
+        recorder.answered(record(0, false));
+        recorder.end_batch();
+        let mut entries = drained(&mut recorded);
+        for _ in 0..3 {
+            recorder.catch_up();
+            entries.extend(drained(&mut recorded));
+        }
+        let tell = |entry: &Entry| match entry {
+            Entry::Start { .. } => "start".to_owned(),
+            Entry::Record(record) => format!("record {}", record.seq),
+            Entry::Lost { count, .. } => format!("lost {count}"),
+            Entry::End { .. } => "end".to_owned(),
+        };
+        let told: Vec<_> = entries.iter().map(tell).collect();
+        assert_eq!(told, ["start", "record 0", "lost 2", "start", "lost 1"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The control socket: what a volume tells of itself while it serves, over HTTP/1.1 on a unix socket.
+//!
+//! One thread, `control`, runs all of it; it sleeps unless somebody asks, and never touches the data path: counters are read where the
+//! lanes publish them, a recording is a message in their inboxes. Each resource is a file here: a handler with its description, from which
+//! the OpenAPI document is made, and a line in [`api`].
+
+mod counters;
+mod error;
+mod trace;
+mod volume;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{Method, Uri, header};
+use axum::response::{IntoResponse, Response};
+use rustix::fs::Mode;
+use tokio::sync::oneshot;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::socket_file::{ListenError, SocketFile};
+use crate::volume::Volume;
+use error::ApiError;
+
+/// How long clients that are still reading may keep the end waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What handlers know.
+#[derive(Debug, Clone)]
+struct Context {
+    volume: Arc<Volume>,
+    /// The OpenAPI document.
+    document: Arc<str>,
+}
+
+/// Why the control socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Not at that path.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The system gives no thread, or nothing to wait with.
+    #[error("{}: cannot start the thread that answers there", path.display())]
+    Thread {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A control socket that is being served. Dropping it ends recordings in order, hangs up and removes the socket.
+#[derive(Debug)]
+pub struct Control {
+    volume: Arc<Volume>,
+    /// Its file goes when this goes.
+    _file: SocketFile,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Control {
+    /// Serves `volume` at `path`, to the process's own user only (mode 0600).
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn start(path: &Path, volume: Arc<Volume>) -> Result<Control, ControlError> {
+        let (socket, file) = SocketFile::listen(path, "--control", Some(Mode::RUSR | Mode::WUSR))?;
+        let failed = |source| ControlError::Thread { path: path.to_owned(), source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (stop, stopped) = oneshot::channel();
+        let (router, document) = api();
+        let context = Context { volume: Arc::clone(&volume), document };
+        let listener = {
+            let _entered = runtime.enter();
+            tokio::net::UnixListener::from_std(socket).map_err(failed)?
+        };
+        let body = move || {
+            runtime.block_on(async move {
+                let (ending, ended) = oneshot::channel::<()>();
+                let stopped = async move {
+                    let _ = stopped.await;
+                    let _ = ending.send(());
+                };
+                let serving =
+                    axum::serve(listener, router.with_state(context)).with_graceful_shutdown(stopped);
+                tokio::select! {
+                    _ = serving => {}
+                    () = async { let _ = ended.await; tokio::time::sleep(PATIENCE).await } => {}
+                }
+            });
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
+        Ok(Control { volume, _file: file, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // Whoever reads a trace gets its end.
+        self.volume.recording.end();
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "vlane control",
+    description = "What a volume tells of itself while it is served. Spoken on the unix socket that `vlane serve --control` makes."
+))]
+struct Document;
+
+/// All resources, and the document that describes them.
+fn api() -> (Router<Context>, Arc<str>) {
+    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(volume::get))
+        .routes(routes!(counters::get))
+        .routes(routes!(trace::get))
+        .routes(routes!(describe))
+        .split_for_parts();
+    let document = document.to_pretty_json().unwrap_or_default();
+    (router.fallback(unknown).method_not_allowed_fallback(wrong_method), document.into())
+}
+
+/// The OpenAPI document of this API.
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "describe",
+    responses((status = 200, description = "OpenAPI 3.1", content_type = "application/json", body = Object))
+)]
+async fn describe(State(context): State<Context>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], context.document.to_string()).into_response()
+}
+
+async fn unknown(uri: Uri) -> ApiError {
+    ApiError::unknown(uri.path())
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::wrong_method(&method, uri.path())
+}

@@ -1,0 +1,96 @@
+//! `/v1/volume`: what is served, and to whom.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+use vlane_lane::Topology;
+
+use super::Context;
+use crate::features;
+
+/// A volume.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct VolumeInfo {
+    /// Its name: the image's path, or `null`.
+    name: String,
+    /// The serial number that the guest sees.
+    serial: String,
+    /// Size in bytes.
+    size: u64,
+    /// Logical block size in bytes.
+    block_size: u32,
+    /// Whether nothing can be written.
+    read_only: bool,
+    /// Whether DISCARD does something.
+    discard: bool,
+    /// Whether WRITE_ZEROES is possible.
+    write_zeroes: bool,
+    topology: TopologyInfo,
+    /// The longest busy polling, in microseconds; 0: none.
+    poll_us: u64,
+    /// Sessions since the volume is served, the present one included.
+    sessions: u64,
+    /// The present session; null without one.
+    session: Option<SessionInfo>,
+    /// Whether a trace is being recorded.
+    recording: bool,
+}
+
+/// Queues, threads, CPUs.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TopologyInfo {
+    /// Queues that are offered: one lane each.
+    queues: u16,
+    /// Threads; lane i runs on thread i modulo their number.
+    threads: u16,
+    /// The CPU of each thread; empty: not pinned.
+    cpus: Vec<usize>,
+}
+
+/// A connected front end.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SessionInfo {
+    /// Counted from 1.
+    number: u64,
+    /// The front end's process; null if the system does not tell.
+    pid: Option<i32>,
+    /// The virtio feature bits that were agreed on.
+    feature_bits: u64,
+    /// Their names.
+    features: Vec<&'static str>,
+    /// Lanes that run.
+    lanes: Vec<u16>,
+}
+
+/// The volume: name, size, topology, and the present session.
+#[utoipa::path(
+    get, path = "/v1/volume", operation_id = "volume",
+    responses((status = 200, description = "The volume", body = VolumeInfo))
+)]
+pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
+    let volume = &context.volume;
+    let (config, geometry) = (&volume.config, volume.geometry());
+    let Topology { queues, threads, ref cpus } = config.topology;
+    let session = volume.session().map(|session| SessionInfo {
+        number: session.number,
+        pid: session.pid,
+        feature_bits: session.features,
+        features: features::names(session.features),
+        lanes: session.lanes,
+    });
+    Json(VolumeInfo {
+        name: config.name.clone(),
+        serial: config.serial.clone(),
+        size: geometry.sectors * 512,
+        block_size: geometry.block_size,
+        read_only: geometry.read_only,
+        discard: geometry.discard,
+        write_zeroes: geometry.write_zeroes,
+        topology: TopologyInfo { queues, threads, cpus: cpus.clone() },
+        poll_us: u64::try_from(config.poll_max.as_micros()).unwrap_or(u64::MAX),
+        sessions: volume.sessions(),
+        session,
+        recording: volume.recording.is_active(),
+    })
+}

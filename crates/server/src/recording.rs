@@ -1,0 +1,194 @@
+//! A trace of a volume while it is served: attaches recorders to the lanes, and makes a stream of what they tell.
+//!
+//! The thread `recorder` empties the lanes' rings, a few hundred times a second under load, and gives the trace's bytes to whoever
+//! reads. A reader that is too slow makes it wait; the lanes never wait, they count what finds no place.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use vlane_lane::{Recorded, RecorderConfig, recorder};
+use vlane_trace::{Entry, Header, Writer};
+
+use crate::volume::Volume;
+
+/// Entries that a lane's ring holds: 1 MiB, and 5 ms of 3 million requests a second.
+const RING: usize = 16 * 1024;
+/// Bytes that are given to the reader together.
+const CHUNK: usize = 64 * 1024;
+/// Chunks that may wait for the reader: 4 MiB, and what the socket holds.
+const CHUNKS: usize = 64;
+/// How long the recorder sleeps when the rings were nearly full, as usual, and empty.
+const SLEEPS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(20)];
+/// How long lanes may take to let go of their recorders.
+const LET_GO: Duration = Duration::from_secs(2);
+
+/// Why nothing is recorded.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// Somebody else does.
+    Busy,
+    /// The volume ends.
+    Ending,
+    /// No thread.
+    System(std::io::Error),
+}
+
+/// A volume's recording, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Set to end it; dropped by its thread when it has ended.
+    active: Option<Arc<AtomicBool>>,
+    is_ending: bool,
+}
+
+impl Recording {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether one is going on.
+    pub(crate) fn is_active(&self) -> bool {
+        self.lock().active.as_ref().is_some_and(|stop| Arc::strong_count(stop) > 1)
+    }
+
+    /// Ends the present one in order, and lets no other begin.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_ending = true;
+        if let Some(stop) = &state.active {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins one; what it gives are the trace's bytes, until the receiver is dropped or the volume ends.
+    pub(crate) fn begin(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
+        let mut state = volume.recording.lock();
+        if state.is_ending {
+            return Err(Refused::Ending);
+        }
+        if state.active.as_ref().is_some_and(|stop| Arc::strong_count(stop) > 1) {
+            return Err(Refused::Busy);
+        }
+        let (sender, receiver) = channel(CHUNKS);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (volume_, stop_) = (Arc::clone(volume), Arc::clone(&stop));
+        let body = move || run(&volume_, hashes, sender, &stop_);
+        std::thread::Builder::new().name("recorder".to_owned()).spawn(body).map_err(Refused::System)?;
+        state.active = Some(stop);
+        Ok(receiver)
+    }
+}
+
+/// What the trace says about itself.
+fn header(volume: &Volume, hashes: bool) -> Header {
+    let geometry = volume.geometry();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Header {
+        started: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+        sectors: geometry.sectors,
+        block_size: geometry.block_size,
+        lanes: volume.queues(),
+        hashes,
+        name: volume.config.name.clone(),
+    }
+}
+
+/// The recorder's thread.
+fn run(volume: &Volume, hashes: bool, reader: Sender<Vec<u8>>, stop: &Arc<AtomicBool>) {
+    let origin = Instant::now();
+    let Ok(writer) = Writer::new(Vec::with_capacity(CHUNK), header(volume, hashes)) else { return };
+    let mut out = Out { writer, reader };
+    let mut lanes = Vec::new();
+    let config = RecorderConfig { origin, hashes, entries: RING };
+    for index in 0..volume.queues() {
+        let (recorder, recorded) = recorder(index, config);
+        if volume.pool.set_recorder(index, Some(Box::new(recorder))).is_ok() {
+            lanes.push(recorded);
+        }
+    }
+    let mut is_read = out.hand_over();
+    while is_read && !stop.load(Ordering::Relaxed) && !out.reader.is_closed() {
+        let fullest = drain(&mut lanes, &mut out);
+        is_read = out.hand_over();
+        let sleep = match fullest {
+            Fill::Much => 0,
+            Fill::Some => 1,
+            Fill::Nothing => 2,
+        };
+        std::thread::sleep(SLEEPS[sleep]);
+    }
+    for index in 0..volume.queues() {
+        let _ = volume.pool.set_recorder(index, None);
+    }
+    let begin = Instant::now();
+    while lanes.iter().any(|lane| !lane.is_over()) && begin.elapsed() < LET_GO {
+        drain(&mut lanes, &mut out);
+        is_read = is_read && out.hand_over();
+        std::thread::sleep(SLEEPS[0]);
+    }
+    drain(&mut lanes, &mut out);
+    let now = u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    for lost in lanes.iter().filter_map(|lane| lane.untold(now)) {
+        let _ = out.writer.write(&lost);
+    }
+    out.finish();
+}
+
+/// The trace on its way to the reader.
+struct Out {
+    writer: Writer<Vec<u8>>,
+    reader: Sender<Vec<u8>>,
+}
+
+impl Out {
+    /// Gives what is there to the reader; says whether there still is one.
+    fn hand_over(&mut self) -> bool {
+        let bytes = self.writer.target();
+        bytes.is_empty() || {
+            let bytes = std::mem::replace(bytes, Vec::with_capacity(CHUNK));
+            self.reader.blocking_send(bytes).is_ok()
+        }
+    }
+
+    fn finish(self) {
+        if let Ok(bytes) = self.writer.finish() {
+            let _ = self.reader.blocking_send(bytes);
+        }
+    }
+}
+
+/// How much a look at the rings found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fill {
+    Nothing,
+    Some,
+    /// A quarter of a ring: it might have run full.
+    Much,
+}
+
+fn drain(lanes: &mut [Recorded], out: &mut Out) -> Fill {
+    let mut fullest = Fill::Nothing;
+    for lane in lanes {
+        let quarter = lane.capacity() / 4;
+        let found = lane.drain(|entry: Entry| {
+            // Into memory: it cannot fail, and lanes are those of the header.
+            let _ = out.writer.write(&entry);
+        });
+        fullest = fullest.max(match found {
+            0 => Fill::Nothing,
+            n if n < quarter => Fill::Some,
+            _ => Fill::Much,
+        });
+        if out.writer.target().len() >= CHUNK && !out.hand_over() {
+            break;
+        }
+    }
+    fullest
+}

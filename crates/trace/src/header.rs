@@ -1,0 +1,113 @@
+//! What stands at a trace's beginning.
+
+use crate::error::{Error, ErrorKind};
+use crate::record::{RECORD, RECORD_WITH_HASH};
+
+/// The first eight bytes.
+pub const MAGIC: [u8; 8] = *b"VLANETRC";
+/// The format's version. It rises when a reader of the older one would misunderstand the newer.
+pub const VERSION: u16 = 1;
+/// Bytes before the name.
+pub(crate) const FIXED: usize = 48;
+/// The most bytes that a header may have, name included.
+pub const MAX_HEADER: usize = 4096;
+
+/// Bit of the flags: entries end with a hash of the data.
+const HASHES: u16 = 1;
+
+/// What a trace says about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Header {
+    /// When recording began: nanoseconds since the Unix epoch, UTC. Times in records count from here.
+    pub started: u64,
+    /// Size of the volume in sectors of 512 bytes; 0 if not known.
+    pub sectors: u64,
+    /// Logical block size in bytes; 0 if not known.
+    pub block_size: u32,
+    /// Queues that the volume offered; lanes are numbered below it. 0 if not known.
+    pub lanes: u16,
+    /// Records have hashes of their data.
+    pub hashes: bool,
+    /// The volume's name, for people; may be empty.
+    pub name: String,
+}
+
+impl Header {
+    /// Bytes of one entry.
+    pub fn entry_len(&self) -> usize {
+        if self.hashes { RECORD_WITH_HASH } else { RECORD }
+    }
+
+    /// The header's bytes. A name that is too long is cut.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut end = self.name.len().min(MAX_HEADER - FIXED - 8);
+        while !self.name.is_char_boundary(end) {
+            end -= 1;
+        }
+        // Entries begin at a multiple of eight.
+        let len = (FIXED + end).next_multiple_of(8);
+        let short = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_le_bytes();
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(short(len));
+        bytes.extend(short(self.entry_len()));
+        bytes.extend(if self.hashes { HASHES } else { 0 }.to_le_bytes());
+        bytes.extend(self.started.to_le_bytes());
+        bytes.extend(self.sectors.to_le_bytes());
+        bytes.extend(self.block_size.to_le_bytes());
+        bytes.extend(self.lanes.to_le_bytes());
+        bytes.extend(short(end));
+        bytes.resize(FIXED, 0);
+        bytes.extend(&self.name.as_bytes()[..end]);
+        bytes.resize(len, 0);
+        bytes
+    }
+
+    /// Makes sense of the fixed part; returns the header without its name, the bytes of the whole header, and those of the name.
+    pub(crate) fn decode(bytes: &[u8; FIXED]) -> Result<(Header, usize, usize), Error> {
+        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let long = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if bytes[..8] != MAGIC {
+            return Err(Error::new(
+                ErrorKind::NotATrace,
+                0,
+                "not a vlane trace: it does not begin with VLANETRC",
+            ));
+        }
+        let version = short(8);
+        if version != VERSION {
+            let context = format!(
+                "the trace has version {version} of the format, this program reads {VERSION}; use the vlane that recorded it, or a newer one"
+            );
+            return Err(Error::new(ErrorKind::Version, 8, context));
+        }
+        let corrupt = |at: u64, what: String| {
+            Err(Error::new(ErrorKind::Corrupt, at, format!("the header is damaged: {what}")))
+        };
+        let (len, entry, flags, name) =
+            (usize::from(short(10)), usize::from(short(12)), short(14), usize::from(short(38)));
+        if !(FIXED..=MAX_HEADER).contains(&len) || FIXED + name > len {
+            return corrupt(10, format!("a length of {len} bytes with a name of {name} is impossible"));
+        }
+        if flags & !HASHES != 0 {
+            return corrupt(14, format!("unknown flags {flags:#x}"));
+        }
+        let header = Header {
+            started: long(16),
+            sectors: long(24),
+            block_size: u32::from_le_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]),
+            lanes: short(36),
+            hashes: flags & HASHES != 0,
+            name: String::new(),
+        };
+        if entry != header.entry_len() {
+            return corrupt(12, format!("entries of {entry} bytes, where {} are meant", header.entry_len()));
+        }
+        Ok((header, len, name))
+    }
+}

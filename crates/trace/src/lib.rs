@@ -1,0 +1,29 @@
+//! The format of recorded requests.
+//!
+//! A trace is a [`Header`] and then entries of one size, little-endian: one [`Record`] per request (one per range of a
+//! request with several), and three kinds of remarks: recording of a lane began ([`Entry::Start`]), records are missing
+//! ([`Entry::Lost`]), the trace is complete ([`Entry::End`]). `docs/src/trace-format.md` has the byte offsets.
+//!
+//! Entries of one lane stand in the order in which its requests were completed. [`Record::seq`] says in which order they
+//! were begun, and [`Record::after`] how many of the lane had been completed by then: with both, what had to wait for what
+//! is known exactly within a lane, whatever the clock's precision.
+//!
+//! [`Writer`] and [`Reader`] stream: neither needs to seek, nor the whole in memory. A damaged or cut-off trace gives every
+//! entry before the damage and then an [`Error`] that says where it is.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod header;
+mod reader;
+mod record;
+mod writer;
+
+pub use error::{Error, ErrorKind};
+pub use header::{Header, MAGIC, MAX_HEADER, VERSION};
+pub use reader::Reader;
+pub use record::{Entry, Kind, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record, Status};
+pub use writer::Writer;
+
+/// Bytes of a sector; lengths and positions count in these.
+pub const SECTOR: u64 = 512;
