@@ -21,7 +21,7 @@ use crate::session::GuestQueue;
 use crate::workload::{Requests, Wait, Workload};
 
 /// Closer to an arrival than this a job does not sleep.
-const SPIN_NS: u64 = 20_000;
+const SPIN_NS: u64 = 50_000;
 /// The longest latency told apart: a minute.
 pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
 

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod control;
 pub mod date;
 pub mod error;

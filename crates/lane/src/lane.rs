@@ -13,7 +13,7 @@ use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
-use crate::recorder::Recorder;
+use crate::recorder::{CLOCK_EVERY, Recorder};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: u32 = 128;
@@ -205,6 +205,9 @@ impl Lane {
                 }
             };
             taken += 1;
+            if self.recorder.is_some() && taken % CLOCK_EVERY == 0 {
+                self.end_batch(true);
+            }
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
@@ -216,10 +219,11 @@ impl Lane {
                 }
             }
         }
+        // Before the answers are shown: what the guest does because of one is later.
+        self.end_batch(false);
         self.publish();
         if taken > 0 {
             probes::batch_taken(self.index, taken);
-            self.end_batch();
         }
         taken > 0
     }
@@ -234,11 +238,11 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// The requests of a batch were begun, or the answers of one are complete.
+    /// For the recorder: some requests were begun, or answered, together.
     #[inline]
-    pub(crate) fn end_batch(&mut self) {
+    pub(crate) fn end_batch(&mut self, goes_on: bool) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.end_batch();
+            recorder.end_batch(goes_on);
         }
     }
 
@@ -447,7 +451,7 @@ impl Lane {
 
     /// Takes the recorder out, for the lane that comes next.
     pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
-        self.end_batch();
+        self.end_batch(false);
         self.recorder.take()
     }
 

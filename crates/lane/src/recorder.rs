@@ -1,10 +1,10 @@
 //! Recording of what a lane does: one entry per request, into a ring in memory that another thread empties.
 //!
 //! The lane's side, [`Recorder`], takes no lock, allocates nothing per request and never waits: what finds the ring full is
-//! counted, and the count takes the place of the requests as soon as there is one. It reads the clock twice a batch: when the lane
-//! has found the first request of a batch, and when the answers of a batch are complete. So a request's time of submission is that at which the
-//! lane took its batch, and its service time ends when all of its batch is done; what waited for what is told exactly all the same, by
-//! numbers ([`vlane_trace::Record::after`]).
+//! counted, and the count takes the place of the requests as soon as there is one. It reads the clock once for up to
+//! [`CLOCK_EVERY`] requests that are taken together, and once for all completions that are found together: those requests have one time of
+//! submission, that of the first, and one of completion, that of the last. What waited for what in a lane is told exactly
+//! all the same, by numbers ([`vlane_trace::Record::after`]).
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use vlane_trace::{Entry, Priority, Record};
 
 /// Answers of one batch that are told together; more are told in parts.
 const BATCH: usize = 256;
+/// Requests taken together that have one time.
+pub(crate) const CLOCK_EVERY: usize = 8;
 
 /// How to record.
 #[derive(Debug, Clone, Copy)]
@@ -177,7 +179,7 @@ impl Recorder {
             return;
         }
         if self.batch.len() + ranges.len() > BATCH {
-            self.end_batch();
+            self.end_batch(false);
         }
         for (index, range) in ranges.iter().enumerate() {
             let more = index + 1 < ranges.len();
@@ -194,7 +196,7 @@ impl Recorder {
     #[inline]
     fn answered(&mut self, record: Record) {
         if self.batch.len() == BATCH {
-            self.end_batch();
+            self.end_batch(false);
         }
         self.batch.push(record);
     }
@@ -205,14 +207,16 @@ impl Recorder {
         self.shown = self.completed;
     }
 
-    /// What was answered since the last time is done now; the next request begins a batch.
+    /// What was answered since the last time is done now, and not shown to the guest yet, or not all of it. `goes_on`: more
+    /// requests are taken at once.
     #[inline]
-    pub(crate) fn end_batch(&mut self) {
+    pub(crate) fn end_batch(&mut self, goes_on: bool) {
         self.now = None;
         if self.batch.is_empty() {
             return;
         }
         let now = self.clock();
+        self.now = goes_on.then_some(now);
         let mut batch = std::mem::take(&mut self.batch);
         let mut losing = false;
         for mut record in batch.drain(..) {
@@ -265,7 +269,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        self.end_batch();
+        self.end_batch(false);
         if !self.catch_up() {
             self.untold.store(self.lost + self.lost_after_start, Ordering::Release);
         }
@@ -362,12 +366,12 @@ mod tests {
         for seq in 0..10 {
             recorder.answered(record(seq, false));
         }
-        recorder.end_batch();
+        recorder.end_batch(false);
         let first = drained(&mut recorded);
         assert!(matches!(first[0], Entry::Start { lane: 3, in_flight: 2, .. }));
         assert_eq!(first.len(), 4, "start and three records");
         recorder.answered(record(10, false));
-        recorder.end_batch();
+        recorder.end_batch(false);
         let second = drained(&mut recorded);
         assert!(matches!(second[0], Entry::Lost { lane: 3, count: 7, .. }), "{second:?}");
         assert!(matches!(second[1], Entry::Record(Record { seq: 10, .. })), "{second:?}");
@@ -382,10 +386,10 @@ mod tests {
                 recorder.answered(record(seq, more));
             }
         }
-        recorder.end_batch();
+        recorder.end_batch(false);
         assert_eq!(drained(&mut recorded).len(), 4, "start and the three ranges of the first");
         recorder.answered(record(2, false));
-        recorder.end_batch();
+        recorder.end_batch(false);
         let rest = drained(&mut recorded);
         assert!(matches!(rest[0], Entry::Lost { count: 1, .. }), "{rest:?}");
     }
@@ -412,10 +416,10 @@ mod tests {
         for seq in 0..3 {
             recorder.answered(record(seq, false));
         }
-        recorder.end_batch();
+        recorder.end_batch(false);
         recorder.start(8, 0);
         recorder.answered(record(0, false));
-        recorder.end_batch();
+        recorder.end_batch(false);
         let mut entries = drained(&mut recorded);
         for _ in 0..3 {
             recorder.catch_up();

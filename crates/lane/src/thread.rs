@@ -105,10 +105,10 @@ impl Thread {
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
+            lane.end_batch(false);
             lane.publish();
             answered |= lane.take_answered();
             if worked {
-                lane.end_batch();
                 lane.store_counters();
             }
             if lane.settle() {

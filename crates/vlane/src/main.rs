@@ -4,6 +4,7 @@
 
 mod bench;
 mod boot;
+mod compare;
 mod peers;
 mod serve;
 
@@ -30,6 +31,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Compare host, virtio and emulated disks in one guest, and see where requests go
+    Compare(compare::CompareArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Compare(args) => compare::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
