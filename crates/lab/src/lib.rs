@@ -14,8 +14,8 @@ pub mod machine;
 pub mod progress;
 pub mod report;
 pub mod server;
-pub mod topologies;
 pub mod stats;
+pub mod topologies;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
