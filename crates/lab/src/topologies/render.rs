@@ -21,7 +21,10 @@ pub(super) fn report(options: &Options, measured: &Measured<'_>) -> Report {
         .suites
         .iter()
         .flat_map(|(group, suite)| {
-            suite.checks(&measured.prices, measured.cpus).into_iter().map(|check| (*group, check))
+            suite
+                .checks(&measured.prices, measured.cpus, options.depth)
+                .into_iter()
+                .map(|check| (*group, check))
         })
         .collect();
     let mut sections = Vec::new();
@@ -83,6 +86,16 @@ fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
          needs the processor's memory sampling (PEBS, IBS, SPE), which virtual machines seldom have."
             .into(),
     );
+    let shares: Vec<_> = measured.suites.iter().filter_map(|(_, suite)| suite.cpu_share()).collect();
+    let share = vlane_driver::median(&shares);
+    if share < 0.9 {
+        let text = format!(
+            "One lane got {:.0} % of its CPU: other programs ran meanwhile. Neither the throughputs nor the check of the model can be \
+             relied on; measure again when the machine is quiet.",
+            share * 100.0
+        );
+        note(Severity::Warning, text);
+    }
     if measured.repeats < 3 {
         note(Severity::Warning, format!("Only {} rounds: the spread means little.", measured.repeats));
     }
@@ -266,10 +279,8 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
                     |topology| iops(measured, pattern.name, Group::Paper, Subject::Model(topology), cpus);
                 Some(of(Topology::Mt)? / of(other)?)
             });
-            if other == Topology::Baseline {
-                if let Some(ratio) = at_cpus {
-                    ours.push(Point { x, y: single(ratio) });
-                }
+            if let Some(ratio) = at_cpus.filter(|_| other == Topology::Baseline) {
+                ours.push(Point { x, y: single(ratio) });
             }
             rows.push(vec![
                 TableCell::Text(pattern.title.into()),
@@ -433,12 +444,14 @@ fn overcommit(measured: &Measured<'_>) -> Section {
 }
 
 /// The lanes' costs that predictions are made from: of the first pattern.
-fn lanes_of(measured: &Measured<'_>, group: Group, kind: Kind) -> Vec<(Topology, Lane)> {
+fn lanes_of(measured: &Measured<'_>, group: Group, kind: Kind, depth: u16) -> Vec<(Topology, Lane)> {
     let suite = measured.suites.iter().find(|(g, suite)| (*g, suite.kind) == (group, kind));
     let Some((_, suite)) = suite else { return Vec::new() };
     Topology::ALL
         .into_iter()
-        .filter_map(|topology| Some((topology, suite.lane(topology, &measured.prices, measured.cpus)?)))
+        .filter_map(|topology| {
+            Some((topology, suite.lane(topology, &measured.prices, measured.cpus, depth)?))
+        })
         .collect()
 }
 
@@ -454,7 +467,7 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
         (Group::Bare, Kind::Vlane, "vlane by itself"),
     ];
     for (group, kind, words) in devices {
-        let lanes = lanes_of(measured, group, kind);
+        let lanes = lanes_of(measured, group, kind, options.depth);
         let mut blocks = Vec::new();
         let mut rows = Vec::new();
         for n in &cpus {

@@ -90,6 +90,7 @@ pub fn lane(
     remote: &[Cell],
     prices: &Prices,
     cpus: usize,
+    depth: u16,
 ) -> Lane {
     let of = |cells: &[Cell], pick: fn(&Cell) -> f64| median(&cells.iter().map(pick).collect::<Vec<_>>());
     // The CPU did nothing else, so a request's whole time was one or the other's.
@@ -101,8 +102,8 @@ pub fn lane(
         true => (guest_local, device_local),
         false => (of(remote, |c| c.guest_cpu), of(remote, |c| c.device_cpu)),
     };
-    let sleeps = of(together, |c| c.sleeps);
-    let depth = 1.0 / sleeps.max(1e-3);
+    // A job that sleeps gets back at once what was answered meanwhile, at most all that it had out.
+    let batch = 1.0 / of(together, |c| c.sleeps).max(1e-6);
     let mutex = (kind == Kind::Model && topology.has_mutex()).then(|| Mutex {
         taken: of(together, |c| c.lock.map_or(0.0, |l| l.taken)),
         handover: prices.handover.clone(),
@@ -115,7 +116,7 @@ pub fn lane(
         device_local,
         guest_remote,
         device_remote,
-        batch: depth.clamp(1.0, 1024.0),
+        batch: batch.clamp(1.0, f64::from(depth.max(1))),
         wake: prices.wake_there.unwrap_or(0.0),
         mutex,
     }
@@ -211,17 +212,25 @@ impl<'a> Suite<'a> {
     }
 
     /// The model's input for a topology; `None` if it was not measured.
-    pub fn lane(&self, topology: Topology, prices: &Prices, cpus: usize) -> Option<Lane> {
+    pub fn lane(&self, topology: Topology, prices: &Prices, cpus: usize, depth: u16) -> Option<Lane> {
         let t = Topology::ALL.iter().position(|other| *other == topology)?;
         let together = self.together.get(t).filter(|cells| !cells.is_empty())?;
-        Some(lane(topology, self.kind, together, &self.remote[t], prices, cpus))
+        Some(lane(topology, self.kind, together, &self.remote[t], prices, cpus, depth))
+    }
+
+    /// The share of its CPU that one lane got while it was measured on one, in the middle of all such measurements: much less than 1
+    /// means that other programs ran.
+    pub fn cpu_share(&self) -> Option<f64> {
+        let shares: Vec<_> =
+            self.together.iter().flatten().map(|c| c.iops * (c.guest_cpu + c.device_cpu) / 1e9).collect();
+        (!shares.is_empty()).then(|| median(&shares))
     }
 
     /// Predictions and measurements.
-    pub fn checks(&self, prices: &Prices, cpus: usize) -> Vec<Check> {
+    pub fn checks(&self, prices: &Prices, cpus: usize, depth: u16) -> Vec<Check> {
         let check = |t: &usize| {
             let topology = Topology::ALL[*t];
-            let lane = self.lane(topology, prices, cpus)?;
+            let lane = self.lane(topology, prices, cpus, depth)?;
             let iops = |cells: &[Cell]| cells.iter().map(|c| c.iops).collect::<Vec<_>>();
             Some(Check {
                 pattern: self.pattern.to_string(),
