@@ -16,6 +16,7 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod stats;
+pub mod topologies;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
