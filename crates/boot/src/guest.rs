@@ -125,6 +125,21 @@ impl Guest {
         })
     }
 
+    /// Waits until the guest has reported one of `keys`, as [`Guest::wait_result`] does.
+    pub fn wait_results(&self, keys: &[&str], limit: Duration) -> Result<()> {
+        let limit = limit.min(self.left());
+        let any = |_: &str, results: &BTreeMap<String, String>| {
+            keys.iter().any(|key| results.contains_key(*key)).then_some(())
+        };
+        self.console.wait_for(limit, any).ok_or_else(|| {
+            let keys = keys.join(" or ");
+            if self.console.wait_closed(Duration::ZERO) {
+                return self.problem(ErrorKind::Process, &format!("ended without reporting {keys}"));
+            }
+            self.problem(ErrorKind::Timeout, &format!("did not report {keys} within {} s", limit.as_secs()))
+        })
+    }
+
     /// Waits for the guest's end. A guest over its time is killed, and that is an error.
     pub fn wait(mut self) -> Result<Report> {
         let Some(status) = self.poll(self.left())? else {

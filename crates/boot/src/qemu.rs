@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::accel::Accel;
 use crate::console::Echo;
+use crate::drive::Drive;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guest::{Guest, Keep};
 use crate::host::Host;
@@ -28,12 +29,16 @@ pub struct QemuProgram {
 impl QemuProgram {
     /// The `qemu-system-x86_64` of this machine, installed if that was allowed.
     pub fn find(host: &Host) -> Result<Self> {
-        let path = host.program("qemu-system-x86_64")?;
-        let text = run_ok(Command::new(&path).arg("--version"), Duration::from_secs(30))?;
+        Self::at(&host.program("qemu-system-x86_64")?)
+    }
+
+    /// A `qemu-system-x86_64` that the caller knows.
+    pub fn at(path: &Path) -> Result<Self> {
+        let text = run_ok(Command::new(path).arg("--version"), Duration::from_secs(30))?;
         let version = parse_version(&text).ok_or_else(|| {
             Error::new(ErrorKind::Format, format!("{}: no version in its answer: {text}", path.display()))
         })?;
-        Ok(Self { path, version })
+        Ok(Self { path: path.to_path_buf(), version })
     }
 }
 
@@ -54,12 +59,14 @@ pub struct Disk {
     pub packed: bool,
     /// Connect again, every second, when the back end went away.
     pub reconnect: bool,
+    /// The PCI slot; the next free one if not given.
+    pub slot: Option<u8>,
 }
 
 impl Disk {
     /// The volume at a socket, with a queue per vCPU and split rings.
     pub fn at(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), queues: None, packed: false, reconnect: false }
+        Self { socket: socket.into(), queues: None, packed: false, reconnect: false, slot: None }
     }
 }
 
@@ -94,6 +101,8 @@ pub struct Qemu {
     pub boot: Boot,
     /// Its disks; the first is `/dev/vda`.
     pub disks: Vec<Disk>,
+    /// Disks that QEMU serves itself.
+    pub drives: Vec<Drive>,
     /// The console is for people: keys go to the guest (Ctrl-C too), and Ctrl-A leads to QEMU's monitor.
     pub interactive: bool,
     /// The guest may reboot; otherwise a reboot (and a panic) ends QEMU.
@@ -112,6 +121,7 @@ impl Qemu {
             memory_mib: 512,
             boot,
             disks: vec![disk],
+            drives: Vec::new(),
             interactive: false,
             may_reboot: false,
             extra: Vec::new(),
@@ -152,6 +162,11 @@ impl Qemu {
             args.pair("-chardev", self.chardev(n, disk));
             args.pair("-device", self.device(n, disk));
         }
+        for drive in &self.drives {
+            drive.args(|option, value| {
+                args.pair(option, value);
+            });
+        }
         args.0.extend(self.extra.iter().cloned());
         args.0
     }
@@ -180,7 +195,8 @@ impl Qemu {
         let queues = disk.queues.unwrap_or(self.vcpus);
         let packed = if disk.packed { ",packed=on" } else { "" };
         let boot = if n == 0 && matches!(self.boot, Boot::Disk) { ",bootindex=1" } else { "" };
-        format!("vhost-user-blk-pci,chardev=disk{n},num-queues={queues}{packed}{boot}")
+        let slot = disk.slot.map_or(String::new(), |slot| format!(",addr={slot:#x}"));
+        format!("vhost-user-blk-pci,chardev=disk{n},num-queues={queues}{packed}{boot}{slot}")
     }
 
     /// The program and its arguments.
@@ -207,7 +223,9 @@ impl Qemu {
         limit: Duration,
         echo: Option<Echo>,
     ) -> Result<Guest> {
-        let image = guest.build(host, &kernel.modules, &DISK_MODULES)?;
+        let mut modules = DISK_MODULES.to_vec();
+        modules.extend(self.drives.iter().flat_map(|drive| drive.controller.modules()));
+        let image = guest.build(host, &kernel.modules, &modules)?;
         let append = match &self.boot {
             Boot::Kernel { append, .. } => append.clone(),
             Boot::Disk => String::new(),
@@ -220,7 +238,7 @@ impl Qemu {
 }
 
 /// QEMU reads `,,` in an option's value as a comma.
-fn escape_commas(path: &Path) -> String {
+pub(crate) fn escape_commas(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 

@@ -15,12 +15,15 @@ use vlane_ring::driver::{Completion, Kind, Request};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
+use crate::rate::{Books, OpenStats, Schedule};
 use crate::report::Errors;
 use crate::session::GuestQueue;
 use crate::workload::{Requests, Wait, Workload};
 
+/// Closer to an arrival than this a job does not sleep.
+const SPIN_NS: u64 = 50_000;
 /// The longest latency told apart: a minute.
-const LONGEST_NS: u64 = 60_000_000_000;
+pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
 
 /// A histogram for latencies in ns.
 pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
@@ -68,6 +71,10 @@ pub(crate) struct JobStats {
     pub(crate) cpu: Duration,
     /// The last completion within the window, in ns of the run's clock.
     pub(crate) last: u64,
+    /// Requests completed within the window. Those whose latency counts are others in an open loop: those that arrived within it.
+    pub(crate) completed: u64,
+    /// What only an open loop has.
+    pub(crate) open: Option<OpenStats>,
 }
 
 impl JobStats {
@@ -82,11 +89,17 @@ impl JobStats {
             sleeps: 0,
             cpu: Duration::ZERO,
             last: 0,
+            completed: 0,
+            open: None,
         })
     }
 
-    pub(crate) fn ios(&self) -> u64 {
-        self.reads.len() + self.writes.len() + self.flushes.len()
+    fn histogram(&mut self, kind: Kind) -> &mut Histogram<u64> {
+        match kind {
+            Kind::Read => &mut self.reads,
+            Kind::Flush => &mut self.flushes,
+            _ => &mut self.writes,
+        }
     }
 }
 
@@ -95,6 +108,8 @@ impl JobStats {
 struct Out {
     since: u64,
     kind: Kind,
+    /// When it should have been submitted (open loop).
+    arrival: u64,
 }
 
 pub(crate) struct Job<'a> {
@@ -104,6 +119,8 @@ pub(crate) struct Job<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) clock: &'a Clock,
     pub(crate) window: Window,
+    /// When requests arrive, if they do not wait for each other.
+    pub(crate) schedule: Option<Schedule>,
 }
 
 /// CPU time of the calling thread.
@@ -114,11 +131,19 @@ pub(crate) fn thread_cpu() -> Duration {
 
 impl Job<'_> {
     /// Runs until the window's end and until everything that is out has come back.
-    pub(crate) fn run(mut self) -> Result<JobStats, Error> {
+    pub(crate) fn run(self) -> Result<JobStats, Error> {
+        match self.schedule.clone() {
+            None => self.run_closed(),
+            Some(schedule) => self.run_open(schedule),
+        }
+    }
+
+    /// Every completion makes room for the next request.
+    fn run_closed(mut self) -> Result<JobStats, Error> {
         let mut stats = JobStats::new()?;
         let depth = self.queue.blk.depth();
         self.prepare(depth)?;
-        let mut out = vec![Out { since: 0, kind: Kind::Read }; depth.into()];
+        let mut out = vec![Out { since: 0, kind: Kind::Read, arrival: 0 }; depth.into()];
         let mut done: Vec<Completion> = Vec::with_capacity(depth.into());
         let mut left = self.window.count;
         let batch = if self.workload.batch == 0 { u16::MAX } else { self.workload.batch };
@@ -164,7 +189,7 @@ impl Job<'_> {
                     left -= 1;
                     let slot = completion.slot;
                     let (kind, offset) = self.requests.next();
-                    out[usize::from(slot)] = Out { since: now, kind };
+                    out[usize::from(slot)] = Out { since: now, kind, arrival: now };
                     submit(self.queue, self.workload, slot, kind, offset)?;
                     unpublished += 1;
                     if unpublished == batch {
@@ -183,6 +208,106 @@ impl Job<'_> {
         Ok(stats)
     }
 
+    /// Requests go out when the schedule says so, if there is a slot.
+    fn run_open(mut self, schedule: Schedule) -> Result<JobStats, Error> {
+        let mut stats = JobStats::new()?;
+        let depth = self.queue.blk.depth();
+        self.prepare(depth)?;
+        precise_sleep();
+        let mut out = vec![Out { since: 0, kind: Kind::Read, arrival: 0 }; depth.into()];
+        let mut idle: Vec<u16> = (0..depth).rev().collect();
+        let mut done: Vec<Completion> = Vec::with_capacity(depth.into());
+        let batch = if self.workload.batch == 0 { u16::MAX } else { self.workload.batch };
+        let mut books = Books::new(schedule, self.window, depth)?;
+        self.queue.blk.disable_interrupts();
+
+        let (mut cpu_from, mut measuring, mut ended) = (thread_cpu(), self.window.from == 0, false);
+        loop {
+            let now = self.clock.now();
+            if !measuring && now >= self.window.from {
+                measuring = true;
+                cpu_from = thread_cpu();
+                (stats.kicks, stats.sleeps) = (0, 0);
+            }
+            if !ended && (now >= self.window.until || self.shared.stop.load(Ordering::Relaxed)) {
+                ended = true;
+                stats.cpu = thread_cpu().saturating_sub(cpu_from);
+                books.end(now);
+            }
+            let mut unpublished = 0;
+            while let Some(arrival) = books.take(now) {
+                // The books and this list have the same slots.
+                let Some(slot) = idle.pop() else { break };
+                out[usize::from(slot)] = Out { arrival, ..self.issue(slot, now)? };
+                unpublished += 1;
+                if unpublished == batch {
+                    unpublished = 0;
+                    self.publish(&mut stats)?;
+                }
+            }
+            if unpublished > 0 {
+                self.publish(&mut stats)?;
+            }
+            self.queue.blk.reap(&mut done)?;
+            if !done.is_empty() {
+                let now = self.clock.now();
+                self.shared.done.fetch_add(done.len() as u64, Ordering::Relaxed);
+                for completion in done.drain(..) {
+                    let Out { since, kind, arrival } = out[usize::from(completion.slot)];
+                    idle.push(completion.slot);
+                    if books.complete(arrival, now) {
+                        stats.histogram(kind).saturating_record(now - since);
+                    }
+                    if measuring && !ended {
+                        stats.last = now;
+                        self.count(&completion, kind, &mut stats);
+                    }
+                }
+                continue;
+            }
+            if ended && self.queue.blk.held() == 0 {
+                break;
+            }
+            if self.shared.abort.load(Ordering::Relaxed) {
+                return Err(self.aborted());
+            }
+            self.wait_until(books.next(), &mut stats)?;
+        }
+        // As an idle guest has it.
+        self.queue.blk.enable_interrupts();
+        stats.open = Some(books.stats);
+        Ok(stats)
+    }
+
+    /// Returns when there may be something to reap, or when it is `until`.
+    ///
+    /// Waking up takes a while, so the last part of the time is spent awake: with interrupts on, as a guest has them that has nothing to do.
+    fn wait_until(&mut self, until: Option<u64>, stats: &mut JobStats) -> Result<(), Error> {
+        let Some(until) = until else { return self.wait(stats) };
+        let interrupts = self.workload.wait == Wait::Interrupt;
+        if interrupts && self.queue.blk.enable_interrupts() {
+            self.queue.blk.disable_interrupts();
+            return Ok(());
+        }
+        let mut now = self.clock.now();
+        if interrupts && now + SPIN_NS < until {
+            stats.sleeps += 1;
+            self.queue.wait_for(Duration::from_nanos(until - now - SPIN_NS))?;
+            now = self.clock.now();
+        }
+        while now < until && !self.queue.blk.has_used() && !self.shared.stop.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+            now = self.clock.now();
+            if self.shared.abort.load(Ordering::Relaxed) || now + SPIN_NS < until {
+                break;
+            }
+        }
+        if interrupts {
+            self.queue.blk.disable_interrupts();
+        }
+        Ok(())
+    }
+
     /// Fills the buffers: with data that does not compress where they are written from.
     fn prepare(&mut self, depth: u16) -> Result<(), Error> {
         for slot in 0..depth {
@@ -196,7 +321,7 @@ impl Job<'_> {
     fn issue(&mut self, slot: u16, now: u64) -> Result<Out, Error> {
         let (kind, offset) = self.requests.next();
         submit(self.queue, self.workload, slot, kind, offset)?;
-        Ok(Out { since: now, kind })
+        Ok(Out { since: now, kind, arrival: now })
     }
 
     #[inline]
@@ -212,21 +337,24 @@ impl Job<'_> {
     fn record(&self, done: &[Completion], out: &[Out], now: u64, stats: &mut JobStats) {
         stats.last = now;
         for completion in done {
-            let Out { since, kind } = out[usize::from(completion.slot)];
-            let (histogram, bytes) = match kind {
-                Kind::Read => (&mut stats.reads, self.workload.block),
-                Kind::Flush => (&mut stats.flushes, 0),
-                _ => (&mut stats.writes, self.workload.block),
-            };
-            histogram.saturating_record(now - since);
-            if completion.status == 0 {
-                stats.bytes += u64::from(bytes);
-                if kind == Kind::Read && completion.len != bytes + 1 {
-                    stats.errors.length += 1;
-                }
-            } else {
-                stats.errors.count(completion.status);
+            let Out { since, kind, .. } = out[usize::from(completion.slot)];
+            stats.histogram(kind).saturating_record(now - since);
+            self.count(completion, kind, stats);
+        }
+    }
+
+    /// Takes account of a completion within the window.
+    #[inline]
+    fn count(&self, completion: &Completion, kind: Kind, stats: &mut JobStats) {
+        stats.completed += 1;
+        let bytes = if kind == Kind::Flush { 0 } else { self.workload.block };
+        if completion.status == 0 {
+            stats.bytes += u64::from(bytes);
+            if kind == Kind::Read && completion.len != bytes + 1 {
+                stats.errors.length += 1;
             }
+        } else {
+            stats.errors.count(completion.status);
         }
     }
 

@@ -1,9 +1,11 @@
 //! The results of a run, for people and programs.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
+use crate::job::LONGEST_NS;
+use crate::rate::{Arrivals, OpenStats, Rate};
 use crate::workload::Wait;
 
 /// The results of a run.
@@ -35,8 +37,12 @@ pub struct Report {
     pub iops: f64,
     /// Data read and written per second, in MB (10^6 bytes).
     pub mb_per_second: f64,
-    /// Latency of all requests.
+    /// Latency of all requests, from their submission.
     pub latency: Latency,
+    /// The same, all of it.
+    pub histogram: Buckets,
+    /// What only a run at a given rate has.
+    pub open: Option<OpenReport>,
     /// Reads alone.
     pub reads: Option<ByKind>,
     /// Writes alone (discards and write-zeroes are among them).
@@ -66,12 +72,124 @@ pub struct Latency {
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
+    /// 95th percentile.
+    pub p95: f64,
     /// 99th percentile.
     pub p99: f64,
     /// 99.9th percentile.
     pub p99_9: f64,
+    /// 99.99th percentile.
+    pub p99_99: f64,
     /// Largest.
     pub max: f64,
+}
+
+/// A distribution of latencies: how many fell into each bucket. Buckets are less than 1 % wide and the same in every run, so
+/// distributions can be added, and a cumulative one is a running sum.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buckets {
+    /// The largest latency of each bucket that is not empty, in ns, rising.
+    pub upto_ns: Vec<u64>,
+    /// How many latencies are in it.
+    pub count: Vec<u64>,
+}
+
+impl Buckets {
+    /// Significant digits.
+    const DIGITS: u8 = 2;
+
+    pub(crate) fn of(ns: &Histogram<u64>) -> Self {
+        let Some(mut coarse) = Self::histogram() else { return Self::default() };
+        for step in ns.iter_recorded() {
+            let _ = coarse.record_n(step.value_iterated_to().clamp(1, LONGEST_NS), step.count_at_value());
+        }
+        Self::from_coarse(&coarse)
+    }
+
+    fn histogram() -> Option<Histogram<u64>> {
+        Histogram::new_with_bounds(1, LONGEST_NS, Self::DIGITS).ok()
+    }
+
+    fn from_coarse(coarse: &Histogram<u64>) -> Self {
+        let mut new = Self::default();
+        for step in coarse.iter_recorded() {
+            new.upto_ns.push(step.value_iterated_to());
+            new.count.push(step.count_at_value());
+        }
+        new
+    }
+
+    /// Several distributions as one.
+    pub fn merged<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let Some(mut sum) = Self::histogram() else { return Self::default() };
+        for one in all {
+            for (upto, count) in one.upto_ns.iter().zip(&one.count) {
+                let _ = sum.record_n((*upto).clamp(1, LONGEST_NS), *count);
+            }
+        }
+        Self::from_coarse(&sum)
+    }
+
+    /// How many latencies there are.
+    pub fn total(&self) -> u64 {
+        self.count.iter().sum()
+    }
+
+    /// The latency in us that a share (0 to 1) of all do not exceed, to within 1 %; 0 if there are none.
+    #[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
+    pub fn quantile_us(&self, share: f64) -> f64 {
+        let wanted = share * self.total() as f64;
+        let mut sum = 0.0;
+        for (upto, count) in self.upto_ns.iter().zip(&self.count) {
+            sum += *count as f64;
+            if sum >= wanted {
+                return *upto as f64 / 1000.0;
+            }
+        }
+        self.upto_ns.last().map_or(0.0, |upto| *upto as f64 / 1000.0)
+    }
+}
+
+/// What only a run at a given rate has: requests that arrive whether or not the back end is ready for them.
+#[derive(Debug, Clone, Serialize)]
+pub struct OpenReport {
+    /// The rate asked for, in requests per second.
+    pub rate: f64,
+    /// How arrivals were spaced.
+    pub arrivals: Arrivals,
+    /// Arrivals within the measured time.
+    pub arrived: u64,
+    /// Whether the back end kept up: 99 % of what arrived within the time was completed in it, what can be out at its end not counted.
+    pub kept_up: bool,
+    /// Arrivals that found every slot of their queue taken.
+    pub queued: u64,
+    /// Arrivals that were still waiting for a slot at the end.
+    pub unserved: u64,
+    /// From the moment a request should have been submitted to the sight of its completion; those never submitted count with the time that
+    /// they had waited at the end.
+    pub response: Latency,
+    /// The same, all of it.
+    pub response_histogram: Buckets,
+    /// What the driver itself added: from the moment a request could have been submitted to when it was.
+    pub late: Latency,
+}
+
+impl OpenReport {
+    /// `slots` is how many requests can be out at once, of all jobs.
+    pub(crate) fn of(stats: &OpenStats, rate: Rate, completed: u64, slots: u64) -> Self {
+        let kept_up = (completed + slots).saturating_mul(100) >= stats.arrived.saturating_mul(99);
+        Self {
+            rate: rate.per_second,
+            arrivals: rate.arrivals,
+            arrived: stats.arrived,
+            kept_up,
+            queued: stats.queued,
+            unserved: stats.unserved,
+            response: Latency::of(&stats.response),
+            response_histogram: Buckets::of(&stats.response),
+            late: Latency::of(&stats.late),
+        }
+    }
 }
 
 /// The share of one kind of request.
@@ -153,8 +271,10 @@ impl Latency {
             mean: ns.mean() / 1000.0,
             p50: us(ns.value_at_quantile(0.5)),
             p90: us(ns.value_at_quantile(0.9)),
+            p95: us(ns.value_at_quantile(0.95)),
             p99: us(ns.value_at_quantile(0.99)),
             p99_9: us(ns.value_at_quantile(0.999)),
+            p99_99: us(ns.value_at_quantile(0.9999)),
             max: us(ns.max()),
         }
     }
@@ -190,6 +310,28 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn distributions_can_be_added_and_tell_the_same_quantiles() {
+        let mut halves = [1_u64, 2].map(|_| Histogram::new_with_bounds(1, LONGEST_NS, 3).unwrap());
+        let mut whole = halves[0].clone();
+        for n in 1..=20_000_u64 {
+            let ns = n * n;
+            halves[usize::from(n % 3 == 0)].record(ns).unwrap();
+            whole.record(ns).unwrap();
+        }
+        let parts = halves.each_ref().map(Buckets::of);
+        let merged = Buckets::merged(&parts);
+        assert_eq!(merged, Buckets::of(&whole));
+        assert_eq!(merged.total(), 20_000);
+        assert_eq!(Buckets::merged([&merged]), merged);
+        for share in [0.01, 0.5, 0.9, 0.999, 1.0] {
+            #[allow(clippy::cast_precision_loss)]
+            let exact = whole.value_at_quantile(share) as f64 / 1000.0;
+            assert!((merged.quantile_us(share) / exact - 1.0).abs() < 0.01, "{share}");
+        }
+        assert_eq!(Buckets::default().quantile_us(0.5), 0.0);
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::job::{Job, JobStats, Shared, Window};
 use crate::observe::{Snapshot, Usage};
-use crate::report::{BackendUse, ByKind, Latency, Report};
+use crate::rate::{OpenStats, Schedule};
+use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
 use crate::workload::{Limit, Region, Requests, Workload};
 
@@ -127,8 +128,10 @@ fn load(
     let window = plan.window;
     let bodies = (0_u16..).zip(queues).map(|(index, queue)| {
         let requests = Requests::new(workload, region, index, jobs);
-        let body: Body<'_, JobStats> =
-            Box::new(move |shared, clock| Job { queue, workload, requests, shared, clock, window }.run());
+        let schedule = workload.rate.map(|rate| Schedule::new(rate, index, jobs, workload.seed));
+        let body: Body<'_, JobStats> = Box::new(move |shared, clock| {
+            Job { queue, workload, requests, shared, clock, window, schedule }.run()
+        });
         body
     });
     drive(session, waker, &workload.cpus, plan, bodies.collect(), progress)
@@ -318,14 +321,29 @@ fn report(
         all.sleeps += one.sleeps;
         all.cpu += one.cpu;
         all.last = all.last.max(one.last);
+        all.completed += one.completed;
+        if let Some(open) = &one.open {
+            match &mut all.open {
+                Some(sum) => sum.add(open),
+                None => {
+                    let mut sum = match OpenStats::new() {
+                        Ok(sum) => sum,
+                        Err(_) => unreachable!("the same histograms were made before"),
+                    };
+                    sum.add(open);
+                    all.open = Some(sum);
+                }
+            }
+        }
     }
-    let ios = all.ios();
+    let ios = all.completed;
     let until = if window.until == u64::MAX { all.last } else { window.until };
     let seconds = (until.saturating_sub(window.from) as f64 / 1e9).max(1e-9);
     let mut total = all.reads.clone();
     let _ = total.add(&all.writes);
     let _ = total.add(&all.flushes);
     let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
+    let slots = u64::from(session.depth()) * u64::from(session.negotiated().queues);
     Report {
         socket: session.socket().display().to_string(),
         device: *session.config(),
@@ -341,6 +359,8 @@ fn report(
         iops: ios as f64 / seconds,
         mb_per_second: all.bytes as f64 / seconds / 1e6,
         latency: Latency::of(&total),
+        histogram: Buckets::of(&total),
+        open: all.open.zip(workload.rate).map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
         reads: ByKind::of(&all.reads, seconds),
         writes: ByKind::of(&all.writes, seconds),
         flushes: ByKind::of(&all.flushes, seconds),

@@ -9,6 +9,7 @@ use vlane_ring::driver::Kind;
 
 use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};
+use crate::rate::Rate;
 
 /// What the requests are and where they go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +122,8 @@ pub struct Workload {
     pub flush_every: Option<u32>,
     /// The requests' ioprio field.
     pub ioprio: u16,
+    /// Requests arrive at this rate, whatever the back end does (open loop); `None`: as soon as there is a slot (closed loop).
+    pub rate: Option<Rate>,
     /// How jobs wait.
     pub wait: Wait,
     /// Most requests made visible to the back end at once; 0 is all that came back together. A guest whose tasks submit one
@@ -143,6 +146,7 @@ impl Default for Workload {
             seed: 1,
             flush_every: None,
             ioprio: 0,
+            rate: None,
             wait: Wait::Interrupt,
             batch: 0,
             cpus: Vec::new(),
@@ -180,6 +184,14 @@ impl Workload {
         }
         if self.flush_every.is_some() && !negotiated.flush {
             return unsupported("flush requests");
+        }
+        if let Some(Rate { per_second, .. }) = self.rate {
+            if !(per_second.is_finite() && per_second > 0.0) {
+                return invalid(format!("a rate of {per_second} requests per second makes no sense"));
+            }
+            if matches!(self.limit, Limit::Count(_)) {
+                return invalid("a rate goes with a time, not with a number of requests".into());
+            }
         }
         let sectors = self.block / 512;
         match self.pattern.mix {
@@ -260,7 +272,7 @@ impl Rng {
 
 /// The requests of one job, one after the other.
 #[derive(Debug)]
-pub(crate) struct Requests {
+pub struct Requests {
     pattern: Pattern,
     region: Region,
     block: u64,
@@ -271,7 +283,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
+    /// Those of job `job` of `jobs` in a region of the device.
+    pub fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
         Self {
             pattern: workload.pattern,
             region,
@@ -286,7 +299,11 @@ impl Requests {
 
     /// The next request: kind and byte offset.
     #[inline]
-    pub(crate) fn next(&mut self) -> (Kind, u64) {
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it never ends, and an Option for each request would cost"
+    )]
+    pub fn next(&mut self) -> (Kind, u64) {
         if self.flush_every != 0 && self.writes >= self.flush_every {
             self.writes = 0;
             return (Kind::Flush, 0);

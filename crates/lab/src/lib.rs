@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
+pub mod compare;
 pub mod control;
 pub mod date;
 pub mod error;
@@ -15,6 +17,7 @@ pub mod report;
 pub mod server;
 pub mod stats;
 pub mod trace;
+pub mod topologies;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};

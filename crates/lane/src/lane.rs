@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
-use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status};
+use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
@@ -157,6 +157,7 @@ impl Lane {
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
+        queue.set_index(index);
         let lane = Lane {
             index,
             token,
@@ -221,6 +222,9 @@ impl Lane {
         // Before the answers are shown: what the guest does because of one is later.
         self.end_batch(false);
         self.publish();
+        if taken > 0 {
+            probes::batch_taken(self.index, taken);
+        }
         taken > 0
     }
 
@@ -275,6 +279,7 @@ impl Lane {
         if !request.fits(self.sectors) {
             return Some(self.refuse(kind, Status::IoErr));
         }
+        probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
             Outcome::Done(status) => Some(status),
             Outcome::Pending => None,
@@ -333,6 +338,7 @@ impl Lane {
             return Shown::Answers;
         }
         self.counters.signals += 1;
+        probes::signal(self.index);
         self.write_call();
         Shown::Signalled
     }
@@ -391,6 +397,7 @@ impl Lane {
 
     pub(crate) fn count_kick(&mut self) {
         self.counters.kicks += 1;
+        probes::kick(self.index);
     }
 
     #[cold]

@@ -221,7 +221,7 @@ fn spawn(number: usize, cpu: Option<usize>, poll_max: Duration) -> Result<Worker
         match Uring::new(URING_ENTRIES) {
             Ok(uring) => {
                 let _ = ready.send(Ok(()));
-                Thread::new(uring, inbox, poll_max).run();
+                Thread::new(u32::try_from(number).unwrap_or(u32::MAX), uring, inbox, poll_max).run();
             }
             Err(error) => {
                 let _ = ready.send(Err(error));

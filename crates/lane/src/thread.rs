@@ -4,6 +4,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use vlane_engine::{Event, Uring};
+use vlane_ring::probes;
 
 use crate::contention::Contention;
 use crate::error::LaneError;
@@ -31,10 +32,12 @@ pub(crate) struct Thread {
     complained: bool,
     next_token: u32,
     exit: bool,
+    /// Its place in the pool: for the probes.
+    number: u32,
 }
 
 impl Thread {
-    pub(crate) fn new(uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
+    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
         Thread {
             uring,
             inbox,
@@ -46,6 +49,7 @@ impl Thread {
             complained: false,
             next_token: 1,
             exit: false,
+            number,
         }
     }
 
@@ -171,9 +175,11 @@ impl Thread {
         if timeout.is_some_and(|t| t.is_zero()) {
             return;
         }
+        probes::sleep(self.number);
         if let Err(error) = self.uring.wait(timeout) {
             complain(&mut self.complained, &error);
         }
+        probes::wake(self.number);
         self.polling.slept(self.turn, begin.elapsed());
     }
 

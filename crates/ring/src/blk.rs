@@ -95,7 +95,8 @@ pub struct Range {
 /// A request, read out of guest memory once and checked. Lives in its queue's slot until it is completed.
 pub struct Request {
     pub(crate) kind: Kind,
-    pub(crate) priority: IoPriority,
+    /// The header's first words as they were: the type, and the I/O priority in the upper half.
+    pub(crate) head: u64,
     pub(crate) sector: u64,
     /// Guest buffers; those before `first` were consumed by the header.
     pub(crate) buffers: Vec<libc::iovec>,
@@ -109,6 +110,9 @@ pub struct Request {
     /// Ring descriptors that a packed ring's used entry stands for.
     pub(crate) descriptors: u16,
     pub(crate) in_flight: bool,
+    /// Its own place in its queue, and its queue's index: for the probes.
+    pub(crate) slot: u16,
+    pub(crate) lane: u16,
     /// Which of its queue's guest memories the pointers lead into.
     pub(crate) epoch: u32,
 }
@@ -125,7 +129,7 @@ impl std::fmt::Debug for Request {
             .field("len", &self.len)
             .field("buffers", &self.buffers().len())
             .field("ranges", &self.ranges)
-            .field("priority", &self.priority)
+            .field("priority", &self.priority())
             .finish_non_exhaustive()
     }
 }
@@ -134,7 +138,7 @@ impl Request {
     pub(crate) fn empty() -> Request {
         Request {
             kind: Kind::Refused(Status::IoErr),
-            priority: IoPriority::default(),
+            head: 0,
             sector: 0,
             buffers: Vec::new(),
             first: 0,
@@ -144,6 +148,8 @@ impl Request {
             id: 0,
             descriptors: 0,
             in_flight: false,
+            slot: 0,
+            lane: 0,
             epoch: 0,
         }
     }
@@ -157,7 +163,7 @@ impl Request {
     /// The guest's I/O priority.
     #[inline]
     pub fn priority(&self) -> IoPriority {
-        self.priority
+        IoPriority((self.head >> 32) as u32)
     }
 
     /// First sector, in units of 512 bytes. Any value: check it against the capacity.
@@ -269,7 +275,7 @@ impl Request {
         };
         #[allow(clippy::cast_possible_truncation)]
         let kind = what as u32;
-        self.priority = IoPriority((what >> 32) as u32);
+        self.head = what;
         self.sector = sector;
         let data = &self.buffers[self.first..];
         self.len = data.iter().map(|b| b.iov_len as u64).sum();

@@ -19,6 +19,7 @@ mod error;
 pub mod fault;
 mod memory;
 mod packed;
+pub mod probes;
 mod queue;
 mod split;
 

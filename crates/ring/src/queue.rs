@@ -7,6 +7,7 @@ use crate::dirty::DirtyLog;
 use crate::error::{Broken, Layout, QueueError};
 use crate::memory::GuestMemory;
 use crate::packed::{self, PackedQueue};
+use crate::probes;
 use crate::split::{self, SplitQueue};
 
 /// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
@@ -103,12 +104,17 @@ impl Queue {
             retired: Vec::new(),
             epoch: 0,
             hint: 0,
-            requests: (0..size).map(|_| Request::empty()).collect(),
+            requests: (0..size).map(|slot| Request { slot, ..Request::empty() }).collect(),
             free: (0..size).rev().collect(),
             log: None,
             broken: None,
             unlogged: false,
         })
+    }
+
+    /// Says which of its device's queues it is: the lane that probes name. Zero if it was never said.
+    pub fn set_index(&mut self, index: u16) {
+        self.requests.iter_mut().for_each(|request| request.lane = index);
     }
 
     /// Takes the next request, or nothing when the driver has made none available. The requests that one look at
@@ -148,6 +154,7 @@ impl Queue {
         request.in_flight = true;
         request.epoch = self.epoch;
         self.free.pop();
+        probes::request_start(request);
         Ok(Some(Slot(slot)))
     }
 
@@ -183,6 +190,7 @@ impl Queue {
             return;
         }
         request.in_flight = false;
+        probes::request_done(request, status);
         request.set_status(status);
         let written = match request.kind {
             Kind::In | Kind::GetId if status == Status::Ok => request.len,

@@ -20,7 +20,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec};
+use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
@@ -70,7 +70,10 @@ impl Session {
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
         tracing::debug!("{name}: session {number}: front end pid {peer:?} connected");
         *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
+        let probed = u32::try_from(number).unwrap_or(u32::MAX);
+        probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = self.serve(stream, stop);
+        probes::session_disconnect(probed);
         *self.volume.facts() = None;
         let counters = {
             let mut state = self.lock();

@@ -6,11 +6,13 @@ mod analyze;
 mod bench;
 mod boot;
 mod output;
+mod compare;
 mod peers;
 mod record;
 mod replay;
 mod serve;
 mod trace;
+mod topologies;
 
 use std::process::ExitCode;
 
@@ -43,6 +45,10 @@ enum Command {
     Trace(trace::TraceArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Compare host, virtio and emulated disks in one guest, and see where requests go
+    Compare(compare::CompareArgs),
+    /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
+    Topologies(topologies::TopologiesArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +70,8 @@ fn main() -> ExitCode {
         Command::Analyze(args) => analyze::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Topologies(args) => topologies::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

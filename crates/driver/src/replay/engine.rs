@@ -18,7 +18,7 @@ use crate::session::{Calls, GuestQueue, Session};
 use crate::workload::Wait;
 
 /// Closer to a due time than this a replay does not sleep: waking up takes about as long.
-const SPIN_NS: u64 = 20_000;
+const SPIN_NS: u64 = 50_000;
 
 /// When requests go out.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -25,7 +25,8 @@ impl Scale {
     pub(super) fn of_lengths(axis: &Axis, values: impl Iterator<Item = f64>, ticks: usize) -> Self {
         let (low, high) = ends(values, axis.log);
         if axis.log {
-            return Self::decades(axis, low, high, ticks);
+            // The shortest bar is to be seen too.
+            return Self::decades(axis, low / 2.0, high, ticks);
         }
         Self::even(axis, low.min(0.0), high.max(0.0), ticks, true)
     }
@@ -132,10 +133,10 @@ fn ends(values: impl Iterator<Item = f64>, log: bool) -> (f64, f64) {
     }
 }
 
-/// The smallest of 1, 2, 5 times a power of ten that is not below `step`.
+/// The smallest of 1, 2, 5 times a power of ten that is not much below `step`.
 fn nice_step(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
-    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= step * (1.0 - 1e-9));
+    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= step * 0.85);
     factor.unwrap_or(10.0) * power
 }
 

@@ -28,7 +28,11 @@
 //! | time in futex calls | [`futex`]: bpftrace | root, bpftrace |
 
 pub mod calls;
+pub mod futex;
+pub mod interrupts;
+pub mod kvm;
 mod proc;
+pub mod qemu;
 mod roles;
 
 use std::collections::{BTreeSet, HashMap};

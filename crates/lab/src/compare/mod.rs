@@ -1,0 +1,523 @@
+//! `compare`: what does virtualisation cost here, where does it go, and what would lanes give?
+//!
+//! The same loads ([`loads`]) on the host directly and in one guest that has a disk of every kind ([`columns`]): vlane's, QEMU's own
+//! virtio-blk, qemu-storage-daemon's, and emulated ones; each on an image of its own with equal content ([`scratch`]). Measurements of one load
+//! follow each other, in an order that turns round ([`plan`]), so that every figure has the figures that it is compared with close by.
+//! [`guest`] leads the guest, [`host`] runs fio on the host, [`native`] drives the back ends without a guest; [`report`] tells it all.
+//!
+//! Nothing is started before everything that is needed was found ([`Found::look`]).
+
+pub mod columns;
+pub mod fio;
+pub mod guest;
+pub mod host;
+pub mod loads;
+pub mod native;
+mod parts;
+pub mod plan;
+pub mod report;
+pub mod results;
+pub mod scratch;
+mod summary;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
+use vlane_driver::units::show_size;
+
+use self::columns::{ALL, Column, Missing};
+use self::fio::{CacheState, Settings};
+use self::guest::{Machine, Parts, VCPUS};
+use self::host::HostFio;
+use self::loads::{Load, Suite};
+use self::native::Native;
+use self::parts::Pids;
+use self::plan::{Costs, Round};
+use self::results::{Measurement, Results, Work};
+use self::scratch::{Scratch, Sizes, Target};
+use crate::control::Control;
+use crate::error::{Error, ErrorKind, Result};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::server::{Server, Storage};
+use crate::work::kvm::KvmStats;
+use crate::work::{Counted, calls};
+use crate::{date, machine};
+
+/// What is to be compared, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's own program: it serves the guest's disk.
+    pub vlane: PathBuf,
+    /// vlane's version.
+    pub version: String,
+    /// The command that makes this report again.
+    pub command: String,
+    /// Where the images are to be.
+    pub target: Target,
+    /// Bytes of each image.
+    pub image_bytes: u64,
+    /// The columns; [`Column::Host`] is always measured.
+    pub columns: Vec<Column>,
+    /// The loads.
+    pub loads: Vec<Load>,
+    /// The time of one measurement.
+    pub runtime: Duration,
+    /// Passes.
+    pub passes: usize,
+    /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what it takes.
+    pub limit: Option<Duration>,
+    /// The page caches.
+    pub cache: CacheState,
+    /// Another QEMU than the one that is installed.
+    pub qemu: Option<PathBuf>,
+    /// How the guest's instructions are executed; `None` tries KVM.
+    pub accel: Option<Accel>,
+    /// Also drive the back ends without a guest.
+    pub native: bool,
+    /// Also count system calls.
+    pub count: bool,
+}
+
+/// Programs and places, all found before anything is started.
+#[derive(Debug)]
+pub struct Found {
+    fio: PathBuf,
+    program: QemuProgram,
+    kernel: Kernel,
+    accel: Choice,
+    storage_daemon: Option<PathBuf>,
+    place: PathBuf,
+    sizes: Sizes,
+    /// Columns that will be measured, the host first.
+    pub columns: Vec<Column>,
+    /// Columns that cannot be.
+    pub missing: Vec<Missing>,
+}
+
+impl Found {
+    /// Looks for everything that a comparison needs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Missing`] with the package to install; [`ErrorKind::Invalid`] if there is no room, or what was asked for needs root.
+    pub fn look(options: &Options, host: &Host) -> Result<Self> {
+        if options.loads.is_empty() {
+            return Err(Error::new(ErrorKind::Invalid, "no load is left to be measured"));
+        }
+        if options.cache == CacheState::Cold && !host::can_drop_caches() {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "a cold page cache needs root: dropping the host's caches concerns everybody; measure direct or warm, or run it as root",
+            ));
+        }
+        let sizes = Sizes::of(options.image_bytes)?;
+        let fio = host.program("fio")?;
+        host.program("mkfs.ext4")?;
+        host.program("busybox")?;
+        let program = match &options.qemu {
+            Some(path) => QemuProgram::at(path)?,
+            None => QemuProgram::find(host)?,
+        };
+        let kernel = Kernel::find(host)?;
+        let mut columns = vec![Column::Host];
+        let mut missing = Vec::new();
+        let mut storage_daemon = None;
+        for column in ALL.into_iter().filter(|c| *c != Column::Host && options.columns.contains(c)) {
+            let mut why = column.missing(VCPUS, &program, &kernel.modules);
+            if column == Column::StorageDaemon {
+                match host.program("qemu-storage-daemon") {
+                    Ok(path) => storage_daemon = Some(path),
+                    Err(error) => why = Some(error.to_string()),
+                }
+            }
+            match why {
+                None => columns.push(column),
+                Some(why) => missing.push(Missing { column, why }),
+            }
+        }
+        if columns.len() == 1 {
+            let why = missing.iter().map(|m| format!("{}: {}", m.column.name(), m.why)).collect::<Vec<_>>();
+            let why = if why.is_empty() { "name at least one".into() } else { why.join("; ") };
+            return Err(Error::new(
+                ErrorKind::Missing,
+                format!("there is nothing to compare the host with; {why}"),
+            ));
+        }
+        let place = scratch::find_place(&options.target, &sizes, columns.len() - 1)?;
+        let accel = match options.accel {
+            Some(accel) => Choice { accel, why: "as asked for".into() },
+            None => Choice::probe(host, &program, &kernel)?,
+        };
+        Ok(Self { fio, program, kernel, accel, storage_daemon, place, sizes, columns, missing })
+    }
+
+    /// Whether the guest's CPU is emulated.
+    pub fn emulated(&self) -> bool {
+        self.accel.accel == Accel::Tcg
+    }
+
+    /// What will be measured, for people, before it begins.
+    pub fn about(&self) -> String {
+        let images = self.columns.len() - 1;
+        let mut text = format!(
+            "QEMU {}.{}, by {}; Linux {}\n{} images of {} in {}, removed afterwards ({} needed)\n",
+            self.program.version.0,
+            self.program.version.1,
+            self.accel,
+            self.kernel.version,
+            images,
+            show_size(self.sizes.image),
+            self.place.display(),
+            show_size(self.sizes.needed(images)),
+        );
+        for missing in &self.missing {
+            text += &format!("not measured: {}: {}\n", missing.column.name(), missing.why);
+        }
+        text
+    }
+}
+
+/// Everything that came of a comparison; [`report::fill`] makes a report of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Guest and host.
+    pub results: Results,
+    /// The counted pass: where requests go, system calls among it.
+    pub counted: Results,
+    /// Why system calls were not counted.
+    pub uncounted: Option<String>,
+    /// The back ends alone.
+    pub native: Vec<native::NativeMeasurement>,
+    /// The columns, the host first.
+    pub columns: Vec<Column>,
+    /// What could not be measured.
+    pub missing: Vec<Missing>,
+    /// Passes made.
+    pub passes: usize,
+    /// How jobs were run.
+    pub settings: Settings,
+    /// Bytes of each image.
+    pub image_bytes: u64,
+    /// How the guest's instructions were executed.
+    pub accel: Choice,
+    /// The guest's kernel.
+    pub kernel: String,
+    /// Command lines by column, and QEMU's.
+    pub commands: Vec<(String, String)>,
+    /// The disks as the guest saw them.
+    pub disks: Vec<(Column, guest::SeenDisk)>,
+}
+
+/// Compares.
+///
+/// # Errors
+/// Whatever keeps it from being done; [`ErrorKind::Interrupted`]. Nothing is left behind in any case.
+pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
+    let (created, begin) = (date::now(), Instant::now());
+    let outcome = measure(options, host, found, interrupt)?;
+    let mut programs = vec!["fio".to_string()];
+    programs.push(found.program.path.display().to_string());
+    if outcome.columns.contains(&Column::StorageDaemon) {
+        programs.push("qemu-storage-daemon".into());
+    }
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    let mut machine = machine::Machine::describe(&options.version, &programs);
+    for (name, _) in &mut machine.versions {
+        // A program that was given by its path is still QEMU.
+        *name = name.rsplit('/').next().unwrap_or_default().to_string();
+    }
+    machine.versions.push(("Linux (guest)".into(), outcome.kernel.clone()));
+    Ok(report::fill(&outcome, options, machine, created, begin.elapsed()))
+}
+
+/// Everything from the images to the last figure.
+fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Outcome> {
+    let guests: Vec<&str> = found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
+    let mut preparing = Progress::new(2);
+    preparing.step(format!("writing {} images of {}", guests.len(), show_size(found.sizes.image)));
+    let scratch = Scratch::new(&found.place, found.sizes)?;
+    scratch.fill(host, &guests, options.cache, interrupt)?;
+
+    preparing.step("booting the guest");
+    let direct = options.cache == CacheState::Direct;
+    let mut commands = Vec::new();
+    let mut servers: Vec<(Column, Server)> = Vec::new();
+    for column in [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c)) {
+        let image = scratch.image(column.id());
+        let storage = Storage::File { path: &image, direct };
+        let server = match (column, &found.storage_daemon) {
+            (Column::StorageDaemon, Some(program)) => {
+                Server::qemu_storage_daemon(program, scratch.dir(), storage, &[], VCPUS)?
+            }
+            _ => {
+                let queues = VCPUS.to_string();
+                let socket = scratch.dir().join("control.sock").display().to_string();
+                let words = ["--queues", queues.as_str(), "--control", socket.as_str()];
+                Server::vlane(&options.vlane, scratch.dir(), storage, &[], &words)?
+            }
+        };
+        commands.push((column.name().to_string(), server.command().to_string()));
+        servers.push((column, server));
+    }
+    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
+    let mut settings = Settings {
+        runtime_ms: millis(options.runtime),
+        old_bytes: found.sizes.old,
+        new_bytes: found.sizes.new,
+        cache: options.cache,
+    };
+    // How often, and how long each, is known when the guest has shown how long fio takes to start; the jobs must be in
+    // the guest before. So the plan is made on a guess, which is corrected by leaving passes out.
+    let costs = Costs::guess(found.emulated());
+    let beside = Duration::from_secs(45);
+    let limit = options.limit.map(|limit| limit.saturating_sub(beside));
+    let guest_share = limit.map(|limit| if options.native { limit.mul_f64(0.85) } else { limit });
+    let (passes, runtime) =
+        costs.fit(&options.loads, &found.columns, options.passes, options.runtime, guest_share);
+    settings.runtime_ms = millis(runtime);
+    let rounds = plan::rounds(&options.loads, &found.columns, passes);
+    let counted_rounds = match options.count {
+        true => counted_rounds(options, &found.columns, passes),
+        false => Vec::new(),
+    };
+    let all: Vec<Round> = rounds.iter().chain(&counted_rounds).cloned().collect();
+    let parts = Parts {
+        host,
+        program: &found.program,
+        kernel: &found.kernel,
+        accel: &found.accel,
+        sockets: servers.iter().map(|(column, server)| (*column, server.socket().to_path_buf())).collect(),
+        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
+        rounds: &all,
+        settings,
+        limit: costs.total(&all, runtime) * 4 + Duration::from_secs(600),
+    };
+    let mut machine = parts.boot(interrupt)?;
+    commands.push(("QEMU".into(), machine.command.clone()));
+    let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
+    let start = machine.time_start()?;
+    drop(preparing);
+
+    // What fio takes to start in this guest is known now.
+    let costs = Costs { guest_start: start, ..costs };
+    let (passes, _) = costs.fit(&options.loads, &found.columns, passes, runtime, guest_share);
+    let rounds = &rounds[..rounds.len().min(passes * options.loads.len())];
+
+    let fio = HostFio {
+        program: found.fio.clone(),
+        files: scratch.files(),
+        scratch: scratch.dir().to_path_buf(),
+        settings,
+        interrupt,
+    };
+    let native = Native {
+        vlane: &options.vlane,
+        storage_daemon: found.storage_daemon.clone(),
+        scratch: &scratch,
+        fio: fio.clone(),
+        runtime,
+        cache: options.cache,
+        interrupt,
+    };
+    let steps = |rounds: &[Round]| rounds.iter().map(|round| round.order.len()).sum::<usize>();
+    let mut total = steps(rounds) + steps(&counted_rounds);
+    let mut expected = costs.total(rounds, runtime) + costs.total(&counted_rounds, runtime);
+    if options.native {
+        total += native.steps(passes);
+        expected += native.estimate(passes);
+    }
+    let each = expected / u32::try_from(total.max(1)).unwrap_or(1);
+    let mut progress = Progress::new(total).expecting(each);
+
+    let pid = |wanted| servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid());
+    let pids =
+        Pids { qemu: machine.pid(), vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) };
+    let control = Control::new(scratch.dir().join("control.sock"));
+    let kvm = !found.emulated();
+    let mut bench = Bench { machine, fio: &fio, pids, control, kvm, runtime, interrupt, count: false };
+    let mut results = Results::default();
+    for round in rounds {
+        bench.round(round, &mut results, &mut progress)?;
+    }
+    let (mut counted, mut uncounted) = (Results::default(), None);
+    if !counted_rounds.is_empty() {
+        match calls::available() {
+            Counted::Is(()) => bench.count = true,
+            Counted::Not(why) => uncounted = Some(why),
+        }
+        if bench.count {
+            for round in &counted_rounds {
+                bench.round(round, &mut counted, &mut progress)?;
+            }
+        } else {
+            progress.add_steps(-isize::try_from(steps(&counted_rounds)).unwrap_or(0));
+        }
+    }
+    bench.machine.quit()?;
+    drop(servers);
+
+    let native = if options.native { native.run(passes, &mut progress)? } else { Vec::new() };
+    drop(progress);
+    Ok(Outcome {
+        results,
+        counted,
+        uncounted,
+        native,
+        columns: found.columns.clone(),
+        missing: found.missing.clone(),
+        passes,
+        settings,
+        image_bytes: found.sizes.image,
+        accel: found.accel.clone(),
+        kernel: found.kernel.version.clone(),
+        commands,
+        disks,
+    })
+}
+
+/// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they count a little, so their times
+/// are not used.
+fn counted_rounds(options: &Options, columns: &[Column], pass: usize) -> Vec<Round> {
+    let random = |load: &Load| {
+        load.suite == Suite::Fio
+            && matches!(load.pattern, loads::Pattern::RandomRead | loads::Pattern::RandomWrite)
+    };
+    let loads: Vec<Load> = options.loads.iter().copied().filter(random).collect();
+    let guests: Vec<Column> = columns.iter().copied().filter(|c| *c != Column::Host).collect();
+    let mut rounds = plan::rounds(&loads, &guests, 1);
+    for round in &mut rounds {
+        round.pass = pass;
+    }
+    rounds
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What measures rounds.
+struct Bench<'a> {
+    machine: Machine<'a>,
+    fio: &'a HostFio<'a>,
+    pids: Pids,
+    control: Control,
+    kvm: bool,
+    runtime: Duration,
+    interrupt: &'a Interrupt,
+    count: bool,
+}
+
+/// What others count by themselves: vlane's lanes, KVM.
+#[derive(Debug, Default)]
+struct Told {
+    kicks: Option<u64>,
+    signals: Option<u64>,
+    exits: BTreeMap<String, u64>,
+}
+
+impl Told {
+    fn since(&self, before: &Self) -> Self {
+        let count = |now: Option<u64>, old: Option<u64>| Some(now?.saturating_sub(old?));
+        let old = |name: &String| before.exits.get(name).copied().unwrap_or(0);
+        let exits = self.exits.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
+        Self {
+            kicks: count(self.kicks, before.kicks),
+            signals: count(self.signals, before.signals),
+            exits: exits.filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// What is told now; what nobody tells (KVM's figures are for root) is left out.
+    fn look(&self, column: Column) -> Told {
+        let mut told = Told::default();
+        if column == Column::Vlane
+            && let Ok(counters) = self.control.counters()
+        {
+            told.kicks = counters.sum.get("kicks").copied();
+            told.signals = counters.sum.get("signals").copied();
+        }
+        if self.kvm
+            && let Counted::Is(stats) = KvmStats::take(i32::try_from(self.pids.qemu).unwrap_or(-1))
+        {
+            told.exits.insert("exits".into(), stats.exits());
+            told.exits.extend(stats.reasons().into_iter().map(|(name, count)| (name.to_string(), count)));
+        }
+        told
+    }
+
+    /// One load on every column, in the round's order: the host's fio has its turn while the guest's waits at a gate.
+    fn round(&mut self, round: &Round, results: &mut Results, progress: &mut Progress) -> Result<()> {
+        let label = |column: Column| format!("{}, {}", round.load.name(), column.name());
+        // The host is first or last of a round; the guest's fio is loaded when nobody is measured.
+        let mut works = Vec::new();
+        let (mut begun, mut lines) = (false, None);
+        for column in &round.order {
+            self.interrupt.check()?;
+            progress.step(label(*column));
+            if *column == Column::Host {
+                if begun {
+                    lines = Some(self.machine.finish(round)?);
+                }
+                let outcome = self.fio.run(&round.load, 1)?;
+                let (pass, load) = (round.pass, round.load);
+                results.all.push(Measurement { pass, load, column: *column, outcome, work: None });
+                continue;
+            }
+            if !begun {
+                self.machine.start(round)?;
+                begun = true;
+            }
+            if self.fio.settings.cache == CacheState::Cold {
+                host::drop_caches()?;
+            }
+            let before = self.machine.at_gate(round, *column)?;
+            let mut sampler = parts::sampler(self.pids);
+            if self.count {
+                sampler = sampler.count_calls();
+            }
+            let counted = self.look(*column);
+            let from = sampler.take();
+            let after = self.machine.measure(round, *column, self.runtime)?;
+            let used = sampler.take().since(&from);
+            works.push((*column, used, after.since(&before), self.look(*column).since(&counted)));
+        }
+        if !begun {
+            return Ok(());
+        }
+        let lines = match lines {
+            Some(lines) => lines,
+            None => self.machine.finish(round)?,
+        };
+        for (column, used, disk, told) in works {
+            let mut outcome = None;
+            for line in &lines {
+                let (name, parsed) = fio::parse(line, round.load.record())?;
+                if name == column.id() {
+                    outcome = Some(parsed);
+                }
+            }
+            let Some(outcome) = outcome else {
+                let context = format!("fio in the guest told nothing of {}", label(column));
+                return Err(Error::new(ErrorKind::Format, context));
+            };
+            #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+            let per_io = |count: u64| count as f64 / outcome.ios;
+            let work = Work {
+                requests: per_io(disk.requests()),
+                interrupts: per_io(disk.interrupts),
+                kicks: told.kicks.map(per_io),
+                signals: told.signals.map(per_io),
+                exits: told.exits.iter().map(|(name, count)| (name.clone(), per_io(*count))).collect(),
+                parts: parts::share(&used, self.pids, column, outcome.ios),
+            };
+            let (pass, load) = (round.pass, round.load);
+            results.all.push(Measurement { pass, load, column, outcome, work: Some(work) });
+        }
+        Ok(())
+    }
+}

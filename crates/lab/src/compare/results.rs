@@ -1,0 +1,231 @@
+//! What was measured, and what it comes to: medians, and ratios to the host.
+
+use serde::{Deserialize, Serialize};
+
+use super::columns::Column;
+use super::fio::Outcome;
+use super::loads::Load;
+use crate::report::Spread;
+
+/// Who did the work for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// The guest's vCPUs: the guest's kernel and fio, and what QEMU emulates in their stead.
+    Guest,
+    /// The back end: vlane's lanes, QEMU's I/O thread or main loop, qemu-storage-daemon.
+    Backend,
+    /// Threads of the host's kernel that work for the back end.
+    Kernel,
+}
+
+/// All parts.
+pub const PARTS: [Part; 3] = [Part::Guest, Part::Backend, Part::Kernel];
+
+impl Part {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guest => "guest vCPUs",
+            Self::Backend => "back end",
+            Self::Kernel => "kernel workers",
+        }
+    }
+}
+
+/// What one part did, per request of fio's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartWork {
+    /// CPU time in us.
+    pub cpu_us: f64,
+    /// Context switches.
+    pub switches: f64,
+    /// System calls, where they were counted.
+    pub calls: Option<f64>,
+}
+
+/// What was done for a request of fio's in the guest, on the average.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Requests that the guest's kernel sent to the disk, flushes included.
+    pub requests: f64,
+    /// Interrupts of the disk.
+    pub interrupts: f64,
+    /// Times that the guest woke vlane; only vlane counts them.
+    pub kicks: Option<f64>,
+    /// Times that vlane signalled the guest.
+    pub signals: Option<f64>,
+    /// Exits of the vCPUs to the host, by KVM's reasons, `exits` being all of them; empty where KVM does not count.
+    pub exits: Vec<(String, f64)>,
+    /// By part.
+    pub parts: Vec<(Part, PartWork)>,
+}
+
+impl Work {
+    /// What a part did.
+    pub fn part(&self, part: Part) -> PartWork {
+        self.parts.iter().find(|(p, _)| *p == part).map(|(_, work)| *work).unwrap_or_default()
+    }
+}
+
+/// One measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// In which pass.
+    pub pass: usize,
+    /// Of which load.
+    pub load: Load,
+    /// On which column.
+    pub column: Column,
+    /// What fio says.
+    pub outcome: Outcome,
+    /// What was done for it; not on the host.
+    pub work: Option<Work>,
+}
+
+/// All measurements of a comparison.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// In the order of measuring.
+    pub all: Vec<Measurement>,
+}
+
+impl Results {
+    /// The measurements of a load on a column, by pass.
+    pub fn of(&self, load: &Load, column: Column) -> impl Iterator<Item = &Measurement> {
+        self.all.iter().filter(move |m| m.load == *load && m.column == column)
+    }
+
+    /// The spread of a figure.
+    pub fn spread(
+        &self,
+        load: &Load,
+        column: Column,
+        figure: impl Fn(&Measurement) -> Option<f64>,
+    ) -> Option<Spread> {
+        let values: Vec<f64> = self.of(load, column).filter_map(figure).collect();
+        Spread::of(&values)
+    }
+
+    /// Throughput in MB/s.
+    pub fn mb(&self, load: &Load, column: Column) -> Option<Spread> {
+        self.spread(load, column, |m| Some(m.outcome.mb_per_second))
+    }
+
+    /// Throughput of `column` over that of `base`, in the same pass: neighbours in time are compared.
+    pub fn ratio(&self, load: &Load, column: Column, base: Column) -> Option<Spread> {
+        let ratios: Vec<f64> = self
+            .of(load, column)
+            .filter_map(|m| {
+                let other = self.of(load, base).find(|other| other.pass == m.pass)?;
+                Some(m.outcome.iops / other.outcome.iops)
+            })
+            .collect();
+        Spread::of(&ratios)
+    }
+
+    /// What a request cost, on the median.
+    pub fn work(&self, load: &Load, column: Column, figure: impl Fn(&Work) -> Option<f64>) -> Option<Spread> {
+        self.spread(load, column, |m| figure(m.work.as_ref()?))
+    }
+
+    /// The loads that were measured, in the order of measuring.
+    pub fn loads(&self) -> Vec<Load> {
+        let mut loads: Vec<Load> = Vec::new();
+        for m in &self.all {
+            if !loads.contains(&m.load) {
+                loads.push(m.load);
+            }
+        }
+        loads
+    }
+
+    /// The geometric mean of the median ratios of some loads: the fair mean of ratios. `None` without any.
+    pub fn mean_ratio(&self, loads: &[Load], column: Column, base: Column) -> Option<f64> {
+        let logs: Vec<f64> =
+            loads.iter().filter_map(|load| self.ratio(load, column, base)).map(|s| s.median.ln()).collect();
+        #[expect(clippy::cast_precision_loss, reason = "a handful")]
+        let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+        (!logs.is_empty()).then(|| mean.exp())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
+pub(super) mod tests {
+    use super::super::loads::Pattern;
+    use super::*;
+
+    pub fn outcome(iops: f64, load: &Load) -> Outcome {
+        #[expect(clippy::cast_precision_loss, reason = "tests")]
+        let mb_per_second = iops * load.record() as f64 / 1e6;
+        Outcome {
+            ios: iops,
+            iops,
+            mb_per_second,
+            seconds: 1.0,
+            mean_us: 1e6 / iops,
+            p50_us: 0.9e6 / iops,
+            p99_us: 3e6 / iops,
+            cpu_us: 4.0,
+            switches: 0.5,
+        }
+    }
+
+    pub fn measured(pass: usize, load: Load, column: Column, iops: f64) -> Measurement {
+        let work = (column != Column::Host).then(|| Work {
+            requests: f64::from(load.record_kib.div_ceil(128)),
+            interrupts: 0.5,
+            kicks: (column == Column::Vlane).then_some(0.25),
+            signals: (column == Column::Vlane).then_some(0.125),
+            exits: vec![("exits".into(), 2.0), ("io_exits".into(), 1.5)],
+            parts: PARTS
+                .iter()
+                .map(|part| (*part, PartWork { cpu_us: 10.0, switches: 1.0, calls: Some(2.0) }))
+                .collect(),
+        });
+        Measurement { pass, load, column, outcome: outcome(iops, &load), work }
+    }
+
+    #[test]
+    fn ratios_pair_what_was_measured_in_the_same_pass() {
+        let load = Load::fio(Pattern::RandomRead, 4);
+        let results = Results {
+            all: vec![
+                measured(0, load, Column::Host, 1000.0),
+                measured(0, load, Column::Vlane, 500.0),
+                // The machine slowed down meanwhile.
+                measured(1, load, Column::Vlane, 100.0),
+                measured(1, load, Column::Host, 200.0),
+                measured(2, load, Column::Vlane, 999.0),
+            ],
+        };
+        let ratio = results.ratio(&load, Column::Vlane, Column::Host).unwrap();
+        assert_eq!((ratio.median, ratio.min, ratio.max, ratio.runs), (0.5, 0.5, 0.5, 2));
+        assert_eq!(results.ratio(&load, Column::Ide, Column::Host), None);
+        assert_eq!(results.mb(&load, Column::Host).unwrap().runs, 2);
+        assert_eq!(results.loads(), [load]);
+    }
+
+    #[test]
+    fn the_mean_of_ratios_is_the_geometric_one() {
+        let loads = [Load::fio(Pattern::RandomRead, 4), Load::fio(Pattern::RandomWrite, 4)];
+        let all = vec![
+            measured(0, loads[0], Column::Host, 100.0),
+            measured(0, loads[0], Column::Vlane, 200.0),
+            measured(0, loads[1], Column::Host, 200.0),
+            measured(0, loads[1], Column::Vlane, 100.0),
+        ];
+        let results = Results { all };
+        let mean = results.mean_ratio(&loads, Column::Vlane, Column::Host).unwrap();
+        assert!((mean - 1.0).abs() < 1e-12);
+        assert_eq!(results.mean_ratio(&[], Column::Vlane, Column::Host), None);
+    }
+
+    #[test]
+    fn what_was_not_counted_is_not_zero() {
+        let load = Load::fio(Pattern::RandomRead, 4);
+        let results = Results { all: vec![measured(0, load, Column::Host, 100.0)] };
+        assert_eq!(results.work(&load, Column::Host, |w| Some(w.requests)), None);
+    }
+}

@@ -1,0 +1,302 @@
+//! `vlane compare`: host, virtio and emulated disks side by side, on the user's own machine.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use vlane_boot::{Accel, Host, Install};
+use vlane_driver::units::{parse_duration, parse_size};
+use vlane_lab::Interrupt;
+use vlane_lab::compare::columns::{ALL, Column};
+use vlane_lab::compare::fio::CacheState;
+use vlane_lab::compare::loads::{self, Load};
+use vlane_lab::compare::scratch::Target;
+use vlane_lab::compare::{self, Found, Options};
+use vlane_lab::report::{Report, text};
+
+/// Measures what virtualisation costs here: the host directly, a guest on vlane, on QEMU's virtio-blk, on qemu-storage-daemon, and on
+/// emulated disks.
+///
+/// Needs QEMU, fio, busybox and mkfs.ext4, and room for one scratch image per guest disk; no root. Takes less than ten minutes.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The storage to measure, or the size of the scratch images: a directory, an image (its directory is used, and the image itself
+    /// is neither read nor written), or a size like 512M [default: the current directory, or another one on a disk]
+    #[arg(value_name = "IMAGE|DIR|SIZE")]
+    target: Option<String>,
+    /// Size of each scratch image
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Directory for the scratch images
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// About three minutes: everything once, and shortly
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// As long as it takes: five times, two seconds each
+    #[arg(long)]
+    full: bool,
+    /// How often everything is measured [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: Option<u16>,
+    /// Time of one measurement [default: 700ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    time: Option<Duration>,
+    /// The whole is to stay below this: fewer repeats, then shorter measurements [default: 9m; with --full none]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    limit: Option<Duration>,
+    /// Columns beside the host, as --list names them [default: all that can be had]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    columns: Vec<String>,
+    /// Loads, as --list names them; a part of the name takes all that have it [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    loads: Vec<String>,
+    /// Name the columns and the loads, and end
+    #[arg(long)]
+    list: bool,
+    /// The page caches of host and guest
+    #[arg(long, value_enum, default_value_t = CacheArg::Direct)]
+    cache: CacheArg,
+    /// Leave out the back ends alone, without a guest
+    #[arg(long)]
+    no_native: bool,
+    /// Leave out the counting of system calls (needs root anyway)
+    #[arg(long)]
+    no_count: bool,
+
+    /// Another QEMU than the installed one
+    #[arg(long, value_name = "PROGRAM")]
+    qemu: Option<PathBuf>,
+    /// How the guest's instructions are executed
+    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
+    accel: AccelArg,
+    /// Install what is missing: programs by apt-get (as root), a kernel for the guest into the cache directory
+    #[arg(long)]
+    install: bool,
+
+    /// Where the page with the pictures goes
+    #[arg(long, value_name = "FILE", default_value = "compare.html")]
+    html: PathBuf,
+    /// Write no page
+    #[arg(long)]
+    no_html: bool,
+    /// Write the report as JSON, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CacheArg {
+    /// Not used: direct I/O everywhere
+    Direct,
+    /// Used, and the files are in them: reads measure memory
+    Warm,
+    /// Used, and emptied before each measurement (root: the host's cache is everybody's)
+    Cold,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AccelArg {
+    /// KVM if a guest boots under it in useful time (tried once per boot of the host), emulation otherwise
+    Auto,
+    /// The host's CPU
+    Kvm,
+    /// QEMU's translator: works everywhere, several times slower
+    Tcg,
+}
+
+/// What a target says: where, and how large.
+fn read_target(args: &CompareArgs) -> anyhow::Result<(Target, Option<u64>)> {
+    let mut target = Target::Anywhere;
+    let mut size = args.size;
+    if let Some(text) = &args.target {
+        match parse_size(text) {
+            // A file may be called 512M.
+            Ok(bytes) if !Path::new(text).exists() => {
+                if size.is_some_and(|size| size != bytes) {
+                    bail!("{text} and --size say different sizes");
+                }
+                size = Some(bytes);
+            }
+            _ => target = Target::of(Path::new(text))?,
+        }
+    }
+    if let Some(dir) = &args.dir {
+        if target != Target::Anywhere {
+            bail!("--dir and {} both say where", args.target.as_deref().unwrap_or_default());
+        }
+        target = Target::Directory(dir.clone());
+    }
+    Ok((target, size))
+}
+
+/// The columns of a list.
+fn read_columns(names: &[String]) -> anyhow::Result<Vec<Column>> {
+    if names.is_empty() {
+        return Ok(ALL.to_vec());
+    }
+    let find = |name: &String| {
+        ALL.into_iter()
+            .find(|column| column.id() == name)
+            .with_context(|| format!("--columns: there is no column `{name}`; --list names them"))
+    };
+    names.iter().map(find).collect()
+}
+
+/// The loads whose names have one of the words in them.
+fn read_loads(words: &[String]) -> anyhow::Result<Vec<Load>> {
+    let all = loads::all();
+    for word in words {
+        if !all.iter().any(|load| load.id().contains(word.as_str())) {
+            bail!("--loads: no load's name has `{word}` in it; --list names them");
+        }
+    }
+    let wanted = |load: &Load| words.is_empty() || words.iter().any(|word| load.id().contains(word.as_str()));
+    Ok(all.into_iter().filter(wanted).collect())
+}
+
+impl CompareArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let (target, size) = read_target(self)?;
+        let ms = Duration::from_millis;
+        let (passes, runtime, limit, bytes) = match (self.quick, self.full) {
+            (true, _) => (1, ms(300), Some(ms(240_000)), 256 << 20),
+            (_, true) => (5, ms(2000), None, 1 << 30),
+            _ => (2, ms(700), Some(ms(540_000)), 512 << 20),
+        };
+        let runtime = self.time.unwrap_or(runtime);
+        if !(ms(50)..=ms(600_000)).contains(&runtime) {
+            bail!("--time: from 50ms to 10m");
+        }
+        Ok(Options {
+            vlane: std::env::current_exe().context("cannot find out where this program is")?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            target,
+            image_bytes: size.unwrap_or(bytes),
+            columns: read_columns(&self.columns)?,
+            loads: read_loads(&self.loads)?,
+            runtime,
+            passes: self.repeats.map_or(passes, usize::from),
+            limit: self.limit.or(limit),
+            cache: match self.cache {
+                CacheArg::Direct => CacheState::Direct,
+                CacheArg::Warm => CacheState::Warm,
+                CacheArg::Cold => CacheState::Cold,
+            },
+            qemu: self.qemu.clone(),
+            accel: match self.accel {
+                AccelArg::Auto => None,
+                AccelArg::Kvm => Some(Accel::Kvm),
+                AccelArg::Tcg => Some(Accel::Tcg),
+            },
+            native: !self.no_native,
+            count: !self.no_count,
+        })
+    }
+}
+
+/// The command that was given, to be given again.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the comparison from being made; what it started and wrote is gone then.
+pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
+    if args.list {
+        for column in ALL {
+            println!("{:<24} {}", column.id(), column.about());
+        }
+        println!();
+        for load in loads::all() {
+            println!("{:<24} {}, depth {}", load.id(), load.name(), load.depth);
+        }
+        return Ok(());
+    }
+    let options = args.options()?;
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let html = (!args.no_html).then_some(&args.html);
+    for path in html.into_iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
+    let found = Found::look(&options, &host)?;
+    eprint!("{}", found.about());
+    let report = compare::run(&options, &host, &found, &interrupt)?;
+    for path in html.into_iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    // A reader that has seen enough (`| head`) is no failure.
+    let _ = std::io::stdout().write_all(text::render(&compare::report::brief(&report), width()).as_bytes());
+    for path in html.into_iter().chain(&args.json) {
+        eprintln!("the whole report: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Columns of the terminal; more where the output is kept.
+fn width() -> usize {
+    terminal_size::terminal_size().map_or(160, |(terminal_size::Width(columns), _)| usize::from(columns))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    fn parse(words: &[&str]) -> CompareArgs {
+        Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args
+    }
+
+    #[test]
+    fn a_target_is_a_size_a_directory_or_an_image_that_only_says_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.raw");
+        std::fs::write(&image, "").unwrap();
+        let at = |target: &str| read_target(&parse(&[target])).unwrap();
+        assert_eq!(at("256M"), (Target::Anywhere, Some(256 << 20)));
+        assert_eq!(at(dir.path().to_str().unwrap()).0, Target::Directory(dir.path().into()));
+        assert_eq!(at(image.to_str().unwrap()).0, Target::Beside(image.clone()));
+        assert!(read_target(&parse(&["/nowhere/at/all"])).is_err());
+        let twice = parse(&[image.to_str().unwrap(), "--dir", "/tmp"]);
+        assert!(read_target(&twice).unwrap_err().to_string().contains("--dir"));
+        assert!(read_target(&parse(&["256M", "--size", "512M"])).is_err());
+    }
+
+    #[test]
+    fn columns_and_loads_are_chosen_by_name_and_unknown_ones_refused() {
+        let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(read_columns(&words(&["ide", "vlane"])).unwrap(), [Column::Ide, Column::Vlane]);
+        assert_eq!(read_columns(&[]).unwrap().len(), ALL.len());
+        assert!(read_columns(&words(&["floppy"])).is_err());
+        assert_eq!(read_loads(&words(&["fio"])).unwrap().len(), 6);
+        assert_eq!(read_loads(&words(&["fio-random-read-4k"])).unwrap().len(), 1);
+        assert_eq!(read_loads(&[]).unwrap().len(), 24);
+        assert!(read_loads(&words(&["8k"])).is_err());
+    }
+
+    #[test]
+    fn short_and_long_runs_differ_and_can_be_overruled() {
+        let of = |words: &[&str]| parse(words).options().unwrap();
+        assert!(of(&["--quick"]).passes == 1 && of(&[]).passes == 2 && of(&["--full"]).passes == 5);
+        assert!(of(&[]).limit.unwrap() < Duration::from_secs(600) && of(&["--full"]).limit.is_none());
+        assert_eq!(of(&["--quick", "--repeats", "3", "--time", "1s"]).passes, 3);
+        assert!(Only::try_parse_from(["vlane", "--quick", "--full"]).is_err());
+        assert!(parse(&["--time", "1ms"]).options().is_err());
+    }
+}
