@@ -5,14 +5,14 @@
 mod analyze;
 mod bench;
 mod boot;
-mod output;
 mod compare;
+mod output;
 mod peers;
 mod record;
 mod replay;
 mod serve;
-mod trace;
 mod topologies;
+mod trace;
 
 use std::process::ExitCode;
 
