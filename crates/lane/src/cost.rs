@@ -1,8 +1,10 @@
-//! One lane and its guest in one thread: what a request costs, in instructions, is counted here by `scripts/probe-cost`.
+//! One lane and its guest in one thread: what a request costs, in instructions, is counted here by `scripts/probe-cost` and
+//! `scripts/record-cost`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use vlane_engine::Uring;
 use vlane_engine::null::{NullConfig, NullEngine};
@@ -10,7 +12,7 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
 use crate::lane::Lane;
-use crate::{Counters, LaneConfig, event_channel};
+use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
 
 const DEPTH: u16 = 32;
 
@@ -32,7 +34,7 @@ fn device(arena: &Arena, driver: &BlkQueue) -> Queue {
     Queue::new(config, memory).unwrap()
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set).
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); recorded, if `VLANE_COST_RECORD` is set.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
@@ -63,6 +65,11 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     };
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let (recorder, mut recorded) =
+        recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
+    let is_recorded = std::env::var_os("VLANE_COST_RECORD").is_some();
+    lane.set_recorder(is_recorded.then(|| Box::new(recorder)));
+    let mut entries = 0;
     let mut done = Vec::new();
     for batch in 0..batches {
         for slot in 0..DEPTH {
@@ -75,7 +82,10 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         assert_eq!(done.len(), usize::from(DEPTH));
         assert!(done.iter().all(|completion| completion.status == 0));
         done.clear();
+        entries += recorded.drain(|entry| drop(std::hint::black_box(entry))) as u64;
     }
+    // One more for the lane's start.
+    assert_eq!(entries, if is_recorded { batches * u64::from(DEPTH) + 1 } else { 0 });
     lane.store_counters();
     assert_eq!(counters.snapshot().reads, batches * u64::from(DEPTH));
 }

@@ -72,7 +72,6 @@ pub struct Recorded {
     lane: u16,
     consumer: Consumer<Entry>,
     untold: Arc<AtomicU64>,
-    entries: usize,
 }
 
 /// A recorder for the lane of queue `lane`, and the other end of its ring.
@@ -94,7 +93,7 @@ pub fn recorder(lane: u16, config: RecorderConfig) -> (Recorder, Recorded) {
         start: None,
         lost_after_start: 0,
     };
-    (recorder, Recorded { lane, consumer, untold, entries: config.entries })
+    (recorder, Recorded { lane, consumer, untold })
 }
 
 impl Recorder {
@@ -217,17 +216,40 @@ impl Recorder {
         }
         let now = self.clock();
         self.now = goes_on.then_some(now);
-        let mut batch = std::mem::take(&mut self.batch);
-        let mut losing = false;
-        for mut record in batch.drain(..) {
+        for record in &mut self.batch {
             record.service = now.saturating_sub(record.submit);
-            // Ranges of a request that has lost one are worth nothing; the reader drops those before.
-            losing = losing || !self.catch_up() || self.producer.push(Entry::Record(record)).is_err();
-            if losing && !record.more {
-                self.lose(1);
-                losing = false;
-            }
         }
+        self.push_batch();
+    }
+
+    /// Puts the batch into the ring, as one if there is room for all of it.
+    #[inline]
+    fn push_batch(&mut self) {
+        let count = self.batch.len();
+        if self.catch_up()
+            && let Ok(chunk) = self.producer.write_chunk_uninit(count)
+        {
+            chunk.fill_from_iter(self.batch.drain(..).map(Entry::Record));
+            return;
+        }
+        self.push_some();
+    }
+
+    /// As many as there is room for.
+    #[cold]
+    fn push_some(&mut self) {
+        let mut batch = std::mem::take(&mut self.batch);
+        // The ranges of one request go together or not at all.
+        for ranges in batch.chunk_by(|record, _| record.more) {
+            match self.producer.write_chunk_uninit(ranges.len()) {
+                Ok(chunk) if self.lost == 0 && self.start.is_none() => {
+                    chunk.fill_from_iter(ranges.iter().copied().map(Entry::Record));
+                }
+                _ => self.lose(1),
+            }
+            self.catch_up();
+        }
+        batch.clear();
         self.batch = batch;
     }
 
@@ -283,11 +305,6 @@ impl Recorded {
         let count = chunk.len();
         chunk.into_iter().for_each(&mut each);
         count
-    }
-
-    /// Entries that the ring holds.
-    pub fn capacity(&self) -> usize {
-        self.entries
     }
 
     /// Whether the lane has let go of the recorder: after one more [`Recorded::drain`] nothing comes any more, but for

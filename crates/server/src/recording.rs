@@ -1,6 +1,6 @@
 //! A trace of a volume while it is served: attaches recorders to the lanes, and makes a stream of what they tell.
 //!
-//! The thread `recorder` empties the lanes' rings, a few hundred times a second under load, and gives the trace's bytes to whoever
+//! The thread `recorder` empties the lanes' rings, as often as the load asks for (each time that it wakes costs CPU time), and gives the trace's bytes to whoever
 //! reads. A reader that is too slow makes it wait; the lanes never wait, they count what finds no place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,17 @@ use vlane_trace::{Entry, Header, Writer};
 
 use crate::volume::Volume;
 
-/// Entries that a lane's ring holds: 1 MiB, and 5 ms of 3 million requests a second.
-const RING: usize = 16 * 1024;
+/// Entries that a lane's ring holds: 2 MiB, of which those are touched that are used.
+const RING: usize = 32 * 1024;
+/// How full a ring should be when it is emptied: a load that rises eightfold meanwhile still fits.
+const WANTED: usize = RING / 8;
 /// Bytes that are given to the reader together.
 const CHUNK: usize = 64 * 1024;
 /// Chunks that may wait for the reader: 4 MiB, and what the socket holds.
 const CHUNKS: usize = 64;
-/// How long the recorder sleeps when the rings were nearly full, as usual, and empty.
-const SLEEPS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(20)];
+/// How long the recorder sleeps between two looks at the rings, at least and at most.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(50);
 /// How long lanes may take to let go of their recorders.
 const LET_GO: Duration = Duration::from_secs(2);
 
@@ -133,22 +136,19 @@ fn run(
     let Ok(writer) = Writer::new(Vec::with_capacity(CHUNK), header(volume, hashes)) else { return };
     let mut out = Out { writer, reader };
     let mut is_read = out.hand_over();
+    let mut sleep = SHORTEST;
     while is_read && !stop.load(Ordering::Relaxed) && !out.reader.is_closed() {
         let fullest = drain(&mut lanes, &mut out);
         is_read = out.hand_over();
-        let sleep = match fullest {
-            Fill::Much => 0,
-            Fill::Some => 1,
-            Fill::Nothing => 2,
-        };
-        std::thread::sleep(SLEEPS[sleep]);
+        sleep = next_sleep(sleep, fullest);
+        std::thread::sleep(sleep);
     }
     detach(volume);
     let begin = Instant::now();
     while lanes.iter().any(|lane| !lane.is_over()) && begin.elapsed() < LET_GO {
         drain(&mut lanes, &mut out);
         is_read = is_read && out.hand_over();
-        std::thread::sleep(SLEEPS[0]);
+        std::thread::sleep(SHORTEST);
     }
     drain(&mut lanes, &mut out);
     let now = u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -181,28 +181,22 @@ impl Out {
     }
 }
 
-/// How much a look at the rings found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Fill {
-    Nothing,
-    Some,
-    /// A quarter of a ring: it might have run full.
-    Much,
+/// As long as it takes at the present rate to find [`WANTED`] entries in the fullest ring.
+fn next_sleep(last: Duration, found: usize) -> Duration {
+    let wanted = u32::try_from(WANTED).unwrap_or(u32::MAX);
+    let found = u32::try_from(found.max(1)).unwrap_or(u32::MAX);
+    (last * wanted / found).clamp(SHORTEST, LONGEST)
 }
 
-fn drain(lanes: &mut [Recorded], out: &mut Out) -> Fill {
-    let mut fullest = Fill::Nothing;
+/// Empties the rings; returns how many entries the fullest had.
+fn drain(lanes: &mut [Recorded], out: &mut Out) -> usize {
+    let mut fullest = 0;
     for lane in lanes {
-        let quarter = lane.capacity() / 4;
         let found = lane.drain(|entry: Entry| {
             // Into memory: it cannot fail, and lanes are those of the header.
             let _ = out.writer.write(&entry);
         });
-        fullest = fullest.max(match found {
-            0 => Fill::Nothing,
-            n if n < quarter => Fill::Some,
-            _ => Fill::Much,
-        });
+        fullest = fullest.max(found);
         if out.writer.target().len() >= CHUNK && !out.hand_over() {
             break;
         }
