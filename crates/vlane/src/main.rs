@@ -6,6 +6,7 @@ mod bench;
 mod boot;
 mod compare;
 mod peers;
+mod report;
 mod serve;
 
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Show a saved report again, or write it in another form
+    Report(report::ReportArgs),
     /// Compare host, virtio and emulated disks in one guest, and see where requests go
     Compare(compare::CompareArgs),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
     };
     match result {
