@@ -6,6 +6,7 @@ mod bench;
 mod boot;
 mod compare;
 mod peers;
+mod report;
 mod serve;
 mod topologies;
 
@@ -32,6 +33,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Show a saved report again, or write it in another form
+    Report(report::ReportArgs),
     /// Compare host, virtio and emulated disks in one guest, and see where requests go
     Compare(compare::CompareArgs),
     /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
     };
