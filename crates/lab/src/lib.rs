@@ -17,6 +17,7 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod stats;
+pub mod trace;
 pub mod topologies;
 pub mod work;
 
