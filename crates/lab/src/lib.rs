@@ -14,8 +14,8 @@ pub mod machine;
 pub mod progress;
 pub mod report;
 pub mod server;
-pub mod work;
 pub mod stats;
+pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;

@@ -7,6 +7,7 @@ mod boot;
 mod compare;
 mod peers;
 mod serve;
+mod work;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ enum Command {
     Peers(peers::PeersArgs),
     /// Compare host, virtio and emulated disks in one guest, and see where requests go
     Compare(compare::CompareArgs),
+    /// Count the work per request: 4K against 512K, back ends and a guest
+    Work(work::WorkArgs),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Work(args) => work::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
