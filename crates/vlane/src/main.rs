@@ -14,6 +14,7 @@ mod replay;
 mod serve;
 mod trace;
 mod topologies;
+mod work;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
     Topologies(topologies::TopologiesArgs),
+    /// Count the work per request: 4K against 512K, back ends and a guest
+    Work(work::WorkArgs),
 }
 
 fn main() -> ExitCode {
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
+        Command::Work(args) => work::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
