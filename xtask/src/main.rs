@@ -1,0 +1,54 @@
+//! `cargo xtask experiments`: repeats the experiments of the publications that vlane builds on, or some of them.
+//!
+//! Each has a folder in `experiments/` with an `experiment.toml` (what it asks, the command, what was published). Running one leaves
+//! the report of the run (`result.json`), its charts (`*.svg`) and a page (`README.md`) beside it.
+
+#![forbid(unsafe_code)]
+
+mod claim;
+mod experiment;
+mod page;
+mod runner;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Work on the project that is not the product.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the experiments of the publications again, all or some
+    Experiments(ExperimentsArgs),
+}
+
+#[derive(Debug, Args)]
+struct ExperimentsArgs {
+    /// The experiments, by the names of their folders [default: all]
+    names: Vec<String>,
+    /// Name them, with the time they take, and end
+    #[arg(long)]
+    list: bool,
+    /// Measure nothing: make the pages again from the results that are there
+    #[arg(long)]
+    pages: bool,
+}
+
+fn main() -> ExitCode {
+    let Cli { command: Command::Experiments(args) } = Cli::parse();
+    // Beside this crate, wherever cargo was called.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf();
+    match runner::run(&root, &args.names, args.list, args.pages) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Runs experiments and leaves their results.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use vlane_lab::report::Report;
+
+use crate::experiment::Experiment;
+use crate::page;
+
+/// Lists, runs, or only makes the pages again.
+pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Result<()> {
+    let all = Experiment::all(root)?;
+    if let Some(unknown) = names.iter().find(|name| all.iter().all(|one| one.name != **name)) {
+        bail!("there is no experiment `{unknown}`; --list names them");
+    }
+    if list {
+        for one in &all {
+            let cost = match &one.about.uses {
+                Some(used) => format!("with {used}"),
+                None => format!("{:.0} min", one.about.minutes.max(1.0)),
+            };
+            println!("{:<34} {cost:<34} {}", one.name, one.about.title);
+        }
+        return Ok(());
+    }
+    let chosen: Vec<_> = all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
+    if !pages {
+        let vlane = build(root)?;
+        let mut folders: Vec<&Path> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
+        folders.sort();
+        folders.dedup();
+        let running: Vec<_> = all.iter().filter(|one| folders.contains(&one.folder.as_path())).collect();
+        let minutes: f64 = running.iter().map(|one| one.about.minutes).sum();
+        eprintln!("{} runs, about {minutes:.0} minutes", running.len());
+        for (index, one) in running.iter().enumerate() {
+            eprintln!("[{}/{}] {}", index + 1, running.len(), one.name);
+            measure(one, &vlane)?;
+        }
+    }
+    // A run serves every experiment that uses its report, also those that were not named.
+    let folders: Vec<_> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
+    for one in all.iter().filter(|one| folders.contains(&one.source_of_result(&all))) {
+        let result = one.source_of_result(&all).join("result.json");
+        let report = Report::read(&result).with_context(|| format!("{}: no result", one.name))?;
+        page::write(one, &all, &report)?;
+        println!("{}", one.folder.join("README.md").display());
+    }
+    page::write_index(root, &all)
+}
+
+/// The program under test, built as people have it.
+fn build(root: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--release", "--package", "vlane"])
+        .current_dir(root)
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("vlane cannot be built");
+    }
+    // This program stands beside it, wherever the target directory is.
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let vlane = own.with_file_name("vlane");
+    if !vlane.is_file() {
+        bail!("{}: not there; call this through `cargo xtask`", vlane.display());
+    }
+    Ok(vlane)
+}
+
+/// Runs the command of one experiment; its report replaces the last one only if it succeeds.
+fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
+    let Some(command) = &one.about.command else { return Ok(()) };
+    let new = one.folder.join("result.new.json");
+    let mut words = command.split_whitespace();
+    if words.next() != Some("vlane") {
+        bail!("{}: the command must begin with `vlane`", one.name);
+    }
+    let words: Vec<_> = words.map(|word| word.replace("{result}", &new.display().to_string())).collect();
+    // Standard output is the report as text, which the files say as well.
+    let status = Command::new(vlane)
+        .args(&words)
+        .current_dir(&one.folder)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .with_context(|| format!("cannot start {}", vlane.display()))?;
+    if !status.success() {
+        let _ = std::fs::remove_file(&new);
+        bail!("{}: `{command}` ended with {status}", one.name);
+    }
+    Report::read(&new).with_context(|| format!("{}: `{command}` left no report", one.name))?;
+    std::fs::rename(&new, one.folder.join("result.json"))
+        .with_context(|| format!("{}: cannot replace the last result", one.name))
+}
