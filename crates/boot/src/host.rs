@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
-const PACKAGES: [(&str, &str); 16] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     // Debian 12 has it in the first, later ones in the second.
     ("qemu-storage-daemon", "qemu-system-common"),
@@ -29,6 +29,9 @@ const PACKAGES: [(&str, &str); 16] = [
     ("taskset", "util-linux"),
     ("ldd", "libc-bin"),
     ("dpkg-deb", "dpkg"),
+    ("gcc", "build-essential"),
+    ("make", "build-essential"),
+    ("pkg-config", "pkg-config"),
 ];
 
 /// May this crate install packages and download kernels?
@@ -183,6 +186,34 @@ impl Host {
         Ok(())
     }
 
+    /// Downloads the upstream source of a source package as a tar archive, which apt verifies, and unpacks it into `into`.
+    pub(crate) fn unpack_source(&self, apt: &AptSource, package: &str, into: &Path) -> Result<()> {
+        self.say(&format!("downloading the source of {package} ..."));
+        // Its signature and Debian's own changes are not wanted, and mirrors may lack them: what counts is that the archive is there,
+        // which it is only if its checksum is the package list's.
+        let output = run(
+            apt.command("apt-get")
+                .args(["source", "--download-only", "--tar-only", package])
+                .current_dir(into),
+            Duration::from_secs(600),
+        )?;
+        let entries = std::fs::read_dir(into)
+            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", into.display()), e))?;
+        let archive = entries.flatten().map(|e| e.path()).find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with(package) && name.contains(".orig.tar.") && !name.ends_with(".asc")
+        });
+        let archive = archive.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Install,
+                format!("the source of {package} was not downloaded:\n{}", tail(&output.text, 12)),
+            )
+        })?;
+        run_ok(Command::new("tar").arg("-xf").arg(&archive).current_dir(into), Duration::from_secs(120))?;
+        std::fs::remove_file(&archive)
+            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", archive.display()), e))
+    }
+
     /// An error unless `what` may be downloaded here.
     pub(crate) fn may_download(&self, what: &str, instead: &str) -> Result<()> {
         let why = if self.install == Install::Never {
@@ -221,8 +252,8 @@ impl AptSource {
         Self::default()
     }
 
-    /// Debian's unstable suite; `state` is a directory for its lists.
-    pub(crate) fn debian_sid(host: &Host, state: &Path) -> Result<Self> {
+    /// Debian's unstable suite; `state` is a directory for its lists. Its source packages too, if they are wanted.
+    pub(crate) fn debian_sid(host: &Host, state: &Path, sources: bool) -> Result<Self> {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         if !Path::new(KEYRING).exists() {
             return Err(Error::new(
@@ -243,7 +274,9 @@ impl AptSource {
             })?;
         }
         let list = state.join("sources.list");
-        write(&list, &format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian sid main\n"))?;
+        let kinds: &[&str] = if sources { &["deb", "deb-src"] } else { &["deb"] };
+        let line = |kind| format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian sid main\n");
+        write(&list, &kinds.iter().map(line).collect::<String>())?;
         let set = |key: &str, value: &str| ["-o".to_string(), format!("{key}={value}")];
         let path = |p: &str| state.join(p).display().to_string();
         let source = Self {

@@ -143,7 +143,7 @@ fn newest(directory: &str) -> Result<(PathBuf, String)> {
 /// Unpacks the newer package and its C library, and makes the program look for its loader where it is started.
 fn download(host: &Host, directory: &Path) -> Result<()> {
     let state = tempfile::tempdir().map_err(io(|| "no temporary directory"))?;
-    let apt = AptSource::debian_sid(host, state.path())?;
+    let apt = AptSource::debian_sid(host, state.path(), false)?;
     host.unpack_packages(&apt, &["user-mode-linux".into(), "libc6".into()], directory)?;
     let packaged = directory.join("usr/bin/linux.uml");
     let mut program =

@@ -55,6 +55,40 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(n * scale).map_err(|_| bad())
 }
 
+/// Parses a rate in requests per second: `20000`, `20k`, `1.5M`; powers of 1000.
+///
+/// # Errors
+/// A sentence that names what is wrong with the text.
+pub fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&text[..at], 1e6),
+        _ => (text, 1.0),
+    };
+    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| n.is_finite() && *n > 0.0);
+    rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
+}
+
+/// Parses an I/O priority into a request's ioprio field: `none`, `rt/0` to `rt/7`, `be/0` to `be/7`, `idle`.
+///
+/// # Errors
+/// A sentence that names what is wrong with the text.
+pub fn parse_ioprio(text: &str) -> Result<u16, String> {
+    let bad = || format!("`{text}` is no I/O priority; none, rt/0 to rt/7, be/0 to be/7 and idle are");
+    let (class, level) = match text.split_once('/') {
+        Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
+        None => (text, 0),
+    };
+    // The class is in bits 13 to 15, as in Linux' ioprio_set(2); an idle task's level is 7.
+    match class {
+        "none" if text == "none" => Ok(0),
+        "rt" => Ok(1 << 13 | level),
+        "be" => Ok(2 << 13 | level),
+        "idle" if text == "idle" => Ok(3 << 13 | 7),
+        _ => Err(bad()),
+    }
+}
+
 /// A number of bytes for people: `4 KiB`, `1.5 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub fn show_size(bytes: u64) -> String {
@@ -106,6 +140,27 @@ mod tests {
         }
         for text in ["", "s", "5 parsecs", "-1", "1e400"] {
             assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn priorities_are_those_of_linux() {
+        for (text, value) in [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
+        {
+            assert_eq!(parse_ioprio(text), Ok(value));
+        }
+        for text in ["", "rt/8", "be/x", "idle/1", "none/0", "high"] {
+            assert!(parse_ioprio(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates() {
+        for (text, rate) in [("500", 500.0), ("20k", 20_000.0), ("1.5M", 1_500_000.0), ("0.5", 0.5)] {
+            assert!((parse_rate(text).unwrap() - rate).abs() < 1e-6, "{text}");
+        }
+        for text in ["", "k", "0", "-5", "inf", "NaN", "5 per minute"] {
+            assert!(parse_rate(text).is_err(), "{text}");
         }
     }
 }

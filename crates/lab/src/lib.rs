@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod compare;
 pub mod control;
 pub mod date;
@@ -11,10 +12,13 @@ pub mod error;
 pub mod image;
 pub mod interrupt;
 pub mod machine;
+pub mod peers;
 pub mod progress;
 pub mod report;
 pub mod server;
 pub mod stats;
+pub mod trace;
+pub mod topologies;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};

@@ -1,10 +1,11 @@
 //! `vlane bench`: drives a vhost-user-blk back end from the guest's side.
 
+mod runs;
 mod verify;
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use vlane_driver::units::{parse_duration, parse_size, show_size};
+use vlane_driver::units::{parse_duration, parse_ioprio, parse_rate, parse_size, show_size};
 use vlane_driver::{
     Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate, Report,
     Session, SessionOptions, Wait, Want, Workload,
@@ -24,8 +25,9 @@ use vlane_driver::{
 /// the sight of its completion. CPU time and context switches are those of the process behind the socket.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The socket that the back end listens on
-    socket: PathBuf,
+    /// The socket that the back end listens on; with --profile, it takes the place of the profile's targets
+    #[arg(required_unless_present_any = ["profile", "list_profiles", "show_profile"])]
+    socket: Option<PathBuf>,
 
     /// Pattern: read, write, rw, trim or zero, `rand` before it for random addresses, `:70` behind rw for 70 % reads;
     /// or idle, which measures what the back end uses when there is nothing to do
@@ -40,12 +42,12 @@ pub struct BenchArgs {
     /// Jobs: threads, each with a virtqueue of its own
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     jobs: u16,
-    /// Time to measure
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration, help_heading = "Load")]
-    time: Duration,
-    /// Time before the measurement starts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration, help_heading = "Load")]
-    ramp: Duration,
+    /// Time to measure [default: 5s, or the profile's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    time: Option<Duration>,
+    /// Time before the measurement starts [default: 1s, or the profile's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    ramp: Option<Duration>,
     /// Requests per second, of all jobs together, whether or not the back end keeps up: latencies then count from the moment when a
     /// request should have been made. `--depth` is how many can be out; those that find no room wait, and that counts
     #[arg(long, value_name = "IOPS", value_parser = parse_rate, help_heading = "Load")]
@@ -112,6 +114,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Verification")]
     state: Option<PathBuf>,
 
+    #[command(flatten)]
+    runs: runs::RunsArgs,
+
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -143,35 +148,20 @@ enum CacheArg {
     Keep,
 }
 
-/// A rate: `20000`, `20k`, `1.5M`.
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let (number, scale) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
-        Some((at, 'm' | 'M')) => (&text[..at], 1e6),
-        _ => (text, 1.0),
-    };
-    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| n.is_finite() && *n > 0.0);
-    rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
-}
-
-/// The ioprio field of a request, from what people write.
-fn parse_ioprio(text: &str) -> Result<u16, String> {
-    let bad = || format!("`{text}` is no I/O priority; none, rt/0 to rt/7, be/0 to be/7 and idle are");
-    let (class, level) = match text.split_once('/') {
-        Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
-        None => (text, 0),
-    };
-    // The class is in bits 13 to 15, as in Linux' ioprio_set(2); an idle task's level is 7.
-    match class {
-        "none" if text == "none" => Ok(0),
-        "rt" => Ok(1 << 13 | level),
-        "be" => Ok(2 << 13 | level),
-        "idle" if text == "idle" => Ok(3 << 13 | 7),
-        _ => Err(bad()),
-    }
-}
-
 impl BenchArgs {
+    fn time(&self) -> Duration {
+        self.time.unwrap_or(Duration::from_secs(5))
+    }
+
+    fn ramp(&self) -> Duration {
+        self.ramp.unwrap_or(Duration::from_secs(1))
+    }
+
+    /// The socket, where there must be one.
+    fn socket(&self) -> anyhow::Result<&Path> {
+        self.socket.as_deref().context("give the socket that the back end listens on")
+    }
+
     fn block(&self) -> anyhow::Result<u32> {
         match u32::try_from(self.bs) {
             Ok(bs) if bs >= 512 && bs % 512 == 0 && bs <= 64 << 20 => Ok(bs),
@@ -213,8 +203,8 @@ impl BenchArgs {
             block: self.block()?,
             offset: self.offset,
             size: self.size,
-            limit: self.ios.map_or(Limit::Time(self.time), Limit::Count),
-            ramp: self.ramp,
+            limit: self.ios.map_or(Limit::Time(self.time()), Limit::Count),
+            ramp: self.ramp(),
             seed: self.seed,
             flush_every: self.flush_every,
             ioprio: self.ioprio,
@@ -240,6 +230,9 @@ impl BenchArgs {
 /// # Errors
 /// Whatever keeps the measurement from being made; also requests that failed, after the results were printed.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    if args.runs.is_wanted() {
+        return runs::run(args);
+    }
     let options = args.session()?;
     if args.verify || args.verify_only {
         return verify::run(args, &options);
@@ -248,13 +241,13 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         bail!("--state goes with --verify or --verify-only");
     }
     if args.rw == "idle" {
-        let session = Session::connect(&args.socket, &options)?;
-        let used = vlane_driver::idle(session, args.ramp.max(Duration::from_secs(1)), args.time)?;
-        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time)) };
+        let session = Session::connect(args.socket()?, &options)?;
+        let used = vlane_driver::idle(session, args.ramp().max(Duration::from_secs(1)), args.time())?;
+        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time())) };
     }
     let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
     let workload = args.workload(pattern)?;
-    let session = Session::connect(&args.socket, &options)?;
+    let session = Session::connect(args.socket()?, &options)?;
     let report = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
     if args.json {
         print_json(&report)?;
@@ -464,17 +457,6 @@ fn idle_text(used: &BackendUse, time: Duration) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-
-    #[test]
-    fn priorities_are_those_of_linux() {
-        for (text, value) in [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
-        {
-            assert_eq!(parse_ioprio(text), Ok(value));
-        }
-        for text in ["", "rt/8", "be/x", "idle/1", "none/0", "high"] {
-            assert!(parse_ioprio(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn numbers_for_people() {

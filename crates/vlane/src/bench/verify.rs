@@ -52,7 +52,8 @@ fn steps(
     old: Option<VerifyState>,
     reports: &mut Reports,
 ) -> anyhow::Result<()> {
-    let connect = || Session::connect(&args.socket, session);
+    let socket = args.socket()?;
+    let connect = || Session::connect(socket, session);
     let save = |state: &VerifyState| args.state.as_ref().map_or(Ok(()), |path| state.save(path));
     let mut state = match old {
         None => VerifyState::new(&connect()?, options)?,
@@ -118,7 +119,7 @@ fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
         block: args.block()?,
         offset: args.offset,
         size: args.size,
-        limit: args.ios.map_or(Limit::Time(args.time), Limit::Count),
+        limit: args.ios.map_or(Limit::Time(args.time()), Limit::Count),
         read_percent,
         flush_every: args.flush_every.unwrap_or(VerifyOptions::default().flush_every),
         seed: args.seed,

@@ -1,0 +1,368 @@
+//! A bench run as a report.
+
+use vlane_driver::units::show_size;
+use vlane_driver::{Buckets, median};
+
+use super::compare::{Comparison, Judged};
+use super::profile::{ArrivalsName, Load, Pin, Storage, WaitName};
+use super::saved::{LoadRuns, Run, Saved, TargetRuns};
+use crate::report::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
+    Spread, Table, figure,
+};
+use crate::stats::{Outcome, Verdict};
+
+/// A client that uses this share of its CPUs is the limit itself.
+const CLIENT_BOUND: f64 = 0.9;
+/// Points of a distribution that are drawn.
+const MOST_POINTS: usize = 160;
+
+/// The report of a run. `comparisons` are those that [`between_targets`](super::between_targets) or
+/// [`against_saved`](super::against_saved) made; in the latter case `older` says when the saved run was made.
+pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> Report {
+    let mut sections = Vec::new();
+    sections.extend(overview(run));
+    sections.extend(run.loads.iter().enumerate().map(|(i, results)| {
+        let own: Vec<_> = comparisons.iter().filter(|c| c.load == results.load.name).collect();
+        section(i, results, &own, older)
+    }));
+    let mut summary: Vec<_> = comparisons.iter().filter_map(|c| sentence(c, older)).collect();
+    if summary.is_empty() {
+        summary =
+            run.loads.iter().flat_map(|results| results.targets.iter().map(|t| plain(results, t))).collect();
+    }
+    Report {
+        schema: SCHEMA.into(),
+        kind: "bench".into(),
+        title: run.title.clone(),
+        summary,
+        command: run.command.clone(),
+        created: run.created.clone(),
+        seconds: run.seconds,
+        machine: run.machine.clone(),
+        notes: notes(run),
+        sections,
+    }
+}
+
+/// What a comparison comes to, by the figure that decides.
+fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
+    let Judged { metric, verdict, .. } = c.judged.first()?;
+    let against = match older {
+        Some(when) => format!("the run of {when}"),
+        None => c.b.clone(),
+    };
+    let Comparison { load, a, .. } = c;
+    Some(format!("{load}: {a} against {against}, {}: {verdict}", metric.title()))
+}
+
+/// A result without anything to compare it with.
+fn plain(results: &LoadRuns, t: &TargetRuns) -> String {
+    let middle = |value: fn(&Run) -> f64| median(&t.runs.iter().map(value).collect::<Vec<_>>());
+    let (load, target) = (&results.load.name, &t.target.name);
+    let iops = figure::with_unit(middle(|run| run.iops), "IOPS");
+    let p50 = figure::with_unit(middle(|run| run.p50_us), "us");
+    let p99 = figure::with_unit(middle(|run| run.p99_us), "us");
+    format!("{load} on {target}: {iops}, latency p50 {p50}, p99 {p99}")
+}
+
+/// What a reader must know.
+fn notes(run: &Saved) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let mut say = |severity, text: String| notes.push(Note { severity, text });
+    let order = match (run.interleaved, run.loads.iter().any(|l| l.targets.len() > 1)) {
+        (true, true) => ", the targets in turns (A B, B A, ...)",
+        (false, true) => ", one target after the other",
+        _ => "",
+    };
+    let repeats = run.loads.first().and_then(|l| l.targets.first()).map_or(0, |t| t.runs.len());
+    let pin = match run.pin {
+        Pin::None => "Neither back ends nor clients are bound to CPUs.",
+        Pin::Apart => "Back ends have the first half of the CPUs, clients the second.",
+    };
+    say(
+        Severity::Info,
+        format!(
+            "Each figure is the median of {repeats} measurements of {} s, each after {} s that do not count{order}. {pin}",
+            run.time, run.ramp
+        ),
+    );
+    let started = run.loads.iter().any(|l| l.targets.iter().any(|t| t.server.is_some()));
+    for (storage, text) in [
+        (Storage::Null, "The null device has no medium and touches no data: what is measured is the path."),
+        (Storage::Ram, "The image on the RAM disk is page cache by nature (buffered)."),
+        (
+            Storage::Disk,
+            "The image on the disk is used with O_DIRECT, around the page cache, and was written beforehand.",
+        ),
+    ] {
+        if started && run.loads.iter().any(|l| l.load.storage == storage) {
+            say(Severity::Info, text.into());
+        }
+    }
+    for results in &run.loads {
+        for t in &results.targets {
+            let about = format!("{} on {}", results.load.name, t.target.name);
+            let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
+            // A client that polls uses its CPU whatever the back end does.
+            let asleep = results.load.wait == WaitName::Interrupt || results.load.rate.is_some();
+            if asleep && cpus >= CLIENT_BOUND * f64::from(results.load.jobs.get()) {
+                say(
+                    Severity::Warning,
+                    format!(
+                        "{about}: the client used {cpus:.2} CPUs with {} jobs: it was the limit, not the back end.",
+                        results.load.jobs
+                    ),
+                );
+            }
+            if t.runs.iter().any(|run| run.kept_up == Some(false)) {
+                say(
+                    Severity::Warning,
+                    format!(
+                        "{about}: the rate was not kept; latencies then grow with the time of the run and say little else."
+                    ),
+                );
+            }
+            let late = median(&t.runs.iter().filter_map(|run| run.late_p99_us).collect::<Vec<_>>());
+            let p99 = median(&t.runs.iter().map(|run| run.p99_us).collect::<Vec<_>>());
+            if late > 0.3 * p99 {
+                say(
+                    Severity::Warning,
+                    format!(
+                        "{about}: the driver itself was late by {late:.0} us (p99), a large part of the response's {p99:.0} us: the machine is too busy, or --wait poll is needed."
+                    ),
+                );
+            }
+        }
+    }
+    notes
+}
+
+/// The throughput of all loads beside each other, if there is more than one.
+fn overview(run: &Saved) -> Option<Section> {
+    let closed: Vec<_> = run.loads.iter().filter(|results| results.load.rate.is_none()).collect();
+    if closed.len() < 2 {
+        return None;
+    }
+    let names = closed[0].targets.iter().map(|t| t.target.name.clone());
+    #[expect(clippy::cast_precision_loss, reason = "a handful of loads")]
+    let series = names.enumerate().map(|(place, name)| Series {
+        name,
+        predicted: false,
+        published: false,
+        points: closed
+            .iter()
+            .enumerate()
+            .filter_map(|(x, results)| {
+                let y = spread(results.targets.get(place)?, |run| run.iops)?;
+                Some(Point { x: x as f64, y })
+            })
+            .collect(),
+    });
+    let chart = Chart {
+        caption: "Throughput by load: medians, with the smallest and the largest".into(),
+        kind: ChartKind::Bars,
+        x: Axis { title: "load".into(), unit: String::new(), log: false },
+        y: Axis { title: "throughput".into(), unit: "IOPS".into(), log: false },
+        categories: closed.iter().map(|results| results.load.name.clone()).collect(),
+        series: series.collect(),
+    };
+    Some(Section {
+        id: "overview".into(),
+        title: "Overview".into(),
+        text: run.text.clone(),
+        command: None,
+        blocks: vec![Block::Chart(chart)],
+    })
+}
+
+fn spread(t: &TargetRuns, value: impl Fn(&Run) -> f64) -> Option<Spread> {
+    Spread::of(&t.runs.iter().map(value).collect::<Vec<_>>())
+}
+
+/// One load.
+fn section(place: usize, results: &LoadRuns, comparisons: &[&Comparison], older: Option<&str>) -> Section {
+    let mut blocks = vec![Block::Table(figures(results))];
+    if !comparisons.is_empty() {
+        blocks.push(Block::Table(verdicts(comparisons, older)));
+    }
+    blocks.extend(distribution(results).map(Block::Chart));
+    let mut text = vec![describe(&results.load)];
+    for t in &results.targets {
+        let words = [t.server.as_deref(), t.client.as_deref()].into_iter().flatten();
+        let words: Vec<_> = words.map(|command| format!("`{command}`")).collect();
+        if !words.is_empty() {
+            text.push(format!("{}: {}", t.target.name, words.join(", driven by ")));
+        }
+    }
+    Section {
+        id: format!("load-{}", place + 1),
+        title: results.load.name.clone(),
+        text,
+        command: None,
+        blocks,
+    }
+}
+
+/// What a load asks, in a sentence.
+fn describe(load: &Load) -> String {
+    let mut words = format!(
+        "{} of {}, {} job{}, depth {}",
+        load.rw.0,
+        show_size(load.bs.0),
+        load.jobs,
+        if load.jobs.get() == 1 { "" } else { "s" },
+        load.depth
+    );
+    if let Some(rate) = load.rate {
+        let spacing = match load.arrivals {
+            Some(ArrivalsName::Poisson) => "at random",
+            Some(ArrivalsName::Constant) | None => "evenly",
+        };
+        words += &format!(", {rate} arrivals per second, spaced {spacing}; latencies count from the arrival");
+    }
+    words += match load.wait {
+        WaitName::Interrupt => ", waiting for interrupts",
+        WaitName::Poll => ", polling",
+    };
+    if load.batch > 0 {
+        words += &format!(", made visible {} at a time", load.batch);
+    }
+    if let Some(n) = load.flush_every {
+        words += &format!(", a flush after every {n} writes");
+    }
+    words + "."
+}
+
+fn column(title: &str, unit: &str) -> Column {
+    Column { title: title.into(), unit: unit.into() }
+}
+
+/// The figures of a load.
+fn figures(results: &LoadRuns) -> Table {
+    let cell =
+        |t: &TargetRuns, value: &dyn Fn(&Run) -> f64| spread(t, value).map_or(Cell::Empty, Cell::Figure);
+    let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    let rows = results.targets.iter().map(|t| {
+        vec![
+            Cell::Text(t.target.name.clone()),
+            cell(t, &|run| run.iops),
+            cell(t, &|run| run.mb_per_second),
+            cell(t, &|run| run.p50_us),
+            cell(t, &|run| run.p99_us),
+            cell(t, &|run| run.p99_9_us),
+            cell(t, &|run| known(run.server_cpu_us_per_io)),
+            cell(t, &|run| known(run.server_switches_per_io)),
+            cell(t, &|run| run.client_cpu_us_per_io),
+            cell(t, &Run::client_cpus),
+        ]
+    });
+    Table {
+        caption: match results.load.rate {
+            None => "Medians, with the smallest and the largest".into(),
+            Some(_) => "Medians, with the smallest and the largest; latencies are response latencies".into(),
+        },
+        columns: vec![
+            column("target", ""),
+            column("throughput", "IOPS"),
+            column("data", "MB/s"),
+            column("p50", "us"),
+            column("p99", "us"),
+            column("p99.9", "us"),
+            column("back end CPU per I/O", "us"),
+            column("back end switches per I/O", ""),
+            column("client CPU per I/O", "us"),
+            column("client CPUs", ""),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+/// The verdicts on a load.
+fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
+    let rows = comparisons.iter().flat_map(|c| {
+        c.judged.iter().map(move |judged| {
+            let b = older.map_or_else(|| c.b.clone(), |when| format!("{}, saved {when}", c.b));
+            let Verdict { ratio, low, high, confidence, outcome } = judged.verdict;
+            let range = if confidence > 0.0 {
+                format!("{low:.3} to {high:.3} ({:.0} % sure)", confidence * 100.0)
+            } else {
+                String::new()
+            };
+            vec![
+                Cell::Text(format!("{} against {b}", c.a)),
+                Cell::Text(judged.metric.title().into()),
+                if ratio.is_finite() { Cell::Number(ratio) } else { Cell::Empty },
+                Cell::Text(range),
+                Cell::Text(word(outcome).into()),
+            ]
+        })
+    });
+    Table {
+        caption: "Verdicts; the first figure of each decides".into(),
+        columns: vec![
+            column("compared", ""),
+            column("figure", ""),
+            column("ratio", "x"),
+            column("it lies within", ""),
+            column("verdict", ""),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Better => "better",
+        Outcome::Worse => "worse",
+        Outcome::Same => "the same",
+        Outcome::Noisy => "undecided: too noisy",
+        Outcome::Few => "undecided: too few runs",
+        Outcome::Unfit => "undecided: no figure",
+    }
+}
+
+/// The distributions of a load's latencies, all runs together.
+fn distribution(results: &LoadRuns) -> Option<Chart> {
+    let series: Vec<_> = results
+        .targets
+        .iter()
+        .filter_map(|t| {
+            let all = Buckets::merged(t.runs.iter().map(|run| &run.latencies));
+            let points = steps(&all);
+            (!points.is_empty()).then(|| Series {
+                name: t.target.name.clone(),
+                predicted: false,
+                published: false,
+                points,
+            })
+        })
+        .collect();
+    (!series.is_empty()).then(|| Chart {
+        caption: "Share of requests that took no longer".into(),
+        kind: ChartKind::Steps,
+        x: Axis { title: "latency".into(), unit: "us".into(), log: true },
+        y: Axis { title: "requests".into(), unit: "%".into(), log: false },
+        categories: Vec::new(),
+        series,
+    })
+}
+
+/// The cumulative distribution, thinned where nothing happens.
+#[expect(clippy::cast_precision_loss, reason = "a picture")]
+fn steps(all: &Buckets) -> Vec<Point> {
+    let total = all.total() as f64;
+    let least = 1.0 / MOST_POINTS as f64;
+    let (mut sum, mut shown) = (0.0, -1.0);
+    let mut points = Vec::new();
+    for (place, (upto, count)) in all.upto_ns.iter().zip(&all.count).enumerate() {
+        sum += *count as f64;
+        let share = sum / total;
+        if share - shown >= least || place + 1 == all.count.len() || place == 0 {
+            shown = share;
+            let y = share * 100.0;
+            points.push(Point { x: *upto as f64 / 1000.0, y: Spread { median: y, min: y, max: y, runs: 1 } });
+        }
+    }
+    points
+}

@@ -1,0 +1,367 @@
+//! `vlane bench` with more than one run: profiles, repeats, A against B, saved runs.
+
+use std::io::{IsTerminal, Write};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use vlane_boot::{Host, Install};
+use vlane_lab::bench::{
+    self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target, against_saved,
+    between_targets, is_worse,
+};
+use vlane_lab::report::{Report, text};
+use vlane_lab::{Interrupt, Progress};
+
+use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg, print};
+
+/// Columns where nobody says how wide the terminal is.
+const WIDTH: usize = 110;
+
+/// What makes it more than one run.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Several runs")]
+pub(super) struct RunsArgs {
+    /// Loads from a profile: one that comes with vlane, or a TOML file
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        conflicts_with_all = [
+            "rw", "bs", "depth", "jobs", "rate", "arrivals", "ios", "offset", "size", "seed", "flush_every", "ioprio", "wait", "batch",
+            "packed", "direct", "no_event_idx", "queue_size", "segments", "write_cache", "verify", "verify_only", "state",
+        ]
+    )]
+    profile: Option<String>,
+    /// Measurements of each load on each target [default: 5, or the profile's]
+    #[arg(long, value_name = "N", conflicts_with_all = ["verify", "verify_only", "state"])]
+    repeats: Option<NonZeroUsize>,
+    /// Another back end to measure in turns with the first: A B, B A, ...
+    #[arg(long, value_name = "SOCKET", requires = "socket", conflicts_with_all = ["verify", "verify_only", "state"])]
+    against: Option<PathBuf>,
+    /// Write every measurement to a file, for --compare
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["verify", "verify_only", "state"])]
+    save: Option<PathBuf>,
+    /// Compare with a run that was saved, load by load
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "verify", "verify_only", "state"])]
+    compare: Option<PathBuf>,
+    /// Fail if a comparison says "worse"
+    #[arg(long)]
+    fail_on_worse: bool,
+    /// Write the report as a page with pictures (or .txt, .json)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["verify", "verify_only", "state"])]
+    html: Option<PathBuf>,
+    /// Install what is missing: programs by apt-get (as root), fio with libblkio into the cache
+    #[arg(long)]
+    install: bool,
+    /// A directory on a RAM disk (tmpfs) for images [default: /dev/shm or another]
+    #[arg(long, value_name = "DIR", requires = "profile")]
+    ram_dir: Option<PathBuf>,
+    /// A directory on the disk to be measured [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR", requires = "profile")]
+    disk_dir: Option<PathBuf>,
+    /// Name the profiles that come with vlane, and end
+    #[arg(long)]
+    list_profiles: bool,
+    /// Print a profile that comes with vlane, and end
+    #[arg(long, value_name = "NAME")]
+    show_profile: Option<String>,
+}
+
+impl RunsArgs {
+    /// Whether any of this was asked for.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.profile.is_some()
+            || self.repeats.is_some()
+            || self.against.is_some()
+            || self.save.is_some()
+            || self.compare.is_some()
+            || self.html.is_some()
+            || self.fail_on_worse
+            || self.list_profiles
+            || self.show_profile.is_some()
+    }
+}
+
+impl BenchArgs {
+    /// The command line's load.
+    fn load(&self) -> anyhow::Result<Load> {
+        for (set, name) in [
+            (self.direct, "--direct"),
+            (self.no_event_idx, "--no-event-idx"),
+            (self.queue_size.is_some(), "--queue-size"),
+            (self.ios.is_some(), "--ios"),
+        ] {
+            if set {
+                bail!("{name} is for a single run; it does not go with several");
+            }
+        }
+        if self.rw == "idle" {
+            bail!("--rw idle is for a single run; it does not go with several");
+        }
+        // Checks what the loads of a file are checked for when they are read.
+        let options = self.session()?;
+        let pattern = self.rw.parse().map_err(anyhow::Error::msg).context("--rw")?;
+        let named = NonZeroU16::MIN;
+        let mut load = Load::named(self.describe());
+        load.rw = Pattern(pattern);
+        load.bs = Size(options.data.into());
+        load.depth = NonZeroU16::new(self.depth).unwrap_or(named);
+        load.jobs = NonZeroU16::new(self.jobs).unwrap_or(named);
+        load.segments = NonZeroU16::new(self.segments).unwrap_or(named);
+        load.rate = self.rate;
+        load.arrivals = self.arrivals.map(|arrivals| match arrivals {
+            ArrivalsArg::Constant => bench::ArrivalsName::Constant,
+            ArrivalsArg::Poisson => bench::ArrivalsName::Poisson,
+        });
+        load.flush_every = self.flush_every.and_then(NonZeroU32::new);
+        load.ioprio = Ioprio(self.ioprio);
+        load.wait = match self.wait {
+            WaitArg::Interrupt => bench::WaitName::Interrupt,
+            WaitArg::Poll => bench::WaitName::Poll,
+        };
+        load.batch = self.batch;
+        load.offset = Size(self.offset);
+        load.size = self.size.map(Size);
+        load.seed = self.seed;
+        load.packed = self.packed;
+        load.write_cache = match self.write_cache {
+            CacheArg::On => Some(true),
+            CacheArg::Off => Some(false),
+            CacheArg::Keep => None,
+        };
+        Ok(load)
+    }
+
+    /// A name for the command line's load, by which a later run finds it.
+    fn describe(&self) -> String {
+        let mut name = format!(
+            "{} {}, depth {}, {}",
+            self.rw,
+            vlane_driver::units::show_size(self.bs),
+            self.depth,
+            super::plural(self.jobs.into(), "job")
+        );
+        if let Some(rate) = self.rate {
+            name += &format!(", {rate} per second");
+        }
+        name
+    }
+
+    /// What is to be measured.
+    fn profile(&self) -> anyhow::Result<Profile> {
+        let mut profile = match &self.runs.profile {
+            Some(name) => Profile::find(name)?,
+            None => {
+                let mut profile = Profile::of("vlane bench", vec![self.load()?]);
+                (profile.time, profile.ramp) = (self.time(), self.ramp());
+                profile
+            }
+        };
+        if let Some(socket) = &self.socket {
+            profile.targets = vec![Target::at(socket)];
+            profile.targets.extend(self.runs.against.as_deref().map(Target::at));
+            if profile.targets.len() == 2 && profile.targets[0] == profile.targets[1] {
+                bail!("--against {}: that is the same socket; measure two back ends", socket.display());
+            }
+        }
+        profile.repeats = self.runs.repeats.map_or(profile.repeats, NonZeroUsize::get);
+        profile.time = self.time.unwrap_or(profile.time);
+        profile.ramp = self.ramp.unwrap_or(profile.ramp);
+        let starts = profile.targets.iter().any(|target| target.backend != Backend::Socket);
+        let fio = profile.targets.iter().any(|target| target.client == Client::Fio);
+        if self.runs.install && !starts && !fio {
+            bail!("--install: nothing is needed for back ends that run already");
+        }
+        Ok(profile)
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the measurements from being made; with --fail-on-worse, a result that is worse.
+pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let runs = &args.runs;
+    if runs.list_profiles {
+        let lines = bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
+        return print(&lines.collect::<String>());
+    }
+    if let Some(name) = &runs.show_profile {
+        let text = bench::embedded(name)
+            .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
+        return print(text);
+    }
+    let profile = args.profile()?;
+    if runs.fail_on_worse && runs.compare.is_none() && profile.targets.len() < 2 {
+        bail!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
+    }
+    // What would fail after the measurements is said before them.
+    let older = runs.compare.as_deref().map(Saved::read).transpose()?;
+    if let Some(path) = &runs.html {
+        Report::check_path(path)?;
+    }
+    if let Some(path) = &runs.save {
+        check_parent(path)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if runs.install { Install::Allowed } else { Install::Never })?;
+    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
+    let setting = Setting {
+        vlane: &vlane,
+        version: env!("CARGO_PKG_VERSION"),
+        command: command_line(),
+        host: &host,
+        client_cpus: &args.cpus,
+        ram_dir: runs.ram_dir.as_deref(),
+        disk_dir: runs.disk_dir.as_deref(),
+        interrupt: &interrupt,
+    };
+    let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
+    let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
+    let measured = bench::measure(&profile, &setting, &mut progress)?;
+    drop(progress);
+    if let Some(path) = &runs.save {
+        measured.write(path)?;
+    }
+    let (comparisons, missing) = match &older {
+        Some(older) => against_saved(&measured, older)?,
+        None => (between_targets(&measured), Vec::new()),
+    };
+    for name in missing {
+        eprintln!("not in the saved run, so not compared: {name}");
+    }
+    let report = bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
+    if args.json {
+        print(&report.to_json()?)?;
+    } else {
+        print(&text::render(&report, WIDTH))?;
+    }
+    if let Some(path) = &runs.html {
+        report.write_to(path)?;
+        if std::io::stderr().is_terminal() {
+            // The report is written; that nobody can be told is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "written: {}", path.display());
+        }
+    }
+    if runs.fail_on_worse && is_worse(&comparisons) {
+        bail!("worse than what it was compared with (the verdicts are above)");
+    }
+    Ok(())
+}
+
+/// An error if a file cannot be in its directory.
+fn check_parent(path: &Path) -> anyhow::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !parent.is_dir() {
+        bail!("{}: there is no directory {}", path.display(), parent.display());
+    }
+    Ok(())
+}
+
+/// The command that was given, to be given again.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<BenchArgs, clap::Error> {
+        Only::try_parse_from(["bench"].iter().chain(words)).map(|only| only.args)
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        for words in [
+            &[] as &[&str],
+            &["s", "--profile", "quick", "--rw", "read"],
+            &["s", "--profile", "quick", "--rate", "5"],
+            &["--profile", "quick", "--against", "t"],
+            &["s", "--compare", "f", "--against", "t"],
+            &["s", "--verify", "--repeats", "3"],
+            &["s", "--repeats", "0"],
+            &["s", "--arrivals", "poisson"],
+            &["s", "--ram-dir", "/dev/shm"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+        for words in [
+            &["s", "--repeats", "3", "--direct"] as &[&str],
+            &["s", "--repeats", "3", "--ios", "5"],
+            &["s", "--repeats", "3", "--rw", "idle"],
+            &["s", "--repeats", "3", "--bs", "1000"],
+            &["s", "--against", "s"],
+            &["s", "--profile", "no-such-profile"],
+            &["s", "--profile", "quick", "--install"],
+        ] {
+            assert!(parse(words).unwrap().profile().is_err(), "{words:?}");
+        }
+        assert!(!parse(&["s"]).unwrap().runs.is_wanted(), "a single run stays what it was");
+    }
+
+    #[test]
+    fn options_become_the_load_that_a_single_run_would_have() {
+        let words = [
+            "s",
+            "--repeats",
+            "3",
+            "--rw",
+            "randrw:70",
+            "--bs",
+            "8k",
+            "--depth",
+            "4",
+            "--jobs",
+            "2",
+            "--rate",
+            "20k",
+            "--arrivals",
+            "poisson",
+            "--flush-every",
+            "9",
+            "--ioprio",
+            "be/3",
+            "--wait",
+            "poll",
+            "--batch",
+            "2",
+            "--offset",
+            "1M",
+            "--size",
+            "2M",
+            "--seed",
+            "5",
+            "--packed",
+            "--segments",
+            "2",
+            "--write-cache",
+            "on",
+            "--time",
+            "2s",
+            "--ramp",
+            "1s",
+        ];
+        let args = parse(&words).unwrap();
+        let profile = args.profile().unwrap();
+        let single = args.workload("randrw:70".parse().unwrap()).unwrap();
+        let several = profile.loads[0].workload(profile.time, profile.ramp, &[]);
+        assert_eq!(format!("{several:?}"), format!("{single:?}"));
+        assert_eq!(format!("{:?}", profile.loads[0].session()), format!("{:?}", args.session().unwrap()));
+        assert_eq!((profile.repeats, profile.targets.len()), (3, 1));
+        let two =
+            parse(&["s", "--profile", "quick", "--against", "t", "--time", "7s"]).unwrap().profile().unwrap();
+        assert_eq!((two.targets.len(), two.time.as_secs()), (2, 7));
+    }
+}
