@@ -97,7 +97,7 @@ fn assert_nothing_left(dir: &Path) {
 fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     let Some(dir) = on_disk() else { return };
     let mut child =
-        small(dir.path(), &["--time", "3s"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        small(dir.path(), "4s", &[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (sender, said) = mpsc::channel();
     let mut pipe = BufReader::new(child.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {
