@@ -5,15 +5,15 @@
 mod analyze;
 mod bench;
 mod boot;
-mod output;
 mod compare;
+mod output;
 mod peers;
-mod report;
 mod record;
 mod replay;
+mod report;
 mod serve;
-mod trace;
 mod topologies;
+mod trace;
 mod work;
 
 use std::process::ExitCode;
@@ -30,6 +30,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Command {
     /// Serve a volume to virtual machines over vhost-user-blk
     Serve(serve::ServeArgs),
