@@ -25,8 +25,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         }
         return Ok(());
     }
-    let chosen: Vec<_> =
-        all.iter().filter(|one| names.is_empty() || names.iter().any(|name| *name == one.name)).collect();
+    let chosen: Vec<_> = all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
     if !pages {
         let vlane = build(root)?;
         let mut folders: Vec<&Path> = chosen.iter().map(|one| one.source_of_result(&all)).collect();

@@ -33,4 +33,4 @@ pub use report::{BackendUse, Buckets, ByKind, Errors, Latency, OpenReport, Repor
 pub use run::{OnProgress, Progress, idle, pin, run};
 pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
 pub use verify::{Mismatch, VerifyOptions, VerifyReport, VerifyState, verify_check, verify_load};
-pub use workload::{Limit, Mix, Pattern, Region, Wait, Workload};
+pub use workload::{Limit, Mix, Pattern, Region, Requests, Wait, Workload};

@@ -272,7 +272,7 @@ impl Rng {
 
 /// The requests of one job, one after the other.
 #[derive(Debug)]
-pub(crate) struct Requests {
+pub struct Requests {
     pattern: Pattern,
     region: Region,
     block: u64,
@@ -283,7 +283,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
+    /// Those of job `job` of `jobs` in a region of the device.
+    pub fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
         Self {
             pattern: workload.pattern,
             region,
@@ -298,7 +299,11 @@ impl Requests {
 
     /// The next request: kind and byte offset.
     #[inline]
-    pub(crate) fn next(&mut self) -> (Kind, u64) {
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it never ends, and an Option for each request would cost"
+    )]
+    pub fn next(&mut self) -> (Kind, u64) {
         if self.flush_every != 0 && self.writes >= self.flush_every {
             self.writes = 0;
             return (Kind::Flush, 0);

@@ -12,10 +12,13 @@ pub mod error;
 pub mod image;
 pub mod interrupt;
 pub mod machine;
+pub mod peers;
 pub mod progress;
 pub mod report;
 pub mod server;
 pub mod stats;
+pub mod topologies;
+pub mod trace;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};

@@ -16,7 +16,7 @@ use crate::error::{LaneError, Stopped};
 use crate::recorder::{CLOCK_EVERY, Recorder};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
-const BUDGET: u32 = 128;
+const BUDGET: usize = 128;
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -194,7 +194,7 @@ impl Lane {
         if self.broken || self.draining.is_some() {
             return false;
         }
-        let (mut taken, mut show_after) = (0_u32, 1);
+        let (mut taken, mut show_after) = (0, 1);
         while taken < BUDGET {
             let slot = match self.queue.pop() {
                 Ok(Some(slot)) => slot,
@@ -205,7 +205,7 @@ impl Lane {
                 }
             };
             taken += 1;
-            if self.recorder.is_some() && taken % CLOCK_EVERY == 0 {
+            if self.recorder.is_some() && taken.is_multiple_of(CLOCK_EVERY) {
                 self.end_batch(true);
             }
             if uring.unsubmitted() >= SUBMIT_AFTER {

@@ -21,6 +21,9 @@ mod recorder;
 mod thread;
 mod topology;
 
+#[cfg(test)]
+mod cost;
+
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};

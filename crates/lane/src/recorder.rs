@@ -19,7 +19,7 @@ use vlane_trace::{Entry, Priority, Record};
 /// Answers of one batch that are told together; more are told in parts.
 const BATCH: usize = 256;
 /// Requests taken together that have one time.
-pub(crate) const CLOCK_EVERY: u32 = 8;
+pub(crate) const CLOCK_EVERY: usize = 8;
 
 /// How to record.
 #[derive(Debug, Clone, Copy)]

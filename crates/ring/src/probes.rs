@@ -67,7 +67,7 @@ macro_rules! field {
     };
 }
 
-/// Arguments in registers, `u8`, `u16` and `u32`.
+/// Arguments in registers, of so many bytes.
 #[cfg(all(target_arch = "x86_64", not(any(miri, vlane_no_probes))))]
 macro_rules! value {
     (1, $name:literal) => {
@@ -78,6 +78,9 @@ macro_rules! value {
     };
     (4, $name:literal) => {
         concat!("4@{", $name, ":e}")
+    };
+    (8, $name:literal) => {
+        concat!("8@{", $name, "}")
     };
 }
 #[cfg(all(target_arch = "aarch64", not(any(miri, vlane_no_probes))))]
@@ -177,8 +180,8 @@ pub(crate) fn request_done(request: &Request, status: Status) {
 
 /// A lane took so many requests in one go: lane, requests.
 #[inline(always)]
-pub fn batch_taken(lane: u16, requests: u32) {
-    probe!("batch__taken", concat!(value!(2, "lane"), " ", value!(4, "n")), lane = in(reg) lane, n = in(reg) requests,);
+pub fn batch_taken(lane: u16, requests: usize) {
+    probe!("batch__taken", concat!(value!(2, "lane"), " ", value!(8, "n")), lane = in(reg) lane, n = in(reg) requests,);
 }
 
 /// The guest's kick woke a lane: lane.

@@ -1,5 +1,6 @@
 //! `vlane compare`: host, virtio and emulated disks side by side, on the user's own machine.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use vlane_lab::compare::fio::CacheState;
 use vlane_lab::compare::loads::{self, Load};
 use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};
+use vlane_lab::report::{Report, text};
 
 /// Measures what virtualisation costs here: the host directly, a guest on vlane, on QEMU's virtio-blk, on qemu-storage-daemon, and on
 /// emulated disks.
@@ -119,6 +121,9 @@ fn read_target(args: &CompareArgs) -> anyhow::Result<(Target, Option<u64>)> {
                 }
                 size = Some(bytes);
             }
+            Err(_) if !Path::new(text).exists() => {
+                bail!("{text}: neither a file or directory that is there, nor a size like 512M");
+            }
             _ => target = Target::of(Path::new(text))?,
         }
     }
@@ -221,11 +226,27 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let html = (!args.no_html).then_some(&args.html);
+    for path in html.into_iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
     let found = Found::look(&options, &host)?;
     eprint!("{}", found.about());
     let report = compare::run(&options, &host, &found, &interrupt)?;
-    println!("{}", serde_json::to_string_pretty(&report)?);
+    for path in html.into_iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    // A reader that has seen enough (`| head`) is no failure.
+    let _ = std::io::stdout().write_all(text::render(&compare::report::brief(&report), width()).as_bytes());
+    for path in html.into_iter().chain(&args.json) {
+        eprintln!("the whole report: {}", path.display());
+    }
     Ok(())
+}
+
+/// Columns of the terminal; more where the output is kept.
+fn width() -> usize {
+    terminal_size::terminal_size().map_or(160, |(terminal_size::Width(columns), _)| usize::from(columns))
 }
 
 #[cfg(test)]

@@ -2,11 +2,19 @@
 
 #![forbid(unsafe_code)]
 
+mod analyze;
 mod bench;
 mod boot;
 mod compare;
+mod output;
 mod peers;
+mod record;
+mod replay;
+mod report;
 mod serve;
+mod topologies;
+mod trace;
+mod work;
 
 use std::process::ExitCode;
 
@@ -22,6 +30,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Command {
     /// Serve a volume to virtual machines over vhost-user-blk
     Serve(serve::ServeArgs),
@@ -29,10 +38,24 @@ enum Command {
     Boot(boot::BootArgs),
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
+    /// Record every request of a volume while it is served
+    Record(record::RecordArgs),
+    /// Drive a recorded trace against any vhost-user-blk back end
+    Replay(replay::ReplayArgs),
+    /// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes
+    Analyze(analyze::AnalyzeArgs),
+    /// Turn traces into those of other programs, and back
+    Trace(trace::TraceArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Show a saved report again, or write it in another form
+    Report(report::ReportArgs),
     /// Compare host, virtio and emulated disks in one guest, and see where requests go
     Compare(compare::CompareArgs),
+    /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
+    Topologies(topologies::TopologiesArgs),
+    /// Count the work per request: 4K against 512K, back ends and a guest
+    Work(work::WorkArgs),
 }
 
 fn main() -> ExitCode {
@@ -49,8 +72,15 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Analyze(args) => analyze::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Topologies(args) => topologies::run(&args),
+        Command::Work(args) => work::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -20,6 +20,7 @@ pub mod results;
 pub mod scratch;
 mod summary;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -36,11 +37,13 @@ use self::parts::Pids;
 use self::plan::{Costs, Round};
 use self::results::{Measurement, Results, Work};
 use self::scratch::{Scratch, Sizes, Target};
+use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::server::{Server, Storage};
+use crate::work::kvm::KvmStats;
 use crate::work::{Counted, calls};
 use crate::{date, machine};
 
@@ -214,7 +217,7 @@ pub struct Outcome {
 /// Whatever keeps it from being done; [`ErrorKind::Interrupted`]. Nothing is left behind in any case.
 pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
     let (created, begin) = (date::now(), Instant::now());
-    let outcome = measure(options, host, found, interrupt)?;
+    let outcome = measure(options, host, found, begin, interrupt)?;
     let mut programs = vec!["fio".to_string()];
     programs.push(found.program.path.display().to_string());
     if outcome.columns.contains(&Column::StorageDaemon) {
@@ -231,7 +234,13 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
 }
 
 /// Everything from the images to the last figure.
-fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Outcome> {
+fn measure(
+    options: &Options,
+    host: &Host,
+    found: &Found,
+    begin: Instant,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
     let guests: Vec<&str> = found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
     let mut preparing = Progress::new(2);
     preparing.step(format!("writing {} images of {}", guests.len(), show_size(found.sizes.image)));
@@ -251,7 +260,9 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
             }
             _ => {
                 let queues = VCPUS.to_string();
-                Server::vlane(&options.vlane, scratch.dir(), storage, &[], &["--queues", queues.as_str()])?
+                let socket = scratch.dir().join("control.sock").display().to_string();
+                let words = ["--queues", queues.as_str(), "--control", socket.as_str()];
+                Server::vlane(&options.vlane, scratch.dir(), storage, &[], &words)?
             }
         };
         commands.push((column.name().to_string(), server.command().to_string()));
@@ -330,10 +341,30 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let pid = |wanted| servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid());
     let pids =
         Pids { qemu: machine.pid(), vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) };
-    let mut bench = Bench { machine, fio: &fio, pids, runtime, interrupt, count: false };
+    let control = Control::new(scratch.dir().join("control.sock"));
+    let kvm = !found.emulated();
+    let mut bench = Bench { machine, fio: &fio, pids, control, kvm, runtime, interrupt, count: false };
     let mut results = Results::default();
-    for round in rounds {
-        bench.round(round, &mut results, &mut progress)?;
+    let (mut passes, planned, first) = (0, passes, Instant::now());
+    for pass in rounds.chunk_by(|a, b| a.pass == b.pass) {
+        // Other work on the machine makes everything take longer than planned: what a pass took tells.
+        if let (Some(limit), Ok(made @ 1..)) = (options.limit, u32::try_from(passes)) {
+            let mut next = begin.elapsed() + first.elapsed() / made + costs.total(&counted_rounds, runtime);
+            if options.native {
+                next += native.estimate(passes + 1);
+            }
+            if next > limit {
+                progress.add_steps(-isize::try_from(steps(pass)).unwrap_or(0));
+                continue;
+            }
+        }
+        for round in pass {
+            bench.round(round, &mut results, &mut progress)?;
+        }
+        passes += 1;
+    }
+    if options.native {
+        progress.add_steps(-isize::try_from(native.steps(planned - passes)).unwrap_or(0));
     }
     let (mut counted, mut uncounted) = (Results::default(), None);
     if !counted_rounds.is_empty() {
@@ -366,9 +397,22 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
         image_bytes: found.sizes.image,
         accel: found.accel.clone(),
         kernel: found.kernel.version.clone(),
-        commands,
+        commands: commands
+            .into_iter()
+            .map(|(name, command)| (name, neutral(&command, options, &scratch, host)))
+            .collect(),
         disks,
     })
+}
+
+/// A command without the paths that only this run had, or that name a user.
+fn neutral(command: &str, options: &Options, scratch: &Scratch, host: &Host) -> String {
+    let places = [
+        (scratch.dir().display().to_string(), "SCRATCH"),
+        (host.cache().path("").display().to_string().trim_end_matches('/').to_string(), "CACHE"),
+        (options.vlane.display().to_string(), "vlane"),
+    ];
+    places.iter().fold(command.to_string(), |text, (place, word)| text.replace(place.as_str(), word))
 }
 
 /// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they count a little, so their times
@@ -396,12 +440,53 @@ struct Bench<'a> {
     machine: Machine<'a>,
     fio: &'a HostFio<'a>,
     pids: Pids,
+    control: Control,
+    kvm: bool,
     runtime: Duration,
     interrupt: &'a Interrupt,
     count: bool,
 }
 
+/// What others count by themselves: vlane's lanes, KVM.
+#[derive(Debug, Default)]
+struct Told {
+    kicks: Option<u64>,
+    signals: Option<u64>,
+    exits: BTreeMap<String, u64>,
+}
+
+impl Told {
+    fn since(&self, before: &Self) -> Self {
+        let count = |now: Option<u64>, old: Option<u64>| Some(now?.saturating_sub(old?));
+        let old = |name: &String| before.exits.get(name).copied().unwrap_or(0);
+        let exits = self.exits.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
+        Self {
+            kicks: count(self.kicks, before.kicks),
+            signals: count(self.signals, before.signals),
+            exits: exits.filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+}
+
 impl Bench<'_> {
+    /// What is told now; what nobody tells (KVM's figures are for root) is left out.
+    fn look(&self, column: Column) -> Told {
+        let mut told = Told::default();
+        if column == Column::Vlane
+            && let Ok(counters) = self.control.counters()
+        {
+            told.kicks = counters.sum.get("kicks").copied();
+            told.signals = counters.sum.get("signals").copied();
+        }
+        if self.kvm
+            && let Counted::Is(stats) = KvmStats::take(i32::try_from(self.pids.qemu).unwrap_or(-1))
+        {
+            told.exits.insert("exits".into(), stats.exits());
+            told.exits.extend(stats.reasons().into_iter().map(|(name, count)| (name.to_string(), count)));
+        }
+        told
+    }
+
     /// One load on every column, in the round's order: the host's fio has its turn while the guest's waits at a gate.
     fn round(&mut self, round: &Round, results: &mut Results, progress: &mut Progress) -> Result<()> {
         let label = |column: Column| format!("{}, {}", round.load.name(), column.name());
@@ -432,9 +517,11 @@ impl Bench<'_> {
             if self.count {
                 sampler = sampler.count_calls();
             }
+            let counted = self.look(*column);
             let from = sampler.take();
             let after = self.machine.measure(round, *column, self.runtime)?;
-            works.push((*column, sampler.take().since(&from), after.since(&before)));
+            let used = sampler.take().since(&from);
+            works.push((*column, used, after.since(&before), self.look(*column).since(&counted)));
         }
         if !begun {
             return Ok(());
@@ -443,7 +530,7 @@ impl Bench<'_> {
             Some(lines) => lines,
             None => self.machine.finish(round)?,
         };
-        for (column, used, disk) in works {
+        for (column, used, disk, told) in works {
             let mut outcome = None;
             for line in &lines {
                 let (name, parsed) = fio::parse(line, round.load.record())?;
@@ -460,6 +547,9 @@ impl Bench<'_> {
             let work = Work {
                 requests: per_io(disk.requests()),
                 interrupts: per_io(disk.interrupts),
+                kicks: told.kicks.map(per_io),
+                signals: told.signals.map(per_io),
+                exits: told.exits.iter().map(|(name, count)| (name.clone(), per_io(*count))).collect(),
                 parts: parts::share(&used, self.pids, column, outcome.ios),
             };
             let (pass, load) = (round.pass, round.load);

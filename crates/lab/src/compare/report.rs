@@ -2,6 +2,7 @@
 //!
 //! Every column of [`ALL`] appears, also those that could not be measured: they say why.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::columns::{ALL, Column as Way};
@@ -46,6 +47,25 @@ pub fn fill(
         sections,
     }
 }
+
+/// The part for a terminal: the ratios to the host, and where small requests go.
+pub fn brief(report: &Report) -> Report {
+    let mut brief = report.clone();
+    for section in &mut brief.sections {
+        section.text.clear();
+        section.blocks.retain(|block| match block {
+            Block::Table(table) => {
+                table.caption.ends_with(OF_THE_HOST) || table.caption.starts_with("Per request: 4K")
+            }
+            Block::Chart(_) => false,
+        });
+    }
+    brief.sections.retain(|section| !section.blocks.is_empty());
+    brief
+}
+
+/// How the captions of the tables of ratios end.
+const OF_THE_HOST: &str = "of the host's throughput";
 
 /// What a reader must know before believing the figures.
 fn notes(outcome: &Outcome) -> Vec<Note> {
@@ -170,12 +190,9 @@ fn ratio_chart(outcome: &Outcome, caption: &str, loads: &[Load], names: Vec<Stri
         series.push(Series { name: way.name().into(), predicted: false, published: false, points });
     }
     let one = |value: Option<f64>| Spread::of(&[value? * 100.0]);
-    let published: [(&str, &dyn Fn(&Load) -> Option<Spread>); 2] = [
-        ("virtio-blk, 2018/19", &|load| one(loads::published(load).map(|p| p.virtio))),
-        ("emulated disk, 2018", &|load| one(loads::published(load).and_then(|p| p.emulated))),
-    ];
-    for (name, value) in published {
-        let points = points(value);
+    let virtio = points(&|load| one(loads::published(load).map(|p| p.virtio)));
+    let emulated = points(&|load| one(loads::published(load).and_then(|p| p.emulated)));
+    for (name, points) in [("virtio-blk, 2018/19", virtio), ("emulated disk, 2018", emulated)] {
         if !points.is_empty() {
             series.push(Series { name: name.into(), predicted: false, published: true, points });
         }
@@ -197,7 +214,7 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
     let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
     vec![
         ratio_chart(outcome, &format!("{what}: throughput in per cent of the host's"), loads, names),
-        table(outcome, &format!("{what}: of the host's throughput"), loads, &guests, "%", |load, way| {
+        table(outcome, &format!("{what}: {OF_THE_HOST}"), loads, &guests, "%", |load, way| {
             times(results.ratio(load, way, Way::Host), 100.0)
         }),
         table(outcome, &format!("{what}: throughput"), loads, &ways, "MB/s", |load, way| {
@@ -284,9 +301,10 @@ fn work_section(outcome: &Outcome) -> Option<Section> {
     if blocks.is_empty() {
         return None;
     }
+    blocks.extend(exits_table(outcome));
     blocks.extend(sizes_table(outcome));
     let mut text = vec![
-        "What one request of fio's in the guest makes happen, on the average. Requests: what the guest's kernel sent to the disk, by its block layer; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the moment fio was let go to the moment its end was told: about 0.1 s of starting and ending is in the guest's.".to_string(),
+        "What one request of fio's in the guest makes happen, on the average. Requests: what the guest's kernel sent to the disk, by its block layer; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the moment fio was let go to the moment its end was told: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the back end) and signals (the back end interrupts the guest) are vlane's own count; other back ends tell neither.".to_string(),
     ];
     if outcome.emulated() {
         text.push(
@@ -332,6 +350,8 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     columns.push(heading("switches, back end", ""));
     columns.push(heading("system calls, guest", ""));
     columns.push(heading("system calls, back end", ""));
+    columns.push(heading("kicks", ""));
+    columns.push(heading("signals", ""));
     let row = |way: Way| {
         let work =
             |value: &dyn Fn(&super::results::Work) -> Option<f64>| figure(results.work(load, way, value));
@@ -343,6 +363,7 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
         for part in [Part::Guest, Part::Backend] {
             row.push(figure(outcome.counted.work(load, way, |w| w.part(part).calls)));
         }
+        row.extend([work(&|w| w.kicks), work(&|w| w.signals)]);
         row
     };
     let mut rows: Vec<Vec<Cell>> = Vec::new();
@@ -354,11 +375,42 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     first.push(host(&|o| o.cpu_us));
     first.extend([Cell::Empty, Cell::Empty]);
     first.push(host(&|o| o.switches));
-    first.extend([Cell::Empty, Cell::Empty]);
+    first.resize(columns.len(), Cell::Empty);
     rows.push(first);
     rows.extend(outcome.guests().map(row));
     let caption = format!("Per request: {}, depth {}", load.name(), load.depth);
     Block::Table(Table { caption, columns, rows })
+}
+
+/// Exits to the host per request, by KVM's reasons: the most frequent ones of each load.
+fn exits_table(outcome: &Outcome) -> Option<Block> {
+    let results = &outcome.results;
+    let ways: Vec<Way> = outcome.guests().collect();
+    let mut rows = Vec::new();
+    for load in TOLD.iter().flat_map(|(pattern, records)| records.map(|record| Load::fio(*pattern, record))) {
+        let exits = |way: Way, reason: &str| {
+            results.work(&load, way, |w| {
+                let found = w.exits.iter().find(|(name, _)| name == reason).map(|(_, count)| *count);
+                // KVM leaves out what did not happen; but it must have counted something.
+                (!w.exits.is_empty()).then_some(found.unwrap_or(0.0))
+            })
+        };
+        let all = results.all.iter().filter(|m| m.load == load).filter_map(|m| m.work.as_ref());
+        let reasons: BTreeSet<&str> = all
+            .flat_map(|w| w.exits.iter().filter(|(_, n)| *n >= 0.05).map(|(name, _)| name.as_str()))
+            .collect();
+        for reason in reasons {
+            let mut row = vec![Cell::Text(format!("{}: {reason}", load.name()))];
+            row.extend(ways.iter().map(|way| figure(exits(*way, reason))));
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        return None;
+    }
+    let mut columns = vec![heading("exits to the host", "")];
+    columns.extend(ways.iter().map(|way| heading(way.name(), "")));
+    Some(Block::Table(Table { caption: "KVM exits per request, by reason".into(), columns, rows }))
 }
 
 /// Times as many requests to the disk per second for 4K as for 512K: the published trace's count, and why small requests cost most.
@@ -445,7 +497,7 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
         command: None,
         blocks: vec![
             Block::Chart(chart),
-            table("Without a guest: of the host's throughput", "%", &guests, &|load, way| {
+            table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
                 times(native::ratio(all, load, way, Way::Host), 100.0)
             }),
             table("Without a guest: requests per second", "IOPS", &ways, &figures(|m| m.iops)),
@@ -514,3 +566,7 @@ fn columns_section(outcome: &Outcome) -> Section {
 pub(super) fn has(results: &Results, load: &Load) -> bool {
     results.loads().contains(load)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests;

@@ -51,6 +51,12 @@ pub struct Work {
     pub requests: f64,
     /// Interrupts of the disk.
     pub interrupts: f64,
+    /// Times that the guest woke vlane; only vlane counts them.
+    pub kicks: Option<f64>,
+    /// Times that vlane signalled the guest.
+    pub signals: Option<f64>,
+    /// Exits of the vCPUs to the host, by KVM's reasons, `exits` being all of them; empty where KVM does not count.
+    pub exits: Vec<(String, f64)>,
     /// By part.
     pub parts: Vec<(Part, PartWork)>,
 }
@@ -170,6 +176,9 @@ pub(super) mod tests {
         let work = (column != Column::Host).then(|| Work {
             requests: f64::from(load.record_kib.div_ceil(128)),
             interrupts: 0.5,
+            kicks: (column == Column::Vlane).then_some(0.25),
+            signals: (column == Column::Vlane).then_some(0.125),
+            exits: vec![("exits".into(), 2.0), ("io_exits".into(), 1.5)],
             parts: PARTS
                 .iter()
                 .map(|part| (*part, PartWork { cpu_us: 10.0, switches: 1.0, calls: Some(2.0) }))

@@ -190,6 +190,9 @@ pub fn tick(value: f64, step: f64, max: f64, unit: &str) -> String {
 
 /// The label of a tick on a logarithmic axis: a figure without needless zeros.
 pub fn log_tick(value: f64, unit: &str) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
     let letters = takes_letter(unit) && value >= 1e3;
     let letter = if letters {
         LETTERS.iter().rposition(|(_, scale)| value * 1.000_05 >= *scale).unwrap_or(0)

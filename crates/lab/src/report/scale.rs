@@ -25,7 +25,8 @@ impl Scale {
     pub(super) fn of_lengths(axis: &Axis, values: impl Iterator<Item = f64>, ticks: usize) -> Self {
         let (low, high) = ends(values, axis.log);
         if axis.log {
-            return Self::decades(axis, low, high, ticks);
+            // The shortest bar is to be seen too.
+            return Self::decades(axis, low / 2.0, high, ticks);
         }
         Self::even(axis, low.min(0.0), high.max(0.0), ticks, true)
     }
@@ -64,7 +65,9 @@ impl Scale {
 
     /// Round ticks (1, 2, 5 times a power of ten); with `whole`, the ends are ticks too.
     fn even(axis: &Axis, low: f64, high: f64, ticks: usize, whole: bool) -> Self {
-        let high = if high - low > 1e-100 { high } else { low + 1.0 };
+        // Ticks between two figures that are all but the same could not be told apart.
+        let least = (low.abs().max(high.abs()) * 1e-9).max(1.0 / LARGEST);
+        let high = if high - low > least { high } else { low + (low.abs() / 2.0).max(1.0) };
         #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let step = nice_step((high - low) / ticks.max(1) as f64);
         // A hair of tolerance, or 0.3 would be more than three times 0.1.
@@ -132,10 +135,10 @@ fn ends(values: impl Iterator<Item = f64>, log: bool) -> (f64, f64) {
     }
 }
 
-/// The smallest of 1, 2, 5 times a power of ten that is not below `step`.
+/// The smallest of 1, 2, 5 times a power of ten that is not much below `step`.
 fn nice_step(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
-    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= step * (1.0 - 1e-9));
+    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= step * 0.85);
     factor.unwrap_or(10.0) * power
 }
 

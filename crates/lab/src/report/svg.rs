@@ -103,8 +103,16 @@ pub(super) fn full_name(series: &Series) -> String {
     }
 }
 
+/// Place of a series among the colours and markers: one that goes on where another of its name ends (a prediction) has that one's.
+fn look(chart: &Chart, index: usize) -> usize {
+    let same = |series: &Series| chart.series.get(index).is_some_and(|this| this.name == series.name);
+    chart.series.iter().position(same).unwrap_or(index)
+}
+
 /// Classes of a series' marks.
-fn classes(index: usize, series: &Series) -> String {
+fn classes(chart: &Chart, index: usize) -> String {
+    let Some(series) = chart.series.get(index) else { return String::new() };
+    let index = look(chart, index);
     let mut classes = format!("c{}", index % COLOURS);
     if series.predicted {
         classes += " predicted";
@@ -182,10 +190,10 @@ fn hatches(canvas: &mut Canvas, chart: &Chart, id: &str) {
         return;
     }
     canvas.raw("<defs>");
-    for (i, series) in chart.series.iter().enumerate().filter(|(_, s)| s.predicted) {
+    for (i, _) in chart.series.iter().enumerate().filter(|(_, s)| s.predicted) {
         canvas.raw(&format!(
             r#"<pattern id="{id}-{i}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch {}" x1="1" y1="0" x2="1" y2="6"/></pattern>"#,
-            classes(i, series)
+            classes(chart, i)
         ));
     }
     canvas.raw("</defs>");
@@ -213,12 +221,12 @@ fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
         if x > 0.0 && x + wide - 14.0 > width {
             (x, y) = (0.0, y + 20.0);
         }
-        let class = classes(i, series);
+        let class = classes(chart, i);
         if chart.kind == ChartKind::Bars {
             canvas.rect(&format!("bar {class}"), &fill(series, i, id), (x + 4.0, y - 9.0), (14.0, 11.0), "");
         } else {
             canvas.line(&format!("curve {class}"), (x, y - 4.0), (x + 22.0, y - 4.0));
-            canvas.path(&format!("mark {class}"), &marker(i, x + 11.0, y - 4.0), "");
+            canvas.path(&format!("mark {class}"), &marker(look(chart, i), x + 11.0, y - 4.0), "");
         }
         canvas.text("name", Anchor::Start, (x + 28.0, y), &name);
         x += wide;

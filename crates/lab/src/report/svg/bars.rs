@@ -9,7 +9,9 @@ use super::{
 const VALUE: f64 = 11.0;
 /// Height of the part between the axes of upright bars.
 const HEIGHT: f64 = 260.0;
-/// A taller picture than this is not drawn lying: nobody would scroll it.
+/// A taller picture than this is not drawn lying if its bars can be seen upright.
+const TALL: f64 = 1600.0;
+/// A taller picture than this is not drawn lying at all: nobody would scroll it.
 const TALLEST: f64 = 8000.0;
 
 /// The bars of one category: by series, those that there are.
@@ -58,7 +60,7 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], wi
     let scale = |ticks| Scale::of_lengths(&chart.y, values.clone(), ticks);
     let height = match picture.upright_names(&scale(5)) {
         Some(names) => picture.upright(canvas, &scale(5), &names),
-        None => picture.lying(canvas, &scale(if width < 500.0 { 3 } else { 6 })),
+        None => picture.lying(canvas, &scale(if width < 500.0 { 5 } else { 6 })),
     };
     canvas.raw("</g>");
     height
@@ -95,8 +97,23 @@ impl Picture<'_> {
         let wide_enough = each / (self.slots() as f64 + 0.6) >= 9.0;
         match names {
             Some(names) if wide_enough => Some(names),
-            // Too many to lie: upright without names is still a picture.
-            _ if self.lying_height() > TALLEST => Some(vec![Vec::new(); self.groups.len()]),
+            // Too many to lie: every so many gets its name.
+            _ if self.lying_height() > TALL && each >= 3.0 * self.slots() as f64
+                || self.lying_height() > TALLEST =>
+            {
+                let longest = self.groups.iter().map(|g| text_width(&g.name, FONT)).fold(0.0, f64::max);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "saturates; positive"
+                )]
+                let every = ((longest.min(self.width / 3.0) + 10.0) / each).ceil().max(1.0) as usize;
+                let name = |(i, group): (usize, &Group)| match i % every {
+                    0 => vec![shorten(&group.name, FONT, self.width / 3.0)],
+                    _ => Vec::new(),
+                };
+                Some(self.groups.iter().enumerate().map(name).collect())
+            }
             _ => None,
         }
     }
@@ -123,7 +140,7 @@ impl Picture<'_> {
                 let y = plot.y(scale, point.y.median);
                 let gap = (thick * 0.08).min(2.0);
                 canvas.rect(
-                    &format!("bar {}", classes(*slot, series)),
+                    &format!("bar {}", classes(self.chart, *slot)),
                     &fill(series, *slot, self.id),
                     (x + gap, y.min(base)),
                     ((thick - 2.0 * gap).max(0.5), (y - base).abs()),
@@ -145,12 +162,15 @@ impl Picture<'_> {
                 }
                 let value = figure::Format::of_unit(&self.chart.y.unit).show(point.y.median);
                 if text_width(&value, VALUE) <= thick - 2.0 {
-                    canvas.text("value", Anchor::Middle, (centre, high.min(y).min(base) - 4.0), &value);
+                    let at = if y > base { low.max(y) + 13.0 } else { high.min(y) - 4.0 };
+                    canvas.text("value", Anchor::Middle, (centre, at), &value);
                 }
             }
             for (line, row) in lines.iter().zip(0_u8..) {
                 let y = plot.bottom + 18.0 + 15.0 * f64::from(row);
-                canvas.text("place", Anchor::Middle, (middle, y), line);
+                let half = text_width(line, FONT) / 2.0;
+                let at = middle.min(self.width - half).max(half);
+                canvas.text("place", Anchor::Middle, (at, y), line);
             }
         }
         let rows = names.iter().map(Vec::len).max().unwrap_or(0) as f64;
@@ -236,7 +256,7 @@ impl Picture<'_> {
                 let series = &self.chart.series[*slot];
                 let (y, x) = (y + *slot as f64 * thick, plot.x(scale, point.y.median));
                 canvas.rect(
-                    &format!("bar {}", classes(*slot, series)),
+                    &format!("bar {}", classes(self.chart, *slot)),
                     &fill(series, *slot, self.id),
                     (x.min(base), y + 1.0),
                     ((x - base).abs(), thick - 2.0),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{
     Anchor, Canvas, Chart, ChartKind, FONT, Plot, Point, Scale, classes, figure, full_name, hint,
-    label_width, legend, lying, marker, needs_legend, num, shorten, text_width, upright,
+    label_width, legend, look, lying, marker, needs_legend, num, shorten, text_width, upright,
 };
 
 /// Height of the part between the axes, for a desk.
@@ -42,7 +42,7 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], wi
     lying(canvas, &chart.x, &x, plot, width, false);
     for (i, points) in series.iter().enumerate() {
         if !steps {
-            band(canvas, points, &classes(i, &chart.series[i]), &x, &y, plot);
+            band(canvas, points, &classes(chart, i), &x, &y, plot);
         }
     }
     for (i, points) in series.iter().enumerate() {
@@ -52,12 +52,12 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], wi
         marks(canvas, chart, i, points, &x, &y, plot);
     }
     for name in names.into_iter().flatten() {
-        if (name.y - name.end.1).abs() > 1.0 || plot.right - name.end.0 > 8.0 {
+        if (name.y - name.end.1).abs() > 1.0 {
             canvas.line("lead", (name.end.0 + 6.0, name.end.1), (plot.right + 10.0, name.y));
         }
         canvas.path(
-            &format!("mark {}", classes(name.index, &chart.series[name.index])),
-            &marker(name.index, plot.right + 14.0, name.y),
+            &format!("mark {}", classes(chart, name.index)),
+            &marker(look(chart, name.index), plot.right + 14.0, name.y),
             "",
         );
         let text = shorten(&full_name(&chart.series[name.index]), FONT, longest + 1.0);
@@ -80,6 +80,10 @@ fn ends(chart: &Chart, series: &[Vec<Point>], x: &Scale, y: &Scale, plot: Plot) 
         // One that has nothing to show still has its place in a legend above.
         let last = points.last()?;
         let end = (plot.x(x, last.x), plot.y(y, last.y.median));
+        // A name far from its line's end would seem to be another line's.
+        if plot.right - end.0 > 1.0 {
+            return None;
+        }
         names.push(Name { index, end, y: end.1 });
     }
     // Distributions all end at the top: there a legend above is clearer.
@@ -143,7 +147,7 @@ fn curve(
     }
     if points.len() > 1 || chart.kind == ChartKind::Steps && !points.is_empty() {
         let series = &chart.series[index];
-        canvas.path(&format!("curve {}", classes(index, series)), &d, &full_name(series));
+        canvas.path(&format!("curve {}", classes(chart, index)), &d, &full_name(series));
     }
 }
 
@@ -158,7 +162,7 @@ fn marks(
     plot: Plot,
 ) {
     let series = &chart.series[index];
-    let class = classes(index, series);
+    let class = classes(chart, index);
     // Of many points only some are marked, elsewhere for each series, so that markers do not hide each other.
     let every = points.len().div_ceil(if points.len() > MARKED { 8 } else { MARKED }).max(1);
     let first = if every > 1 { index * every / chart.series.len().max(1) } else { 0 };
@@ -177,6 +181,10 @@ fn marks(
             canvas.path(&format!("spread {class}"), &d, "");
         }
         let place = figure::with_unit(point.x, &chart.x.unit);
-        canvas.path(&format!("mark {class}"), &marker(index, px, py), &hint(chart, series, &place, point));
+        canvas.path(
+            &format!("mark {class}"),
+            &marker(look(chart, index), px, py),
+            &hint(chart, series, &place, point),
+        );
     }
 }

@@ -115,12 +115,12 @@ fn every_chart_stays_in_its_frame() {
 fn every_figure_is_drawn_with_its_spread_and_said_in_words() {
     let chart = example::throughput();
     let svg = svg_file(&chart);
-    // 5 series in 4 places, and one in the legend of each.
+    // 5 series in 4 places; the legend has one of each.
     assert_eq!(count(&svg, "bar"), 25);
     assert_eq!(count(&svg, "spread"), 20);
     assert!(svg.contains("vlane, 4K random read: 93.4 % of the host (89.7-96.4, 5 runs)"), "{svg}");
     let svg = svg_file(&example::scaling());
-    assert_eq!((count(&svg, "curve"), count(&svg, "band")), (4, 4));
+    assert_eq!((count(&svg, "curve"), count(&svg, "band")), (8, 4));
     assert_eq!(count(&svg, "spread"), 16);
 }
 
@@ -131,7 +131,7 @@ fn what_was_not_measured_looks_different_and_is_called_so() {
     assert_eq!(count(&svg, "published"), 5);
     assert!(svg.contains("fill=\"url(#c-4)\"") && svg.contains("<pattern id=\"c-4\""));
     let svg = svg_file(&example::scaling());
-    assert!(svg.contains("MT (predicted)") && svg.contains("curve c3 predicted"));
+    assert!(svg.contains("MT (predicted)") && svg.contains("curve c2 predicted"));
 }
 
 #[test]

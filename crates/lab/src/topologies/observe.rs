@@ -1,0 +1,72 @@
+//! CPU time and context switches of some threads of this process, from /proc.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Duration;
+
+/// The counters of some threads at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Threads(HashMap<i32, (u64, u64)>);
+
+/// What the threads used between two moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Used {
+    /// CPU time, exact to a tick of the scheduler.
+    pub cpu: Duration,
+    /// Context switches, voluntary and involuntary.
+    pub switches: u64,
+}
+
+impl Threads {
+    /// Reads the counters of threads of this process, by their kernel thread numbers; those that have ended are left out.
+    pub fn take(tids: impl Iterator<Item = i32>) -> Self {
+        let mut all = HashMap::new();
+        for tid in tids.filter(|tid| *tid > 0) {
+            let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).ok();
+            let cpu = read("schedstat").and_then(|t| t.split_whitespace().next()?.parse().ok());
+            let switches = read("status").map(|text| {
+                text.lines()
+                    .filter(|line| line.contains("voluntary_ctxt_switches:"))
+                    .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+                    .sum()
+            });
+            if let (Some(cpu), Some(switches)) = (cpu, switches) {
+                all.insert(tid, (cpu, switches));
+            }
+        }
+        Self(all)
+    }
+
+    /// What those that are in both used from `before` until now.
+    pub fn since(&self, before: &Self) -> Used {
+        let mut used = Used::default();
+        for (tid, (cpu, switches)) in &self.0 {
+            if let Some((old_cpu, old_switches)) = before.0.get(tid) {
+                used.cpu += Duration::from_nanos(cpu.saturating_sub(*old_cpu));
+                used.switches += switches.saturating_sub(*old_switches);
+            }
+        }
+        used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_works_uses_cpu_and_one_that_sleeps_switches() {
+        let me = rustix::thread::gettid().as_raw_nonzero().get();
+        let before = Threads::take([me, 0, i32::MAX].into_iter());
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_millis(60) {
+            std::hint::spin_loop();
+        }
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let used = Threads::take([me].into_iter()).since(&before);
+        assert!(used.cpu > Duration::from_millis(5), "{used:?}");
+        assert!(used.switches >= 5, "{used:?}");
+    }
+}

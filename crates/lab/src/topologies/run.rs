@@ -1,0 +1,215 @@
+//! The whole experiment: what is measured, in which order, how often.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::thread::CpuSet;
+
+use super::cell::Cell;
+use super::micro::{self, Prices};
+use super::patterns::Pattern;
+use super::validate::{Bench, Suite};
+use super::{Kind, Placement, Subject, Topology, render};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::report::Report;
+
+/// How long each of the micro-measurements takes.
+const MICRO: Duration = Duration::from_millis(60);
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's own file, to be started as `vlane serve`.
+    pub program: PathBuf,
+    /// vlane's version.
+    pub version: String,
+    /// The command line, for the report.
+    pub command: String,
+    /// Numbers of jobs.
+    pub jobs: Vec<u16>,
+    /// Names of patterns; none: all.
+    pub patterns: Vec<String>,
+    /// Requests out per job.
+    pub depth: u16,
+    /// Requests that a job makes visible at once; 1 is `libaio` as fio uses it.
+    pub batch: u16,
+    /// Time of each measurement.
+    pub time: Duration,
+    /// Time before each.
+    pub ramp: Duration,
+    /// Rounds.
+    pub repeats: usize,
+    /// Numbers of CPUs to predict for, besides this machine's.
+    pub cpus: Vec<u32>,
+    /// Where threads run in the experiment.
+    pub placement: Placement,
+    /// Only the check of the scaling model.
+    pub validate_only: bool,
+    /// Without the patterns' repetitions on vlane itself.
+    pub quick: bool,
+}
+
+/// Which of the experiments a figure belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// With the work that a request costs guest and host in the paper.
+    Paper,
+    /// Nothing but the way to the device.
+    Bare,
+}
+
+/// Names a cell.
+pub type Key = (&'static str, Group, Subject, u16);
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub struct Measured<'a> {
+    /// The patterns.
+    pub patterns: Vec<Pattern>,
+    /// The numbers of jobs, rising.
+    pub jobs: Vec<u16>,
+    /// The cells, one per round.
+    pub cells: HashMap<Key, Vec<Cell>>,
+    /// One and two lanes, for the model: first the paper's work, then none.
+    pub suites: Vec<(Group, Suite<'a>)>,
+    /// What the machine charges.
+    pub prices: Prices,
+    /// CPUs used.
+    pub cpus: usize,
+    /// Rounds.
+    pub repeats: usize,
+    /// How long it took.
+    pub seconds: f64,
+    /// When it was begun.
+    pub created: String,
+}
+
+/// The CPUs that this process may use.
+fn allowed() -> Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None);
+    let set = set.map_err(std::io::Error::from).context(ErrorKind::Io, || "cannot ask for the CPUs")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// What is measured of one pattern in the experiment.
+fn subjects(group: Group) -> Vec<Subject> {
+    let model = Topology::ALL.map(Subject::Model);
+    match group {
+        Group::Paper => model.to_vec(),
+        Group::Bare => {
+            let vlane = [Topology::Mq, Topology::Mt].map(Subject::Vlane);
+            model.into_iter().chain(vlane).collect()
+        }
+    }
+}
+
+/// Measures, and makes the report of it.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for options that make no sense, [`ErrorKind::Interrupted`], and what the measurements say.
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
+    let begin = Instant::now();
+    let created = crate::date::now();
+    let cpus = allowed()?;
+    let patterns = Pattern::named(&options.patterns)?;
+    let mut jobs = options.jobs.clone();
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Invalid, text));
+    if jobs.iter().any(|n| !(1..=64).contains(n)) {
+        return invalid("a number of jobs is between 1 and 64; change --jobs");
+    }
+    if options.repeats == 0 || options.time < Duration::from_millis(20) {
+        return invalid("measure at least once, and for 20 ms; change --repeats or --time");
+    }
+    if !(1..=256).contains(&options.depth) {
+        return invalid("a job's depth is between 1 and 256; change --depth");
+    }
+    // Twice as many lanes as CPUs, and as many, are part of the experiment.
+    jobs.extend(
+        [cpus.len(), cpus.len() * 2].iter().filter_map(|n| u16::try_from(*n).ok()).filter(|n| *n <= 64),
+    );
+    jobs.sort_unstable();
+    jobs.dedup();
+    let dir = tempfile::Builder::new().prefix("vlane-topologies-").tempdir();
+    let dir =
+        dir.context(ErrorKind::Io, || "cannot make a scratch directory; set TMPDIR to a place for it")?;
+    let workloads = patterns
+        .iter()
+        .map(|pattern| Ok((*pattern, pattern.workload(options.batch)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let bench = Bench {
+        program: &options.program,
+        dir: dir.path(),
+        cpus: &cpus,
+        depth: options.depth,
+        ramp: options.ramp,
+        time: options.time,
+        interrupt,
+    };
+
+    let mut suites = Vec::new();
+    for (at, (pattern, workload)) in workloads.iter().enumerate() {
+        // Without --validate one pattern calibrates the model.
+        if options.validate_only || at == 0 {
+            let none = (Duration::ZERO, Duration::ZERO);
+            let paper = Suite::new(pattern.name, Kind::Model, workload, pattern.paper_work());
+            suites.push((Group::Paper, paper));
+            suites.push((Group::Bare, Suite::new(pattern.name, Kind::Model, workload, none)));
+            suites.push((Group::Bare, Suite::new(pattern.name, Kind::Vlane, workload, none)));
+        }
+    }
+    let mut plan = Vec::new();
+    for (at, (pattern, workload)) in workloads.iter().enumerate() {
+        for group in [Group::Paper, Group::Bare] {
+            if options.validate_only || (options.quick && group == Group::Bare && at > 0) {
+                continue;
+            }
+            for jobs in &jobs {
+                for subject in subjects(group) {
+                    plan.push((*pattern, workload, group, subject, *jobs));
+                }
+            }
+        }
+    }
+    let steps = plan.len() + suites.iter().map(|(_, suite)| suite.steps()).sum::<usize>();
+    let mut progress =
+        Progress::new(steps * options.repeats + 1).expecting(options.time + options.ramp + MICRO);
+    progress.step("what meeting costs on this machine");
+    let prices = micro::measure(&cpus, MICRO)?;
+    let mut cells: HashMap<Key, Vec<Cell>> = HashMap::new();
+    for round in 0..options.repeats {
+        let reverse = round % 2 == 1;
+        for (_, suite) in &mut suites {
+            suite.round(&bench, reverse, &mut |label| progress.step(label))?;
+        }
+        let mut order: Vec<_> = plan.iter().collect();
+        if reverse {
+            order.reverse();
+        }
+        for (pattern, workload, group, subject, jobs) in order {
+            let jobs_word = if *jobs == 1 { "job" } else { "jobs" };
+            progress.step(format!("{}: {subject}, {jobs} {jobs_word}", pattern.title));
+            let work = match group {
+                Group::Paper => pattern.paper_work(),
+                Group::Bare => (Duration::ZERO, Duration::ZERO),
+            };
+            let cell = bench.cell(*subject, *jobs, workload, work, options.placement)?;
+            cells.entry((pattern.name, *group, *subject, *jobs)).or_default().push(cell);
+        }
+    }
+    progress.clear();
+    let measured = Measured {
+        patterns,
+        jobs,
+        cells,
+        suites,
+        prices,
+        cpus: cpus.len(),
+        repeats: options.repeats,
+        seconds: begin.elapsed().as_secs_f64(),
+        created,
+    };
+    Ok(render::report(options, &measured))
+}

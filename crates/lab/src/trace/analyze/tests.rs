@@ -1,0 +1,78 @@
+#![allow(clippy::unwrap_used)]
+
+use vlane_trace::{Header, Kind, Priority, Record, Status};
+
+use super::super::Trace;
+use super::analyze;
+use crate::report::{Block, Cell, Report};
+
+fn record(kind: Kind, submit: u64, service: u64, sector: u64, priority: u32) -> Record {
+    Record {
+        kind,
+        status: Status::Ok,
+        lane: 0,
+        priority: Priority(priority),
+        submit,
+        service,
+        sector,
+        sectors: if kind == Kind::Flush { 0 } else { 8 },
+        seq: 0,
+        after: 0,
+        more: false,
+        unmap: false,
+        hash: 0,
+    }
+}
+
+/// The cell of a table's row that begins with `row`, in the column `column` (the first of that name).
+fn cell(report: &Report, section: &str, row: &str, column: &str) -> f64 {
+    let section = report.sections.iter().find(|s| s.id == section).unwrap();
+    let tables = section.blocks.iter().filter_map(|block| match block {
+        Block::Table(table) => Some(table),
+        Block::Chart(_) => None,
+    });
+    for table in tables {
+        let place = table.columns.iter().position(|c| c.title == column);
+        let row = table.rows.iter().find(|cells| cells[0] == Cell::Text(row.into()));
+        if let (Some(place), Some(row)) = (place, row) {
+            let Cell::Number(value) = row[place] else { panic!("{:?}", row[place]) };
+            return value;
+        }
+    }
+    panic!("no {row} and {column}")
+}
+
+/// Four sequential writes, a flush, two reads of the first, a flush with nothing before it: every figure counted by hand.
+#[test]
+fn the_figures_of_a_small_trace_are_those_that_were_counted_by_hand() {
+    let best_effort = 2 << 13 | 4;
+    let mut records: Vec<_> =
+        (0..4).map(|i| record(Kind::Write, i * 10_000, 5_000, 8 * i, best_effort)).collect();
+    records.push(record(Kind::Flush, 50_000, 40_000, 0, 0));
+    records.extend([record(Kind::Read, 100_000, 10_000, 0, 0), record(Kind::Read, 105_000, 15_000, 0, 0)]);
+    records.push(record(Kind::Flush, 130_000, 20_000, 0, 0));
+    let trace = Trace::from_records(Header { sectors: 1024, lanes: 1, ..Header::default() }, records);
+    let report = analyze(&trace, "vlane analyze x");
+    let at = |section: &str, row: &str, column: &str| cell(&report, section, row, column);
+    assert_eq!(at("kinds", "write", "requests"), 4.0);
+    assert_eq!(at("kinds", "read", "of all"), 25.0);
+    assert_eq!(at("locality", "write", "sequential"), 75.0);
+    assert_eq!(at("locality", "read", "used again"), 50.0);
+    assert_eq!(at("locality", "both", "of the volume"), 4.0 * 100.0 / 128.0);
+    assert_eq!(at("latency", "flush", "max"), 40.0);
+    assert_eq!(at("latency", "read", "p50"), 10.0);
+    assert_eq!(at("priorities", "best effort", "level"), 4.0);
+    assert_eq!(at("flushes", "writes since the one before", "max"), 4.0);
+    assert_eq!(at("flushes", "time since the one before, ms", "p50"), 0.08);
+    assert_eq!(at("lanes", "0", "deepest"), 2.0);
+    // In flight: 4 x 5 + 40 + 10 + 15 + 20 us of 150 us.
+    let depth = report.sections.iter().find(|s| s.id == "depth").unwrap();
+    assert!(depth.text[0].contains("0.70 on average, 2 at most"), "{}", depth.text[0]);
+}
+
+#[test]
+fn a_trace_without_requests_is_told_so() {
+    let report = analyze(&Trace::default(), "x");
+    assert!(report.summary[0].starts_with("0 requests"), "{:?}", report.summary);
+    assert!(report.notes[0].text.contains("no end"));
+}

@@ -1,0 +1,128 @@
+//! What a replay comes to: the back end now against the volume then.
+
+use std::time::Duration;
+
+use vlane_driver::replay::ReplayReport;
+use vlane_trace::Kind;
+
+use super::Trace;
+use super::analyze::build::{number, percentile_columns, percentiles, table, text, us};
+use super::analyze::{name, notes};
+use super::replay::{Facts, Settings};
+use crate::date;
+use crate::machine::Machine;
+use crate::report::{Cell, Note, Report, SCHEMA, Section, Severity};
+
+pub(super) fn report(
+    trace: &Trace,
+    result: &ReplayReport,
+    facts: &Facts,
+    settings: &Settings,
+    took: Duration,
+) -> Report {
+    let how = match result.speed {
+        Some(speed) => format!("at {speed} times the recorded speed"),
+        None => "as fast as the order allows".to_owned(),
+    };
+    let summary = vec![format!(
+        "{} of {} requests replayed {how} in {:.2} s (recorded in {:.2} s): {:.0} IOPS, {:.1} MB/s.",
+        result.ios, result.in_trace, result.seconds, result.trace_seconds, result.iops, result.mb_per_second
+    )];
+    let mut all_notes = notes(trace);
+    let mut note = |severity, text: String| all_notes.push(Note { severity, text });
+    for (what, n) in &facts.left_out {
+        note(Severity::Info, format!("Left out: {n} {what}."));
+    }
+    if facts.split > 0 {
+        let n = facts.split;
+        note(
+            Severity::Info,
+            format!("Requests of several ranges are one request per range here: {n} more than recorded."),
+        );
+    }
+    if result.errors.total() > 0 {
+        note(Severity::Warning, format!("{} requests failed.", result.errors.total()));
+    }
+    if result.speed.is_some() && result.held_by_depth > 0 {
+        let n = result.held_by_depth;
+        note(
+            Severity::Warning,
+            format!("{n} requests went out late because {} were out on their queue.", result.depth),
+        );
+    }
+    let sections = vec![latencies(trace, result), course(result)];
+    Report {
+        schema: SCHEMA.to_owned(),
+        kind: "replay".to_owned(),
+        title: format!("Replay of a trace of {}", name(trace)),
+        summary,
+        command: settings.command.clone(),
+        created: date::now(),
+        seconds: took.as_secs_f64(),
+        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &[]),
+        notes: all_notes,
+        sections,
+    }
+}
+
+fn section(id: &str, title: &str, words: &str, block: crate::report::Block) -> Section {
+    Section {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        text: vec![words.to_owned()],
+        command: None,
+        blocks: vec![block],
+    }
+}
+
+fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
+    let mut rows = Vec::new();
+    let kinds: [(&[Kind], &str, _); 4] = [
+        (&[Kind::Read], "read", &result.reads),
+        (&[Kind::Write], "write", &result.writes),
+        (&[Kind::Flush], "flush", &result.flushes),
+        (&[Kind::Discard, Kind::WriteZeroes], "discard, write-zeroes", &result.discards),
+    ];
+    for (of, name, now) in kinds {
+        let then = trace.requests.iter().map(|r| &r.record).filter(|r| of.contains(&r.kind) && !r.more);
+        let mut then: Vec<u64> = then.map(|record| record.service).collect();
+        if !then.is_empty() {
+            let mut row = vec![text(format!("{name}, recorded"))];
+            row.extend(percentiles(&mut then, us));
+            rows.push(row);
+        }
+        if let Some(now) = now {
+            let l = &now.latency;
+            let figures = [l.mean, l.p50, l.p90, l.p99, l.p99_9, l.max].map(Cell::Number);
+            rows.push(std::iter::once(text(format!("{name}, replayed"))).chain(figures).collect());
+        }
+    }
+    let words = "Recorded: inside the back end, from the taking of a request to its answer. Replayed: as the guest's side sees it, with the \
+                 ways there and back. The two do not compare exactly; replays on different back ends do.";
+    section("latency", "Latency", words, table("Latency by kind", &percentile_columns("", "us"), rows))
+}
+
+fn course(result: &ReplayReport) -> Section {
+    let late = |of: fn(&vlane_driver::Latency) -> f64| {
+        result.late.as_ref().map_or(Cell::Empty, |l| Cell::Number(of(l)))
+    };
+    let backend = |of: fn(&vlane_driver::BackendUse) -> f64| {
+        result.backend.as_ref().map_or(Cell::Empty, |backend| Cell::Number(of(backend)))
+    };
+    let rows = vec![
+        vec![text("most requests out per queue"), Cell::Number(result.depth.into())],
+        vec![
+            text("held back by the order of flushes and writes"),
+            Cell::Number(number(result.held_by_order)),
+        ],
+        vec![text("held back because the queue was full"), Cell::Number(number(result.held_by_depth))],
+        vec![text("late, median, us"), late(|l| l.p50)],
+        vec![text("late, 99 %, us"), late(|l| l.p99)],
+        vec![text("late, most, us"), late(|l| l.max)],
+        vec![text("back end's CPU time per I/O, us"), backend(|b| b.cpu_us_per_io)],
+        vec![text("back end's context switches per I/O"), backend(|b| b.switches_per_io)],
+        vec![text("failed"), Cell::Number(number(result.errors.total()))],
+    ];
+    let words = "Requests go out at their recorded times, unless the order or the depth holds them back; late is how much later than that they went.";
+    section("course", "How it went", words, table("The replay", &[("", ""), ("", "")], rows))
+}

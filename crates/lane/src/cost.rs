@@ -1,0 +1,81 @@
+//! One lane and its guest in one thread: what a request costs, in instructions, is counted here by `scripts/probe-cost`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+
+use vlane_engine::Uring;
+use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+
+use crate::lane::Lane;
+use crate::{Counters, LaneConfig, event_channel};
+
+const DEPTH: u16 = 32;
+
+fn device(arena: &Arena, driver: &BlkQueue) -> Queue {
+    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+    let file = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
+    let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
+    let at = driver.layout();
+    let config = QueueConfig {
+        layout: Layout::Split,
+        size: at.size,
+        event_idx: true,
+        desc: arena.to_user(at.desc),
+        driver: arena.to_user(at.driver),
+        device: arena.to_user(at.device),
+        base: 0,
+        log_addr: None,
+    };
+    Queue::new(config, memory).unwrap()
+}
+
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set).
+#[test]
+fn every_request_of_every_batch_is_answered_and_counted() {
+    let batches: u64 =
+        std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
+    let options = BlkOptions {
+        format: Format::Split,
+        size: None,
+        depth: DEPTH,
+        data: 4096,
+        segments: 1,
+        indirect: true,
+        event_idx: true,
+    };
+    let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
+    let mut driver = BlkQueue::new(&arena, options).unwrap();
+    let engine = NullEngine::new(NullConfig { size: 1 << 30, latency: None, parallelism: 1 }).unwrap();
+    let (events, _receiver) = event_channel().unwrap();
+    let counters = Arc::new(Counters::default());
+    let config = LaneConfig {
+        queue: device(&arena, &driver),
+        engine: Arc::new(engine),
+        kick: None,
+        call: None,
+        serial: [0; 20],
+        write_through: false,
+        counters: Arc::clone(&counters),
+        events,
+    };
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut done = Vec::new();
+    for batch in 0..batches {
+        for slot in 0..DEPTH {
+            let sector = (batch * u64::from(DEPTH) + u64::from(slot)) % (1 << 20) * 8 % (1 << 21);
+            driver.submit(slot, Request { kind: Kind::Read, sector, len: 4096, ioprio: 0 }).unwrap();
+        }
+        driver.publish();
+        assert!(lane.serve(&mut uring, false));
+        driver.reap(&mut done).unwrap();
+        assert_eq!(done.len(), usize::from(DEPTH));
+        assert!(done.iter().all(|completion| completion.status == 0));
+        done.clear();
+    }
+    lane.store_counters();
+    assert_eq!(counters.snapshot().reads, batches * u64::from(DEPTH));
+}

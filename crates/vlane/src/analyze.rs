@@ -1,0 +1,27 @@
+//! `vlane analyze`: what a recorded trace consists of.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use vlane_lab::trace::Trace;
+use vlane_lab::trace::analyze::analyze;
+
+use crate::output::OutputArgs;
+
+/// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes.
+#[derive(Debug, Args)]
+pub struct AnalyzeArgs {
+    /// The trace
+    trace: PathBuf,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Analyzes.
+pub fn run(args: &AnalyzeArgs) -> Result<()> {
+    args.output.check()?;
+    let trace = Trace::load(&args.trace)?;
+    args.output.show(&analyze(&trace, &crate::output::command_line()))
+}

@@ -1,0 +1,72 @@
+//! `vlane record`: a trace of a volume while it is served.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use vlane_driver::units::{parse_duration, show_size};
+use vlane_lab::control::Control;
+use vlane_lab::trace::record::{RecordOptions, Recorded, record};
+use vlane_lab::{Interrupt, Progress};
+
+/// Record every request of a volume while it is served with --control.
+///
+/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a complete trace. The volume goes on being
+/// served as before: what its lanes cannot tell in time is counted as lost, they never wait.
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// The volume's control socket: vlane serve ... --control PATH
+    #[arg(value_name = "CONTROL_SOCKET")]
+    control: PathBuf,
+
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// How long to record [default: until it is ended]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    time: Option<Duration>,
+
+    /// How many requests to record [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// With a hash of each request's data; costs the volume more
+    #[arg(long)]
+    hash: bool,
+}
+
+/// Records.
+pub fn run(args: &RecordArgs) -> Result<()> {
+    let interrupt = Interrupt::listen()?;
+    let options =
+        RecordOptions { output: args.output.clone(), time: args.time, count: args.count, hashes: args.hash };
+    let mut progress = Progress::new(1);
+    if let Some(time) = args.time {
+        progress = progress.expecting(time);
+    }
+    progress.step(format!("recording into {}", args.output.display()));
+    let control = Control::new(&args.control);
+    let recorded = record(&control, &options, &interrupt, &mut |state| progress.detail(&describe(state)))?;
+    progress.clear();
+    let why = if recorded.is_over { "; the volume ended" } else { "" };
+    println!(
+        "{}: {} in {:.1} s{why}",
+        args.output.display(),
+        describe(&recorded),
+        recorded.elapsed.as_secs_f64()
+    );
+    if recorded.requests == 0 {
+        println!("nothing was recorded: no guest asked for anything meanwhile");
+    }
+    Ok(())
+}
+
+fn describe(state: &Recorded) -> String {
+    let lost = match state.lost {
+        0 => "none lost".to_owned(),
+        n => format!("{n} LOST"),
+    };
+    format!("{} requests, {}, {lost}", state.requests, show_size(state.bytes))
+}

@@ -1,0 +1,83 @@
+//! `vlane replay`: a recorded trace against any back end.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use vlane_driver::Wait;
+use vlane_driver::replay::Timing;
+use vlane_lab::trace::Trace;
+use vlane_lab::trace::replay::{Settings, replay};
+use vlane_lab::{Interrupt, Progress};
+
+use crate::output::OutputArgs;
+
+/// Drive a recorded trace against any vhost-user-blk back end.
+///
+/// Each lane of the trace becomes a queue and gets the same requests in the same order; flushes keep their meaning: none goes out before
+/// the writes that it made durable, and nothing that came after one goes out before it is answered.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// The trace
+    trace: PathBuf,
+
+    /// The socket that the back end listens on
+    socket: PathBuf,
+
+    /// How many times as fast as it was recorded
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, conflicts_with = "as_fast_as_possible")]
+    speed: f64,
+
+    /// Not at the recorded times, but as soon as the order allows
+    #[arg(long)]
+    as_fast_as_possible: bool,
+
+    /// Most requests out at once, per queue [default: as many as there were in the trace]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32768))]
+    depth: Option<u16>,
+
+    /// What the written data are made from; the same number makes the same data
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Poll for completions instead of sleeping
+    #[arg(long)]
+    poll: bool,
+
+    /// Yes, what the back end stores may be overwritten: the trace writes, and its data are not the recorded ones
+    #[arg(long)]
+    yes_overwrite: bool,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Replays.
+pub fn run(args: &ReplayArgs) -> Result<()> {
+    args.output.check()?;
+    let interrupt = Interrupt::listen()?;
+    let trace = Trace::load(&args.trace)?;
+    if trace.changes_data() && !args.yes_overwrite {
+        bail!(
+            "{}: the trace writes, and a replay destroys what {} stores; say --yes-overwrite if that may be",
+            args.trace.display(),
+            args.socket.display()
+        );
+    }
+    let settings = Settings {
+        timing: match args.as_fast_as_possible {
+            true => Timing::AsFast,
+            false => Timing::Original { speed: args.speed },
+        },
+        wait: if args.poll { Wait::Poll } else { Wait::Interrupt },
+        depth: args.depth,
+        seed: args.seed,
+        command: crate::output::command_line(),
+    };
+    let mut progress = Progress::new(1);
+    progress.step(format!("replaying {}", args.trace.display()));
+    let told = |done: u64, all: u64| progress.detail(&format!("{done} of {all} requests"));
+    let report = replay(&trace, &args.socket, &settings, &interrupt, told)?;
+    drop(progress);
+    args.output.show(&report)
+}

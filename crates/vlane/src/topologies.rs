@@ -1,0 +1,158 @@
+//! `vlane topologies`: Baseline, MQ and MT, and what more CPUs would make of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use vlane_driver::units::parse_duration;
+use vlane_lab::Interrupt;
+use vlane_lab::report::{Report, text};
+use vlane_lab::topologies::{self, Options, Placement};
+
+/// Columns of what is printed.
+const WIDTH: usize = 150;
+
+/// Measures what queues, threads and a global mutex do: one queue and one thread for all (Baseline), a queue per job and one thread
+/// (MQ), a queue and a thread per job (MT), on a null device; and predicts more lanes and CPUs.
+///
+/// Takes some minutes, --quick one and a half. Needs nothing but vlane itself, and no root.
+#[derive(Debug, Args)]
+pub struct TopologiesArgs {
+    /// About 90 seconds: fewer patterns, shorter measurements
+    #[arg(long, conflicts_with = "validate")]
+    quick: bool,
+    /// Only hold the scaling model against measurements: calibrated with one lane, compared with two
+    #[arg(long)]
+    validate: bool,
+
+    /// Numbers of jobs; as many as there are CPUs, and twice as many, are always among them
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    jobs: Vec<u16>,
+    /// Patterns: randread and randwrite (4K), read and write (32K) [default: all; with --quick randread and read]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    patterns: Vec<String>,
+    /// Requests out at once per job
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    depth: u16,
+    /// Requests that a job makes visible at once; 1 is a program with libaio, 0 is all that came back together
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: u16,
+    /// Time of each measurement [default: 400ms; with --quick 250ms, with --validate 1s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    time: Option<Duration>,
+    /// Rounds: how often everything is measured [default: 3; with --quick 2, with --validate 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: Option<u16>,
+    /// Where jobs and I/O threads run
+    #[arg(long, value_enum, default_value_t = PlacementArg::Together)]
+    place: PlacementArg,
+    /// Numbers of CPUs to predict for, besides this machine's
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    cpus: Vec<u32>,
+
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PlacementArg {
+    /// Job i and I/O thread i on the same CPU, in turn over all: a lane on its vCPU's CPU
+    Together,
+    /// I/O thread i on the CPU after job i's
+    Apart,
+    /// Where the kernel puts them
+    Free,
+}
+
+/// The command that was given, to be given again.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+impl TopologiesArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let ms = Duration::from_millis;
+        let (time, repeats, ramp) = match (self.quick, self.validate) {
+            (true, _) => (ms(250), 2, ms(80)),
+            (_, true) => (ms(1000), 5, ms(150)),
+            _ => (ms(400), 3, ms(100)),
+        };
+        let mut patterns = self.patterns.clone();
+        if self.quick && patterns.is_empty() {
+            patterns = vec!["randread".into(), "read".into()];
+        }
+        Ok(Options {
+            program: std::env::current_exe().context("cannot find out where this program is")?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            jobs: self.jobs.clone(),
+            patterns,
+            depth: self.depth,
+            batch: self.batch,
+            time: self.time.unwrap_or(time),
+            ramp,
+            repeats: self.repeats.map_or(repeats, usize::from),
+            cpus: self.cpus.clone(),
+            placement: match self.place {
+                PlacementArg::Together => Placement::Together,
+                PlacementArg::Apart => Placement::Apart,
+                PlacementArg::Free => Placement::Free,
+            },
+            validate_only: self.validate,
+            quick: self.quick,
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps it from being measured or written; what it started is gone then.
+pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
+    let options = args.options()?;
+    for path in args.html.iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let report = topologies::run(&options, &interrupt)?;
+    for path in args.html.iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    print!("{}", text::render(&report, WIDTH));
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: TopologiesArgs,
+    }
+
+    #[test]
+    fn short_runs_and_checks_of_the_model_differ_and_can_be_overruled() {
+        let of = |words: &[&str]| {
+            let args = Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args;
+            args.options().unwrap()
+        };
+        assert_eq!(of(&["--quick"]).patterns, ["randread", "read"]);
+        assert!(of(&[]).patterns.is_empty() && !of(&[]).validate_only);
+        assert!(of(&["--validate"]).validate_only && of(&["--validate"]).repeats == 5);
+        assert_eq!(of(&["--quick", "--time", "1s"]).time, Duration::from_secs(1));
+        assert_eq!(of(&["--jobs", "1,3"]).jobs, [1, 3]);
+        assert!(Only::try_parse_from(["vlane", "--cpus", "0"]).is_err());
+        assert!(Only::try_parse_from(["vlane", "--quick", "--validate"]).is_err());
+    }
+}

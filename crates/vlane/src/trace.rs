@@ -1,0 +1,110 @@
+//! `vlane trace`: traces of other programs, and back.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use vlane_lab::trace::{Trace, blktrace, iolog};
+
+/// Turn traces into those of other programs, and back.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    command: TraceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TraceCommand {
+    /// Convert a trace between vlane's format, fio's iolog and blktrace
+    Convert(ConvertArgs),
+}
+
+/// Convert a trace between vlane's format, fio's iolog and blktrace.
+///
+/// What the other format does not have is left out, or made up plainly: docs/src/trace-format.md has the tables.
+#[derive(Debug, Args)]
+struct ConvertArgs {
+    /// The trace to read; its format is found out by itself
+    input: PathBuf,
+
+    /// The file to write
+    output: PathBuf,
+
+    /// The format to write
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Vlane)]
+    to: Format,
+
+    /// The file that fio replays the iolog on
+    #[arg(long, value_name = "PATH", default_value = "disk")]
+    file: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// vlane's own
+    Vlane,
+    /// fio's iolog, version 3 (with times)
+    Iolog,
+    /// fio's iolog, version 2 (with pauses, for fio before 3.35)
+    Iolog2,
+    /// The binary that blktrace writes and blkparse reads
+    Blktrace,
+}
+
+/// Converts.
+pub fn run(args: &TraceArgs) -> Result<()> {
+    let TraceCommand::Convert(args) = &args.command;
+    let trace = load(&args.input)?;
+    if let Some(damage) = &trace.damage {
+        tracing::warn!("{}: only what is before the damage is converted: {damage}", args.input.display());
+    }
+    if trace.requests.is_empty() {
+        bail!("{}: there is no request in it to be converted", args.input.display());
+    }
+    let count = trace.requests.len();
+    let left_out = match args.to {
+        Format::Vlane => {
+            trace.save(&args.output)?;
+            0
+        }
+        Format::Iolog => {
+            write(&args.output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?
+        }
+        Format::Iolog2 => {
+            write(&args.output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?
+        }
+        Format::Blktrace => write(&args.output, |to| blktrace::write(&trace, to))?,
+    };
+    print!("{}: {} requests", args.output.display(), count as u64 - left_out);
+    match left_out {
+        0 => println!(),
+        n => println!("; {n} left out, of kinds that the format does not have"),
+    }
+    Ok(())
+}
+
+fn write(path: &Path, body: impl FnOnce(&mut BufWriter<File>) -> vlane_lab::Result<u64>) -> Result<u64> {
+    let file = File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+    let mut to = BufWriter::with_capacity(1 << 20, file);
+    let left_out = body(&mut to)?;
+    to.flush().with_context(|| format!("{}: cannot be written", path.display()))?;
+    Ok(left_out)
+}
+
+/// Reads a trace of any of the formats.
+fn load(path: &Path) -> Result<Trace> {
+    let at = || format!("{}", path.display());
+    let open = || File::open(path).with_context(at);
+    let mut head = [0; 16];
+    let got = std::io::Read::read(&mut open()?, &mut head).with_context(at)?;
+    let head = &head[..got];
+    if blktrace::is_blktrace(head) {
+        return blktrace::read(BufReader::new(open()?)).with_context(at);
+    }
+    if iolog::is_iolog(head) {
+        return iolog::read(BufReader::new(open()?)).with_context(at);
+    }
+    Ok(Trace::load(path)?)
+}

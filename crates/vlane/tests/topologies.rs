@@ -1,0 +1,110 @@
+//! `vlane topologies` as people call it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn topologies(tmp: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vlane"));
+    command.arg("topologies").args(words).env("TMPDIR", tmp).stdin(Stdio::null());
+    command
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).unwrap().next().is_none()
+}
+
+#[test]
+fn a_short_run_measures_every_topology_and_predicts_more() {
+    let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (json, html) = (dir.path().join("t.json"), dir.path().join("t.html"));
+    let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "30ms", "--repeats", "1"];
+    let output = topologies(tmp.path(), &words)
+        .args(["--cpus", "8", "--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["kind"], "topologies");
+    let ids: Vec<_> =
+        report["sections"].as_array().unwrap().iter().map(|s| s["id"].as_str().unwrap()).collect();
+    let expected = [
+        "paper-randread",
+        "paper-ratios",
+        "overcommit",
+        "bare-randread",
+        "scaling-paper",
+        "scaling-vlane",
+        "validation",
+        "costs",
+    ];
+    assert_eq!(ids, expected);
+    // Every topology of both devices has points, all above zero; what was calculated is called so.
+    for (id, names, predicted) in [
+        ("paper-randread", &["Baseline", "MQ", "MT"][..], false),
+        ("bare-randread", &["Baseline", "MQ", "MT", "vlane MQ", "vlane MT"][..], false),
+        ("scaling-paper", &["Baseline", "MQ", "MT"][..], true),
+    ] {
+        let section = report["sections"].as_array().unwrap().iter().find(|s| s["id"] == id).unwrap();
+        let chart = section["blocks"].as_array().unwrap().iter().rfind(|b| b["block"] == "chart").unwrap();
+        let series = chart["series"].as_array().unwrap();
+        for name in names {
+            let one = series.iter().find(|s| s["name"] == *name).unwrap_or_else(|| panic!("{id}: no {name}"));
+            assert_eq!(one["predicted"], predicted, "{id}: {name}");
+            let points = one["points"].as_array().unwrap();
+            assert!(points.len() >= 2, "{id}: {name}");
+            assert!(points.iter().all(|p| p["y"]["median"].as_f64().unwrap() > 0.0), "{id}: {name}");
+        }
+    }
+    assert!(std::fs::read_to_string(&html).unwrap().contains("<svg"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("As in the paper"));
+    assert!(is_empty(tmp.path()), "something was left in the scratch directory");
+}
+
+#[test]
+fn an_interrupted_run_ends_soon_and_leaves_nothing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let mut command = topologies(tmp.path(), &["--patterns", "randread", "--time", "20s"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Once its scratch directory is there it measures.
+    let begin = Instant::now();
+    while is_empty(tmp.path()) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it never began");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let asked = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if asked.elapsed() > Duration::from_secs(15) {
+            child.kill().unwrap();
+            panic!("it goes on");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!child.wait().unwrap().success());
+    assert!(is_empty(tmp.path()), "something was left in the scratch directory");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_measured() {
+    let tmp = tempfile::tempdir().unwrap();
+    for (words, said) in [
+        (&["--patterns", "reed"][..], "reed"),
+        (&["--jobs", "0"][..], "--jobs"),
+        (&["--time", "1ms"][..], "--time"),
+        (&["--html", "x.pdf"][..], "x.pdf"),
+    ] {
+        let begin = Instant::now();
+        let output = topologies(tmp.path(), words).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.contains(said), "{words:?}: {errors}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "{words:?}");
+    }
+}
