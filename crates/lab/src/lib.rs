@@ -17,8 +17,8 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod stats;
-pub mod trace;
 pub mod topologies;
+pub mod trace;
 pub mod work;
 
 pub use error::{Context, Error, ErrorKind, Result};

@@ -205,7 +205,7 @@ impl Lane {
                 }
             };
             taken += 1;
-            if self.recorder.is_some() && (taken as usize).is_multiple_of(CLOCK_EVERY) {
+            if self.recorder.is_some() && taken.is_multiple_of(CLOCK_EVERY) {
                 self.end_batch(true);
             }
             if uring.unsubmitted() >= SUBMIT_AFTER {

@@ -5,15 +5,15 @@
 mod analyze;
 mod bench;
 mod boot;
-mod output;
 mod compare;
+mod output;
 mod peers;
-mod report;
 mod record;
 mod replay;
+mod report;
 mod serve;
-mod trace;
 mod topologies;
+mod trace;
 mod work;
 
 use std::process::ExitCode;
