@@ -84,15 +84,7 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
         ] {
             let lane = u32::from(record.lane);
             let sector = record.sector;
-            events.push(Event {
-                time,
-                sector,
-                bytes,
-                action: action | what,
-                pid: lane + 1,
-                cpu: lane,
-                error,
-            });
+            events.push(Event { time, sector, bytes, action: action | what, pid: lane + 1, cpu: 0, error });
         }
     }
     // Completions take their places; those of one moment stay behind their submissions.
