@@ -78,9 +78,13 @@ impl Recording {
         }
         let (sender, receiver) = channel(CHUNKS);
         let stop = Arc::new(AtomicBool::new(false));
+        // Before anything is answered: whoever connects after that is recorded from the first request on.
+        let origin = Instant::now();
+        let lanes = attach(volume, RecorderConfig { origin, hashes, entries: RING });
         let (volume_, stop_) = (Arc::clone(volume), Arc::clone(&stop));
-        let body = move || run(&volume_, hashes, sender, &stop_);
-        std::thread::Builder::new().name("recorder".to_owned()).spawn(body).map_err(Refused::System)?;
+        let body = move || run(&volume_, origin, hashes, lanes, sender, &stop_);
+        let thread = std::thread::Builder::new().name("recorder".to_owned()).spawn(body);
+        thread.inspect_err(|_| detach(volume)).map_err(Refused::System)?;
         state.active = Some(stop);
         Ok(receiver)
     }
@@ -100,19 +104,34 @@ fn header(volume: &Volume, hashes: bool) -> Header {
     }
 }
 
+/// Gives every lane, running or not, a recorder.
+fn attach(volume: &Volume, config: RecorderConfig) -> Vec<Recorded> {
+    let attach = |index| {
+        let (recorder, recorded) = recorder(index, config);
+        volume.pool.set_recorder(index, Some(Box::new(recorder))).ok().map(|()| recorded)
+    };
+    (0..volume.queues()).filter_map(attach).collect()
+}
+
+/// Lets the lanes drop their recorders, when they come to it.
+fn detach(volume: &Volume) {
+    for index in 0..volume.queues() {
+        // A thread that is gone has dropped its own.
+        let _ = volume.pool.set_recorder(index, None);
+    }
+}
+
 /// The recorder's thread.
-fn run(volume: &Volume, hashes: bool, reader: Sender<Vec<u8>>, stop: &Arc<AtomicBool>) {
-    let origin = Instant::now();
+fn run(
+    volume: &Volume,
+    origin: Instant,
+    hashes: bool,
+    mut lanes: Vec<Recorded>,
+    reader: Sender<Vec<u8>>,
+    stop: &Arc<AtomicBool>,
+) {
     let Ok(writer) = Writer::new(Vec::with_capacity(CHUNK), header(volume, hashes)) else { return };
     let mut out = Out { writer, reader };
-    let mut lanes = Vec::new();
-    let config = RecorderConfig { origin, hashes, entries: RING };
-    for index in 0..volume.queues() {
-        let (recorder, recorded) = recorder(index, config);
-        if volume.pool.set_recorder(index, Some(Box::new(recorder))).is_ok() {
-            lanes.push(recorded);
-        }
-    }
     let mut is_read = out.hand_over();
     while is_read && !stop.load(Ordering::Relaxed) && !out.reader.is_closed() {
         let fullest = drain(&mut lanes, &mut out);
@@ -124,9 +143,7 @@ fn run(volume: &Volume, hashes: bool, reader: Sender<Vec<u8>>, stop: &Arc<Atomic
         };
         std::thread::sleep(SLEEPS[sleep]);
     }
-    for index in 0..volume.queues() {
-        let _ = volume.pool.set_recorder(index, None);
-    }
+    detach(volume);
     let begin = Instant::now();
     while lanes.iter().any(|lane| !lane.is_over()) && begin.elapsed() < LET_GO {
         drain(&mut lanes, &mut out);

@@ -30,6 +30,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Command {
     /// Serve a volume to virtual machines over vhost-user-blk
     Serve(serve::ServeArgs),

@@ -1,8 +1,9 @@
 //! blktrace's binary: what `blktrace` records of a block device, and `blkparse` prints.
 //!
-//! Written: three events for each request: queued (Q) and issued (D) at its submission, and completed (C); the lane is the CPU and, as `lane-N`, the
-//! process. Read: requests as they were issued to the device (D) with their completions, or as they were queued (Q) in a trace
-//! without D events; the CPU becomes the lane. blktrace has no priorities and no write-zeroes.
+//! Written: three events for each request: queued (Q) and issued (D) at its submission, and completed (C). The lane is the process, by the name
+//! `lane-N`; the CPU is always 0, since blkparse wants a file for each. Read: requests as they were issued to the device (D) with their
+//! completions, or as they were queued (Q) in a trace without D events; the lane is the process's where it has such a name, and the
+//! CPU elsewhere. blktrace has no priorities and no write-zeroes.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
@@ -105,7 +106,7 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             let mut name = [0_u8; 16];
             let text = format!("lane-{lane}");
             name[..text.len()].copy_from_slice(text.as_bytes());
-            let (pid, cpu) = (u32::from(lane) + 1, u32::from(lane));
+            let (pid, cpu) = (u32::from(lane) + 1, 0);
             let event = Event { time: 0, sector: 0, bytes: 0, action: category::NOTIFY, pid, cpu, error: 0 };
             to.write_all(&encode(&event, 0, 16))?;
             to.write_all(&name)?;
@@ -142,6 +143,7 @@ fn encode(event: &Event, number: u32, payload: u16) -> [u8; EVENT] {
 /// [`ErrorKind::Format`] with the place where it makes no sense; [`ErrorKind::Io`].
 pub fn read(mut from: impl Read) -> Result<Trace> {
     let mut events = Vec::new();
+    let mut lanes = HashMap::new();
     let mut at = 0_u64;
     loop {
         let mut bytes = [0; EVENT];
@@ -157,12 +159,20 @@ pub fn read(mut from: impl Read) -> Result<Trace> {
             return Err(Error::new(ErrorKind::Format, context));
         }
         at += EVENT as u64;
-        if payload > 0 && !fill(&mut from, &mut vec![0; payload], at)? {
+        let mut data = vec![0; payload];
+        if payload > 0 && !fill(&mut from, &mut data, at)? {
             break;
         }
         at += payload as u64;
         let action = int(28);
-        if action & category::NOTIFY == 0 {
+        if action == category::NOTIFY {
+            let name: Vec<u8> = data.into_iter().take_while(|byte| *byte != 0).collect();
+            let lane =
+                std::str::from_utf8(&name).ok().and_then(|name| name.strip_prefix("lane-")?.parse().ok());
+            if let Some(lane) = lane {
+                lanes.insert(int(32), lane);
+            }
+        } else if action & category::NOTIFY == 0 {
             events.push(Event {
                 time: long(8),
                 sector: long(16),
@@ -176,7 +186,7 @@ pub fn read(mut from: impl Read) -> Result<Trace> {
     }
     // A file for each CPU: each is in order, a concatenation of several is not.
     events.sort_by_key(|event| event.time);
-    Ok(pair(&events))
+    Ok(pair(&events, &lanes))
 }
 
 /// Fills `bytes`; false at the end.
@@ -196,7 +206,7 @@ fn fill(from: &mut impl Read, bytes: &mut [u8], at: u64) -> Result<bool> {
 }
 
 /// Makes requests of events: each beginning with the first completion of the same place and length after it.
-fn pair(events: &[Event]) -> Trace {
+fn pair(events: &[Event], names: &HashMap<u32, u16>) -> Trace {
     let act = |event: &Event| event.action & 0xffff & !CGROUP;
     let begins = if events.iter().any(|event| act(event) == ISSUE) { ISSUE } else { QUEUE };
     let mut records: Vec<Record> = Vec::new();
@@ -213,7 +223,8 @@ fn pair(events: &[Event]) -> Trace {
         };
         let key = (kind, event.sector, event.bytes);
         if act(event) == begins {
-            let lane = u16::try_from(event.cpu).unwrap_or(0);
+            let cpu = u16::try_from(event.cpu).unwrap_or(0);
+            let lane = names.get(&event.pid).copied().unwrap_or(cpu);
             lanes = lanes.max(lane.saturating_add(1));
             open.entry(key).or_default().push_back(records.len());
             records.push(Record {

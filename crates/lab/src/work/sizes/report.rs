@@ -66,24 +66,28 @@ fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
         show_size(options.bytes),
         options.depth
     )];
-    for direction in Direction::ALL {
-        let per_mb = |block| {
-            spread(
-                outcome,
-                |m| m.case.peer == Peer::Vlane && m.case.direction == direction && m.case.block == block,
-                |m| Some((m.cpu_us + m.worker_us) / megabytes(m)),
-            )
-        };
-        if let (Some(small), Some(large)) = (per_mb(SMALL), per_mb(LARGE))
-            && large.median > 0.0
-        {
-            texts.push(format!(
-                "vlane's CPU time per MB, {}: {:.0} us with 4K, {:.0} us with 512K ({:.1} : 1; all media).",
-                direction.name(),
-                small.median,
-                large.median,
-                small.median / large.median
-            ));
+    for medium in &options.media {
+        for direction in Direction::ALL {
+            let per_mb = |block: u32| {
+                let fits = |m: &Measured| {
+                    let case = m.case;
+                    (case.medium, case.peer, case.direction, case.block)
+                        == (*medium, Peer::Vlane, direction, block)
+                };
+                spread(outcome, fits, |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m)))
+            };
+            if let (Some(small), Some(large)) = (per_mb(SMALL), per_mb(LARGE))
+                && large.median > 0.0
+            {
+                texts.push(format!(
+                    "vlane's CPU time per MB on the {}, {}: {:.0} us with 4K, {:.0} us with 512K ({:.1} : 1).",
+                    medium.name(),
+                    direction.name(),
+                    small.median,
+                    large.median,
+                    small.median / large.median
+                ));
+            }
         }
     }
     for direction in Direction::ALL {
@@ -387,7 +391,7 @@ fn guest(all: &[GuestMeasured]) -> Section {
         title: "In a guest: QEMU's own virtio-blk".into(),
         text: vec![
             "fio in the guest on the bare disk, direct I/O. Function calls are QEMU's trace events virtio_blk_*, as in the published count. The \
-             guest's block layer splits requests that are too large for the device (with 4 KiB pages that lie apart, 126 segments), and \
+             guest's block layer splits requests that are too large for the device (126 segments, when their pages lie apart), and \
              QEMU's log makes each call dearer than it is without."
                 .into(),
         ],
@@ -397,5 +401,110 @@ fn guest(all: &[GuestMeasured]) -> Section {
             columns,
             rows,
         })],
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
+mod tests {
+    use super::super::native::Case;
+    use super::*;
+    use crate::work::Calls;
+    use crate::work::qemu::TraceCounts;
+
+    fn measured(block: u32, pass: usize, calls: Counted<Calls>) -> Measured {
+        let requests = (8 << 20) / u64::from(block);
+        Measured {
+            case: Case { medium: Medium::Null, peer: Peer::Vlane, direction: Direction::Read, block },
+            pass,
+            requests,
+            seconds: if block == SMALL { 2.0 } else { 0.5 },
+            kicks: count(requests) / 2.0,
+            sleeps: 0.0,
+            signals: Counted::Is(requests),
+            copied: Counted::Not("not told".into()),
+            cpu_us: count(requests) * 3.0,
+            user_share: None,
+            worker_us: 0.0,
+            voluntary: 1.0,
+            involuntary: 0.0,
+            calls,
+        }
+    }
+
+    fn in_guest(block: u32, log: &str, seconds: f64) -> GuestMeasured {
+        GuestMeasured {
+            direction: Direction::Read,
+            block,
+            bytes: 8 << 20,
+            seconds,
+            calls: TraceCounts::parse(log, "virtio_blk_"),
+            interrupts: 1,
+            used: crate::work::Used { wall: Duration::from_secs(1), roles: Vec::new() },
+            exits: Counted::Not("no KVM here".into()),
+        }
+    }
+
+    fn table<'a>(report: &'a Report, caption: &str) -> &'a Table {
+        let blocks = report.sections.iter().flat_map(|section| &section.blocks);
+        let tables = blocks.filter_map(|block| match block {
+            Block::Table(table) => Some(table),
+            Block::Chart(_) => None,
+        });
+        tables.into_iter().find(|table| table.caption == caption).unwrap()
+    }
+
+    fn row<'a>(table: &'a Table, name: &str) -> &'a [Cell] {
+        table.rows.iter().find(|row| row[0] == Cell::Text(name.into())).unwrap()
+    }
+
+    #[test]
+    fn ratios_are_of_bytes_and_of_time_and_what_was_not_counted_is_empty() {
+        let not = || Counted::Not("not counted: not asked for".into());
+        let counted = Counted::Is(Calls { total: 4096, ..Calls::default() });
+        let native = vec![
+            measured(SMALL, 0, not()),
+            measured(LARGE, 0, not()),
+            // The counting pass: slower, and its times are not used.
+            Measured { cpu_us: 1e9, seconds: 100.0, ..measured(SMALL, 1, counted) },
+        ];
+        let call = "virtio_blk_handle_read x\n";
+        let guest = vec![in_guest(SMALL, &call.repeat(40), 4.0), in_guest(LARGE, &call.repeat(4), 1.0)];
+        let outcome = Outcome { native, guest, accel: None, missing: vec!["a peer".into()] };
+        let options = Options {
+            vlane: "vlane".into(),
+            version: "1".into(),
+            command: "vlane work".into(),
+            bytes: 8 << 20,
+            guest_bytes: None,
+            depth: 32,
+            passes: 1,
+            media: vec![Medium::Null],
+            ram_dir: None,
+            disk_dir: None,
+            accel: None,
+        };
+        let report = fill(&outcome, &options, Machine::default(), String::new(), Duration::ZERO);
+        let ratios = table(&report, "4K : 512K, random read");
+        let number = |cell: &Cell| match cell {
+            Cell::Number(value) => *value,
+            other => panic!("{other:?}"),
+        };
+        let functions = row(ratios, "QEMU's virtio-blk in a guest: function calls");
+        assert_eq!((number(&functions[1]), number(&functions[2])), (10.0, 2.5));
+        let requests = row(ratios, "vlane on null device: requests");
+        assert_eq!((number(&requests[1]), number(&requests[2])), (128.0, 32.0));
+        assert_eq!(number(&row(ratios, "vlane on null device: CPU time")[1]), 128.0);
+        let figures = table(&report, "null device: random read");
+        let Cell::Figure(calls) = row(figures, "System calls per request")[1] else { panic!("no figure") };
+        assert_eq!(calls.median, 2.0);
+        // 512K was not in the counting pass: nothing, not 0.
+        assert_eq!(row(figures, "System calls per request")[2], Cell::Empty);
+        let Cell::Figure(cpu) = row(figures, "CPU time per request, us")[1] else { panic!("no figure") };
+        assert_eq!((cpu.median, cpu.runs), (3.0, 1));
+        let notes: Vec<&str> = report.notes.iter().map(|note| note.text.as_str()).collect();
+        assert!(
+            notes.iter().any(|n| n.contains("a peer")) && notes.iter().any(|n| n.contains("no KVM here"))
+        );
     }
 }

@@ -1,0 +1,246 @@
+//! The control socket: what the OpenAPI document says is what there is; counters go on across sessions; a trace has every request.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use serde_json::Value;
+use vlane_server::{Control, ControlError, ListenError};
+use vlane_trace::{Entry, Kind, Reader};
+
+/// A volume with a control socket. The socket goes before the volume does.
+struct Controlled {
+    control: Control,
+    path: PathBuf,
+    server: Server,
+}
+
+fn controlled() -> Controlled {
+    let server = Server::new(null(None), 2, 2);
+    let path = server.path().with_file_name("control");
+    let control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
+    Controlled { control, path, server }
+}
+
+fn ask(path: &Path, method: &str, resource: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // HTTP/1.0: no chunks, and a hang-up at the end.
+    stream.write_all(format!("{method} {resource} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    stream
+}
+
+/// Status, content type, body.
+fn answer(mut stream: impl Read) -> (u16, String, Vec<u8>) {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+    let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+    (status, kind.to_owned(), bytes.split_off(end))
+}
+
+fn json(path: &Path, resource: &str) -> Value {
+    let (status, kind, body) = answer(ask(path, "GET", resource));
+    assert_eq!((status, kind.as_str()), (200, "application/json"), "{resource}");
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// Some requests by a guest of its own: so many reads.
+fn reads(server: &Server, count: u16) {
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    for n in 0..count {
+        ring.submit(0, IN, u64::from(n) * 8, 512);
+        ring.wait(1);
+    }
+    // Drained: what was counted is published.
+    assert_eq!(wire.get_base(0), Some(count.into()));
+}
+
+/// Whether a value is what a schema says: all its required members, no others, each of its type.
+fn fits(value: &Value, schema: &Value, document: &Value, at: &str) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let schema = document.pointer(reference.strip_prefix('#').unwrap()).unwrap();
+        return fits(value, schema, document, at);
+    }
+    if let Some(choices) = schema["oneOf"].as_array().or_else(|| schema["anyOf"].as_array()) {
+        let choice = choices.iter().find(|choice| (choice["type"] == "null") == value.is_null());
+        return fits(
+            value,
+            choice.unwrap_or_else(|| panic!("{at}: {value} is none of {choices:?}")),
+            document,
+            at,
+        );
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let allowed = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().any(|k| k == kind),
+        one => one == kind,
+    };
+    assert!(allowed, "{at}: {value} is not of {}", schema["type"]);
+    if let Value::Array(items) = value {
+        items.iter().for_each(|item| fits(item, &schema["items"], document, at));
+    }
+    let Value::Object(members) = value else { return };
+    let none = serde_json::Map::new();
+    let properties = schema["properties"].as_object().unwrap_or(&none);
+    for (name, member) in members {
+        let at = format!("{at}.{name}");
+        let schema = properties.get(name).unwrap_or(&schema["additionalProperties"]);
+        assert!(schema.is_object(), "{at} is not in the document");
+        fits(member, schema, document, &at);
+    }
+    for name in schema["required"].as_array().into_iter().flatten() {
+        assert!(
+            members.contains_key(name.as_str().unwrap()),
+            "{at} has no {name}, which the document demands"
+        );
+    }
+}
+
+#[test]
+fn every_resource_answers_as_the_openapi_document_says() {
+    let Controlled { control, path, server } = controlled();
+    let document = json(&path, "/openapi.json");
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    // With and without a session: both forms of what may be missing.
+    for with_session in [false, true] {
+        let session = with_session.then(|| server.guest(USUAL));
+        let mut seen = Vec::new();
+        for (resource, item) in document["paths"].as_object().unwrap() {
+            seen.push(resource.as_str());
+            let content = item["get"]["responses"]["200"]["content"].as_object().unwrap();
+            let (kind, media) = content.iter().next().unwrap();
+            if kind != "application/json" {
+                continue;
+            }
+            if resource != "/openapi.json" {
+                fits(&json(&path, resource), &media["schema"], &document, resource);
+            }
+        }
+        assert_eq!(seen, ["/openapi.json", "/v1/counters", "/v1/trace", "/v1/volume"]);
+        assert_eq!(json(&path, "/v1/volume")["session"].is_null(), !with_session);
+        drop(session);
+    }
+    // Errors, too.
+    let problem = &document["components"]["schemas"]["Problem"];
+    for (method, resource, wanted) in [
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/v1/volume", 405),
+        ("GET", "/v1/trace?hash=2", 400),
+        ("GET", "/v1/trace?hash=yes", 400),
+        ("GET", "/v1/trace?hush=1", 400),
+    ] {
+        let (status, kind, body) = answer(ask(&path, method, resource));
+        assert_eq!((status, kind.as_str()), (wanted, "application/json"), "{resource}");
+        fits(&serde_json::from_slice(&body).unwrap(), problem, &document, resource);
+    }
+    drop(control);
+    assert!(!path.exists(), "the socket was left behind");
+}
+
+#[test]
+fn only_the_owner_may_connect_and_only_one_may_listen() {
+    let Controlled { control, path, server } = controlled();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let refused = Control::start(&path, Arc::clone(&server.volume)).unwrap_err();
+    assert!(matches!(refused, ControlError::Listen(ListenError::InUse { .. })), "{refused}");
+    assert!(refused.to_string().contains("--control"), "{refused}");
+    drop(control);
+}
+
+#[test]
+fn counters_go_on_across_sessions() {
+    let Controlled { control, path, server } = controlled();
+    for session in 1..=3 {
+        reads(&server, 10);
+        let counters = json(&path, "/v1/counters");
+        assert_eq!(counters["sum"]["reads"], 10 * session);
+        assert_eq!(counters["lanes"][0]["reads"], 10 * session);
+        assert_eq!(counters["lanes"][1]["reads"], 0);
+        assert_eq!(counters["sum"]["read_bytes"], 5120 * session);
+        assert!(counters["sum"]["kicks"].as_u64().unwrap() >= 1);
+        assert!(counters["process"]["user_ns"].as_u64().unwrap() > 0);
+    }
+    drop(control);
+}
+
+/// Two sessions, one trace: every request is in it, with a start for each, and its end when the volume ends.
+#[test]
+fn a_trace_has_every_request_of_every_session_and_ends_with_the_volume() {
+    let Controlled { control, path, server } = controlled();
+    let stream = ask(&path, "GET", "/v1/trace");
+    let begin = std::time::Instant::now();
+    while json(&path, "/v1/volume")["recording"] != true {
+        assert!(begin.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (status, ..) = answer(ask(&path, "GET", "/v1/trace"));
+    assert_eq!(status, 409, "two recordings at a time");
+    reads(&server, 7);
+    reads(&server, 5);
+    let whole = std::thread::spawn(move || answer(stream));
+    drop(control);
+    let (status, kind, body) = whole.join().unwrap();
+    assert_eq!((status, kind.as_str()), (200, "application/vnd.vlane.trace"));
+    let mut reader = Reader::new(&body[..]).unwrap();
+    assert_eq!(
+        (reader.header().lanes, reader.header().sectors, reader.header().name.as_str()),
+        (2, 2 << 20, "test")
+    );
+    let (mut starts, mut seqs) = (0, Vec::new());
+    for entry in &mut reader {
+        match entry.unwrap() {
+            Entry::Start { lane: 0, in_flight: 0, .. } => starts += 1,
+            Entry::Record(record) => {
+                assert_eq!((record.kind, record.sectors), (Kind::Read, 1));
+                assert_eq!(record.sector, u64::from(record.seq) * 8);
+                // One at a time: each was sent when all before it had been answered.
+                assert_eq!(record.after, record.seq);
+                seqs.push(record.seq);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(reader.is_complete());
+    assert_eq!(starts, 2);
+    assert_eq!(seqs, (0..7).chain(0..5).collect::<Vec<_>>());
+}
+
+/// A reader that hangs up ends the recording, and the next one can begin.
+#[test]
+fn a_reader_that_hangs_up_ends_the_recording() {
+    let Controlled { control, path, server } = controlled();
+    for _ in 0..3 {
+        let mut stream = ask(&path, "GET", "/v1/trace?hash=1");
+        let mut first = [0; 64];
+        stream.read_exact(&mut first).unwrap();
+        assert!(first.starts_with(b"HTTP/1.0 200") || first.starts_with(b"HTTP/1.1 200"), "{first:?}");
+        drop(stream);
+        let begin = std::time::Instant::now();
+        while json(&path, "/v1/volume")["recording"] != false {
+            assert!(begin.elapsed() < LIMIT, "the recording goes on without a reader");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    reads(&server, 1);
+    drop(control);
+}
