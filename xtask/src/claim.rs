@@ -9,8 +9,8 @@ use vlane_lab::report::{Block, Cell, Report, Section, Spread};
 pub(crate) struct Claim {
     /// In words.
     pub(crate) says: String,
-    /// The published figure.
-    pub(crate) published: f64,
+    /// The published figure; none where the publication says it in words or in a graph only. Bounds must be given then.
+    pub(crate) published: Option<f64>,
     /// Which measured figure it is about.
     pub(crate) of: Place,
     /// The figure that it is a ratio to.
@@ -55,7 +55,7 @@ impl Claim {
     pub(crate) fn judge(&self, report: &Report) -> Outcome {
         let Some(here) = self.measured(report) else { return Outcome::NotMeasured };
         let (low, high) = match (self.at_least, self.at_most) {
-            (None, None) if self.published >= 1.0 => (1.0, f64::INFINITY),
+            (None, None) if self.published.unwrap_or(1.0) >= 1.0 => (1.0, f64::INFINITY),
             (None, None) => (f64::NEG_INFINITY, 1.0),
             (low, high) => (low.unwrap_or(f64::NEG_INFINITY), high.unwrap_or(f64::INFINITY)),
         };

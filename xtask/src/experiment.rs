@@ -54,6 +54,10 @@ impl Experiment {
         if about.command.is_some() == about.uses.is_some() {
             bail!("{}: give either `command` or `uses`", file.display());
         }
+        let vague = |c: &&Claim| c.published.is_none() && c.at_least.is_none() && c.at_most.is_none();
+        if let Some(claim) = about.claims.iter().find(vague) {
+            bail!("{}: `{}` has neither a published figure nor a bound", file.display(), claim.says);
+        }
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { name, folder, about })
     }

@@ -102,7 +102,8 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
                 Outcome::Unclear(s) => (shown(s), "unclear: the spread is on both sides"),
                 Outcome::NotMeasured => ("not measured".into(), ""),
             };
-            let _ = writeln!(text, "| {} | {} | {here} | {verdict} |", claim.says, number(claim.published));
+            let then = claim.published.map_or("in words".into(), number);
+            let _ = writeln!(text, "| {} | {then} | {here} | {verdict} |", claim.says);
         }
         text += "\n";
     }

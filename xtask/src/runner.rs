@@ -90,7 +90,40 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
         let _ = std::fs::remove_file(&new);
         bail!("{}: `{command}` ended with {status}", one.name);
     }
+    let text =
+        std::fs::read_to_string(&new).with_context(|| format!("{}: `{command}` left no report", one.name))?;
+    std::fs::write(&new, neutral(&text, vlane, &one.folder)).with_context(|| format!("{}", new.display()))?;
     Report::read(&new).with_context(|| format!("{}: `{command}` left no report", one.name))?;
     std::fs::rename(&new, one.folder.join("result.json"))
         .with_context(|| format!("{}: cannot replace the last result", one.name))
+}
+
+/// A report without the paths of this machine: results are kept, and read elsewhere.
+fn neutral(text: &str, vlane: &Path, folder: &Path) -> String {
+    let mut paths = vec![
+        (vlane.display().to_string(), "vlane"),
+        (format!("{}/", folder.display()), ""),
+        (format!("{}/", std::env::temp_dir().display()), ""),
+    ];
+    if let Some(home) = std::env::var_os("HOME") {
+        paths.push((format!("{}/", Path::new(&home).display()), "~/"));
+    }
+    // In the file they stand as JSON strings do; these have nothing to escape, or are left as they are.
+    paths
+        .into_iter()
+        .fold(text.replace("result.new.json", "result.json"), |text, (path, name)| text.replace(&path, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_results_do_not_name_this_machine_s_paths() {
+        let temp = std::env::temp_dir();
+        let text =
+            format!("/build/vlane serve {}/x.sock, /repo/experiments/one/result.new.json", temp.display());
+        let neutral = neutral(&text, Path::new("/build/vlane"), Path::new("/repo/experiments/one"));
+        assert_eq!(neutral, "vlane serve x.sock, result.json");
+    }
 }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing, replay};
 use vlane_driver::{
-    Error, ErrorKind, Limit, OnProgress, Session, SessionOptions, VerifyOptions, VerifyState, Wait, Want,
-    Workload, run, verify_check, verify_load,
+    Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyOptions, VerifyState,
+    Wait, Want, Workload, run, verify_check, verify_load,
 };
 
 struct Daemon {
@@ -182,5 +183,135 @@ fn what_was_flushed_is_there_after_a_kill() {
     let words: Vec<_> = report.first.iter().map(ToString::to_string).collect();
     for says in ["belongs at offset 8704", "writes were lost", "checksum"] {
         assert!(words.iter().any(|text| text.contains(says)), "{says}: {words:?}");
+    }
+}
+
+#[test]
+fn at_a_given_rate_every_arrival_is_accounted_for_and_response_is_at_least_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(daemon) = daemon(dir.path()) else { return };
+    for (arrivals, wait) in [(Arrivals::Constant, Wait::Interrupt), (Arrivals::Poisson, Wait::Poll)] {
+        let options = SessionOptions { queues: 2, depth: 4, ..Default::default() };
+        let session = connect(&daemon, &options).unwrap();
+        let workload = Workload {
+            pattern: "randrw".parse().unwrap(),
+            limit: Limit::Time(Duration::from_secs(1)),
+            ramp: Duration::from_millis(200),
+            rate: Some(Rate { per_second: 1000.0, arrivals }),
+            wait,
+            ..Workload::default()
+        };
+        let report = run(session, &workload, &mut going_on).unwrap();
+        let open = report.open.unwrap();
+        assert_eq!(report.errors.total(), 0);
+        let expected = if arrivals == Arrivals::Constant { 1000..=1000 } else { 800..=1200 };
+        assert!(expected.contains(&open.arrived), "{open:?}");
+        assert_eq!(open.response_histogram.total(), open.arrived);
+        assert_eq!(report.histogram.total() + open.unserved, open.arrived);
+        // No response is shorter than its service, so no quantile is (histograms round by a thousandth).
+        for (response, service) in [
+            (open.response.p50, report.latency.p50),
+            (open.response.p99, report.latency.p99),
+            (open.response.max, report.latency.max),
+        ] {
+            assert!(response * 1.002 >= service, "{response} {service}");
+        }
+    }
+    // More than any back end does.
+    let session = connect(&daemon, &SessionOptions::default()).unwrap();
+    let workload = Workload {
+        limit: Limit::Time(Duration::from_millis(500)),
+        ramp: Duration::ZERO,
+        rate: Some(Rate { per_second: 5e6, arrivals: Arrivals::Constant }),
+        ..Workload::default()
+    };
+    let report = run(session, &workload, &mut going_on).unwrap();
+    let open = report.open.unwrap();
+    assert!(!open.kept_up && open.unserved > 0 && open.response.p50 > report.latency.p50, "{open:?}");
+}
+
+/// A trace of all kinds of requests on two queues, with places that are written again and again.
+fn trace() -> Vec<ReplayRequest> {
+    let mut state = 7_u64;
+    let mut next = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    (0..4000_u64)
+        .map(|i| {
+            let kind = match next(10) {
+                0 => ReplayKind::Flush,
+                1..4 => ReplayKind::Read,
+                4 => ReplayKind::WriteZeroes,
+                _ => ReplayKind::Write,
+            };
+            let at_ns = i * 50_000;
+            ReplayRequest {
+                at_ns,
+                done_ns: Some(at_ns + 20_000 + next(400_000)),
+                queue: u16::try_from(next(2)).unwrap(),
+                kind,
+                sector: next(1000),
+                sectors: u32::try_from(1 + next(32)).unwrap(),
+                ioprio: 0,
+                data: Some(i),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn a_replayed_trace_leaves_the_same_contents_whatever_its_timing_and_depth() {
+    let plan = ReplayPlan::new(trace()).unwrap();
+    let mut images: Vec<Vec<u8>> = Vec::new();
+    for (timing, depth, wait) in [
+        (Timing::AsFast, 1, Wait::Interrupt),
+        (Timing::AsFast, 64, Wait::Interrupt),
+        (Timing::AsFast, 64, Wait::Poll),
+        (Timing::Original { speed: 2.0 }, 32, Wait::Interrupt),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(daemon) = daemon(dir.path()) else { return };
+        let session = connect(&daemon, &plan.session_options(depth).unwrap()).unwrap();
+        let options = ReplayOptions { timing, wait, cpu: None };
+        let report = replay(session, &plan, &options, &mut going_on).unwrap();
+        assert_eq!((report.ios, report.in_trace, report.errors.total()), (4000, 4000, 0), "{report:?}");
+        match timing {
+            // Not faster than asked for: the last request is due after half the trace's time.
+            Timing::Original { .. } => {
+                assert!(report.seconds >= plan.length_ns() as f64 / 2e9 && report.late.is_some())
+            }
+            Timing::AsFast => assert!(report.late.is_none()),
+        }
+        assert!(report.held_by_order > 0, "the trace has flushes and writes to one place: {report:?}");
+        drop(daemon);
+        let image = std::fs::read(dir.path().join("image")).unwrap();
+        assert!(image[..1_000_000.min(image.len())].iter().any(|byte| *byte != 0));
+        images.push(image);
+    }
+    assert!(images.windows(2).all(|pair| pair[0] == pair[1]), "the contents depend on the timing");
+}
+
+#[test]
+fn a_trace_that_does_not_fit_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(daemon) = daemon(dir.path()) else { return };
+    let one = trace()[0];
+    let refused = |request: ReplayRequest, options: SessionOptions, timing| {
+        let plan = ReplayPlan::new([request]).unwrap();
+        let session = connect(&daemon, &options).unwrap();
+        let options = ReplayOptions { timing, ..ReplayOptions::default() };
+        replay(session, &plan, &options, &mut going_on).unwrap_err().to_string()
+    };
+    let read = ReplayRequest { kind: ReplayKind::Read, queue: 0, sector: 0, sectors: 8, ..one };
+    let small = SessionOptions::default;
+    for (request, timing, says) in [
+        (ReplayRequest { queue: 1, ..read }, Timing::AsFast, "2 queues"),
+        (ReplayRequest { sectors: 16, ..read }, Timing::AsFast, "8192 bytes"),
+        (ReplayRequest { sector: 1 << 40, ..read }, Timing::AsFast, "device ends"),
+        (read, Timing::Original { speed: 0.0 }, "speed"),
+    ] {
+        let error = refused(request, small(), timing);
+        assert!(error.contains(says), "{error}");
     }
 }

@@ -12,6 +12,7 @@ pub mod error;
 pub mod image;
 pub mod interrupt;
 pub mod machine;
+pub mod peers;
 pub mod progress;
 pub mod report;
 pub mod server;

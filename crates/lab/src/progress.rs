@@ -13,6 +13,11 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// Least time between two updates of the line on a terminal.
 const BETWEEN_UPDATES: Duration = Duration::from_millis(100);
 
+/// Columns of the terminal that standard output goes to, if it is one.
+pub fn columns() -> Option<usize> {
+    terminal_size_of(std::io::stdout()).map(|(Width(columns), _)| usize::from(columns))
+}
+
 /// Steps of known number, shown while they are made. The line is taken away when it is dropped.
 #[derive(Debug)]
 pub struct Progress {

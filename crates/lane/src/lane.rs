@@ -205,7 +205,7 @@ impl Lane {
                 }
             };
             taken += 1;
-            if self.recorder.is_some() && taken % CLOCK_EVERY == 0 {
+            if self.recorder.is_some() && taken.is_multiple_of(CLOCK_EVERY) {
                 self.end_batch(true);
             }
             if uring.unsubmitted() >= SUBMIT_AFTER {

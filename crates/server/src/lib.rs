@@ -11,6 +11,7 @@ mod config_space;
 mod control;
 mod features;
 mod listener;
+mod padded_table;
 mod recording;
 mod session;
 mod socket_file;

@@ -25,6 +25,7 @@ use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probe
 use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::features;
+use crate::padded_table;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
 
@@ -124,7 +125,11 @@ impl Session {
             if let Some(channel) = config_change::peek(&watched) {
                 self.lock().backend_channel = Some(channel);
             }
-            match handler.handle_request() {
+            let handled = match padded_table::take(&watched) {
+                Some(table) => self.use_table(&watched, table),
+                None => handler.handle_request(),
+            };
+            match handled {
                 Ok(()) => {}
                 Err(Error::Disconnected) => return End::HungUp,
                 Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
@@ -142,6 +147,17 @@ impl Session {
                 Err(error) => return End::Failed(error),
             }
         }
+    }
+
+    /// What the handler does with a memory table, for one that it would not take.
+    fn use_table(&self, stream: &UnixStream, mut table: padded_table::Table) -> Result<()> {
+        let files = std::mem::take(&mut table.files);
+        let done = match files.len() == table.regions.len() {
+            true => self.lock().set_mem_table(&table.regions, files, None).map(drop),
+            false => Err(refuse("a memory table needs one file for each region")),
+        };
+        padded_table::answer(stream, &table, done.is_ok()).map_err(Error::SocketError)?;
+        done
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

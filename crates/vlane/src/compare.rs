@@ -121,6 +121,9 @@ fn read_target(args: &CompareArgs) -> anyhow::Result<(Target, Option<u64>)> {
                 }
                 size = Some(bytes);
             }
+            Err(_) if !Path::new(text).exists() => {
+                bail!("{text}: neither a file or directory that is there, nor a size like 512M");
+            }
             _ => target = Target::of(Path::new(text))?,
         }
     }

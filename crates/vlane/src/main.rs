@@ -10,9 +10,11 @@ mod output;
 mod peers;
 mod record;
 mod replay;
+mod report;
 mod serve;
 mod topologies;
 mod trace;
+mod work;
 
 use std::process::ExitCode;
 
@@ -28,6 +30,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Command {
     /// Serve a volume to virtual machines over vhost-user-blk
     Serve(serve::ServeArgs),
@@ -45,10 +48,14 @@ enum Command {
     Trace(trace::TraceArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
+    /// Show a saved report again, or write it in another form
+    Report(report::ReportArgs),
     /// Compare host, virtio and emulated disks in one guest, and see where requests go
     Compare(compare::CompareArgs),
     /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
     Topologies(topologies::TopologiesArgs),
+    /// Count the work per request: 4K against 512K, back ends and a guest
+    Work(work::WorkArgs),
 }
 
 fn main() -> ExitCode {
@@ -70,8 +77,10 @@ fn main() -> ExitCode {
         Command::Analyze(args) => analyze::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Peers(args) => peers::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
+        Command::Work(args) => work::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

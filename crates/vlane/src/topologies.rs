@@ -51,9 +51,12 @@ pub struct TopologiesArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = clap::value_parser!(u32).range(1..=1024))]
     cpus: Vec<u32>,
 
-    /// Write the report: .html with pictures, .json for programs, .txt; may be given more than once
+    /// Write the report as a page with pictures
     #[arg(long, value_name = "FILE")]
-    output: Vec<PathBuf>,
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -113,12 +116,12 @@ impl TopologiesArgs {
 /// Whatever keeps it from being measured or written; what it started is gone then.
 pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let options = args.options()?;
-    for path in &args.output {
+    for path in args.html.iter().chain(&args.json) {
         Report::check_path(path)?;
     }
     let interrupt = Interrupt::listen()?;
     let report = topologies::run(&options, &interrupt)?;
-    for path in &args.output {
+    for path in args.html.iter().chain(&args.json) {
         report.write_to(path)?;
     }
     print!("{}", text::render(&report, WIDTH));

@@ -16,12 +16,12 @@ use vlane_lab::compare::columns::Column;
 use vlane_lab::report::{Block, Cell, Report, Table};
 
 /// One small cell per column, in a directory of the test's own.
-fn small(dir: &Path, more: &[&str]) -> Command {
+fn small(dir: &Path, time: &str, more: &[&str]) -> Command {
     let mut command = Command::new(vlane());
     command
         .args(["compare", "128M", "--dir"])
         .arg(dir)
-        .args(["--repeats", "1", "--time", "250ms", "--install", "--loads", "fio-random-read-4k"])
+        .args(["--repeats", "1", "--install", "--loads", "fio-random-read-4k", "--time", time])
         .args(more)
         .current_dir(dir)
         .env("TMPDIR", dir)
@@ -52,7 +52,7 @@ fn a_small_comparison_measures_every_column_and_leaves_nothing_behind() {
     let _turn = one_at_a_time();
     let (Some(bed), Some(dir)) = (QemuBed::find(), on_disk()) else { return };
     let json = dir.path().join("out.json");
-    let output = small(dir.path(), &["--no-html", "--json"]).arg(&json).output().unwrap();
+    let output = small(dir.path(), "250ms", &["--no-html", "--json"]).arg(&json).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let report: Report = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
@@ -97,7 +97,7 @@ fn assert_nothing_left(dir: &Path) {
 fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     let Some(dir) = on_disk() else { return };
     let mut child =
-        small(dir.path(), &["--time", "3s"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        small(dir.path(), "4s", &[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (sender, said) = mpsc::channel();
     let mut pipe = BufReader::new(child.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {
@@ -146,8 +146,16 @@ fn an_interrupt_while_the_guest_is_measured_leaves_nothing_behind() {
     if QemuBed::find().is_none() {
         return;
     }
-    // QEMU and both daemons name the directory; the plan's first line comes when the guest is ready.
-    interrupted(|dir, log| log.contains("4K random read") && with_argument(dir.to_str().unwrap()).len() >= 3);
+    // The plan's first line comes when the guest is ready; QEMU and both daemons name the directory. The host's turn takes four seconds,
+    // and fio in the guest some more until it is loaded; then the guest's columns have theirs.
+    let ready = std::cell::Cell::new(None);
+    interrupted(|dir, log| {
+        if ready.get().is_none() && log.contains("4K random read") {
+            assert!(with_argument(dir.to_str().unwrap()).len() >= 3);
+            ready.set(Some(Instant::now()));
+        }
+        ready.get().is_some_and(|ready| ready.elapsed() > Duration::from_secs(8))
+    });
 }
 
 #[test]
@@ -169,8 +177,8 @@ fn what_keeps_it_from_beginning_is_said_before_anything_is_written() {
     let here = dir.path().to_str().unwrap();
     let image_name = image.to_str().unwrap();
     for (words, expected) in [
-        (vec!["1P", "--dir", here], "are needed"),
-        (vec![image_name, "--size", "1P"], "are needed"),
+        (vec!["999T", "--dir", here], "are needed"),
+        (vec![image_name, "--size", "999T"], "are needed"),
         (vec!["16M", "--dir", here], "too small"),
         (vec!["/nowhere/disk.raw"], "/nowhere/disk.raw"),
         (vec!["/dev/null"], "name a directory"),

@@ -22,9 +22,9 @@ fn is_empty(dir: &Path) -> bool {
 fn a_short_run_measures_every_topology_and_predicts_more() {
     let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (json, html) = (dir.path().join("t.json"), dir.path().join("t.html"));
-    let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "30ms", "--repeats", "1"];
+    let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "60ms", "--repeats", "1"];
     let output = topologies(tmp.path(), &words)
-        .args(["--cpus", "8", "--output", json.to_str().unwrap(), "--output", html.to_str().unwrap()])
+        .args(["--cpus", "8", "--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -99,7 +99,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_measured() {
         (&["--patterns", "reed"][..], "reed"),
         (&["--jobs", "0"][..], "--jobs"),
         (&["--time", "1ms"][..], "--time"),
-        (&["--output", "x.pdf"][..], "x.pdf"),
+        (&["--html", "x.pdf"][..], "x.pdf"),
     ] {
         let begin = Instant::now();
         let output = topologies(tmp.path(), words).output().unwrap();

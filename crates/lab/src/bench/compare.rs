@@ -1,6 +1,7 @@
 //! Comparisons: a target with another of the same run, or a run with a saved one.
 
-use super::profile::Load;
+use super::measure::nothing_yet;
+use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::Spread;
@@ -161,6 +162,15 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
         return Err(Error::new(ErrorKind::Invalid, context));
     }
     Ok((found, missing))
+}
+
+/// Whether what a profile will measure can be compared with a saved run: to be asked before it is measured.
+///
+/// # Errors
+/// Those of [`against_saved`].
+pub fn check_saved(profile: &Profile, old: &Saved) -> Result<()> {
+    let new = Saved { loads: nothing_yet(profile), ..old.clone() };
+    against_saved(&new, old).map(drop)
 }
 
 /// The keys in which two loads differ.

@@ -76,23 +76,7 @@ struct Bench<'a> {
 pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress) -> Result<Saved> {
     let (start, created) = (Instant::now(), date::now());
     let mut bench = Bench::new(profile, setting)?;
-    let mut loads: Vec<_> = profile
-        .loads
-        .iter()
-        .map(|load| LoadRuns {
-            load: load.clone(),
-            targets: profile
-                .targets
-                .iter()
-                .map(|target| TargetRuns {
-                    target: target.clone(),
-                    server: None,
-                    client: None,
-                    runs: Vec::new(),
-                })
-                .collect(),
-        })
-        .collect();
+    let mut loads = nothing_yet(profile);
     for step in order(profile.loads.len(), profile.targets.len(), profile.repeats, profile.interleave) {
         let (load, target) = (&profile.loads[step.load], &profile.targets[step.target]);
         setting.interrupt.check()?;
@@ -128,6 +112,20 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         pin: profile.pin,
         loads,
     })
+}
+
+/// A profile's results before anything is measured.
+pub(super) fn nothing_yet(profile: &Profile) -> Vec<LoadRuns> {
+    let targets = || {
+        let empty = |target: &Target| TargetRuns {
+            target: target.clone(),
+            server: None,
+            client: None,
+            runs: Vec::new(),
+        };
+        profile.targets.iter().map(empty).collect()
+    };
+    profile.loads.iter().map(|load| LoadRuns { load: load.clone(), targets: targets() }).collect()
 }
 
 impl<'a> Bench<'a> {

@@ -13,7 +13,9 @@ mod saved;
 mod tell;
 mod values;
 
-pub use compare::{Comparison, Judged, Metric, against_saved, between_targets, compare, is_worse};
+pub use compare::{
+    Comparison, Judged, Metric, against_saved, between_targets, check_saved, compare, is_worse,
+};
 pub use measure::{Setting, measure};
 pub use plan::{Step, order};
 pub use profile::{

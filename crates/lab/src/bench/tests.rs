@@ -117,6 +117,14 @@ fn a_run_is_held_against_a_saved_one_only_where_both_asked_the_same() {
     let error = against_saved(&new, &other).unwrap_err().to_string();
     assert!(error.contains("depth was 4, is 32"), "{error}");
 
+    // The same is known before anything is measured.
+    let mut profile = Profile::of("p", vec![Load::named("fast")]);
+    profile.targets = vec![old.loads[0].targets[0].target.clone()];
+    check_saved(&profile, &old).unwrap();
+    assert!(check_saved(&profile, &other).unwrap_err().to_string().contains("depth"));
+    profile.loads[0].name = "unknown".into();
+    assert!(check_saved(&profile, &old).unwrap_err().to_string().contains("fast, steady"));
+
     let mut other = saved(1.0);
     other.loads.clear();
     assert!(against_saved(&new, &other).is_err());

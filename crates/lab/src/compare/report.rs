@@ -190,12 +190,9 @@ fn ratio_chart(outcome: &Outcome, caption: &str, loads: &[Load], names: Vec<Stri
         series.push(Series { name: way.name().into(), predicted: false, published: false, points });
     }
     let one = |value: Option<f64>| Spread::of(&[value? * 100.0]);
-    let published: [(&str, &dyn Fn(&Load) -> Option<Spread>); 2] = [
-        ("virtio-blk, 2018/19", &|load| one(loads::published(load).map(|p| p.virtio))),
-        ("emulated disk, 2018", &|load| one(loads::published(load).and_then(|p| p.emulated))),
-    ];
-    for (name, value) in published {
-        let points = points(value);
+    let virtio = points(&|load| one(loads::published(load).map(|p| p.virtio)));
+    let emulated = points(&|load| one(loads::published(load).and_then(|p| p.emulated)));
+    for (name, points) in [("virtio-blk, 2018/19", virtio), ("emulated disk, 2018", emulated)] {
         if !points.is_empty() {
             series.push(Series { name: name.into(), predicted: false, published: true, points });
         }

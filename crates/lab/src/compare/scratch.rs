@@ -315,7 +315,7 @@ mod tests {
         for image in [LEAST, 200 << 20, 512 << 20, 1 << 40] {
             let sizes = Sizes::of(image).unwrap();
             assert!(sizes.old >= 64 << 20 && sizes.new >= 32 << 20);
-            assert!(sizes.old % (16 << 20) == 0 && sizes.new % (16 << 20) == 0);
+            assert!(sizes.old.is_multiple_of(16 << 20) && sizes.new.is_multiple_of(16 << 20));
             // A tenth and more for the file system itself.
             assert!(sizes.old + sizes.new <= image * 9 / 10);
             assert!(sizes.needed(6) >= 7 * sizes.image + sizes.old + sizes.new);

@@ -224,7 +224,16 @@ fn table(out: &mut String, table: &Table) {
 
 fn grid(out: &mut String, table: &Table, label: &str) {
     let grid = Grid::of(table);
-    let class = |column: usize| if grid.columns[column].numbers { " class=\"number\"" } else { "" };
+    let class = |column: usize| {
+        let longest = grid.rows.iter().map(|row| row[column].main.chars().count()).max().unwrap_or(0);
+        match grid.columns[column].numbers {
+            true => " class=\"number\"",
+            // A word or two stay on one line, a sentence does not stand on its head.
+            false if longest <= 14 => " class=\"short\"",
+            false if longest > 40 && column > 0 => " class=\"long\"",
+            false => "",
+        }
+    };
     // The box can be scrolled by keyboard.
     *out += &format!(
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\n<table>\n<thead><tr>",

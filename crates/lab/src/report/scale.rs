@@ -65,7 +65,9 @@ impl Scale {
 
     /// Round ticks (1, 2, 5 times a power of ten); with `whole`, the ends are ticks too.
     fn even(axis: &Axis, low: f64, high: f64, ticks: usize, whole: bool) -> Self {
-        let high = if high - low > 1e-100 { high } else { low + 1.0 };
+        // Ticks between two figures that are all but the same could not be told apart.
+        let least = (low.abs().max(high.abs()) * 1e-9).max(1.0 / LARGEST);
+        let high = if high - low > least { high } else { low + (low.abs() / 2.0).max(1.0) };
         #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let step = nice_step((high - low) / ticks.max(1) as f64);
         // A hair of tolerance, or 0.3 would be more than three times 0.1.

@@ -1,7 +1,7 @@
 //! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be understood.
 //!
 //! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a phone. Colours are CSS variables
-//! ([`STYLE`]): the same picture is light or dark as the reader has it. Series differ by colour, marker and place; what was
+//! (`svg/style.css`): the same picture is light or dark as the reader has it. Series differ by colour, marker and place; what was
 //! predicted is hatched or dashed, what was published is pale, and both are called so.
 
 mod bars;

@@ -149,7 +149,8 @@ fn places(plan: &CellPlan<'_>, threads: usize) -> (Vec<usize>, Vec<usize>) {
 /// Measures one cell. `program` is vlane's own file, `dir` a place for sockets; both are used only for vlane's own device.
 ///
 /// # Errors
-/// What the device, the guest's side or the server say; [`ErrorKind::Interrupted`].
+/// What the device, the guest's side or the server say; [`ErrorKind::Invalid`] if nothing was answered in the time;
+/// [`ErrorKind::Interrupted`].
 pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Cell> {
     interrupt.check()?;
     let topology = plan.subject.topology();
@@ -445,7 +446,9 @@ fn summarize(
     }
     let ios = latency.len() as f64;
     if ios == 0.0 {
-        return Err(Error::new(ErrorKind::Process, "no request was answered within the time measured"));
+        let context =
+            "no request was answered within the time measured: the machine is too busy for it; change --time";
+        return Err(Error::new(ErrorKind::Invalid, context));
     }
     let seconds = plan.time.as_secs_f64();
     let iops = ios / seconds;

@@ -322,7 +322,10 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         rows,
     };
     let mut blocks = vec![Block::Chart(chart), Block::Table(table)];
-    blocks.extend(figure_three(measured).map(Block::Table));
+    let mut numbers: Vec<_> =
+        u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
+    numbers.dedup();
+    blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)).map(Block::Table));
     Section {
         id: "paper-ratios".into(),
         title: "Beside the published figures".into(),
@@ -337,9 +340,8 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
 }
 
 /// The paper's figure 3 and its section 2.1: latency, context switches and lock waits of MT against Baseline.
-fn figure_three(measured: &Measured<'_>) -> Option<Table> {
+fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Table> {
     let pattern = measured.patterns.first()?;
-    let jobs = u16::try_from(measured.cpus).ok()?;
     let of = |topology, pick: fn(&Cell) -> f64| {
         let key = (pattern.name, Group::Paper, Subject::Model(topology), jobs);
         Some(spread(measured.cells.get(&key), pick)?.median)
@@ -708,17 +710,22 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
         };
         lines.push(format!("Placement: {placed}."));
     }
-    let within = checks.iter().filter(|(_, check)| check.error().abs() <= TOLERANCE).count();
-    let worst = checks.iter().max_by(|a, b| a.1.error().abs().total_cmp(&b.1.error().abs()));
-    if let Some((_, worst)) = worst {
-        lines.push(format!(
-            "Scaling model, two lanes from measurements of one: {within} of {} predictions are within 15 % of the measurement; the worst is {} \
-             ({}, {}).",
-            checks.len(),
-            percent(worst.error()),
-            worst.subject,
-            worst.pattern
-        ));
+    for (of_mt, who) in [(true, "lanes that share nothing (MT)"), (false, "Baseline and MQ")] {
+        let these: Vec<_> =
+            checks.iter().filter(|(_, c)| (c.subject.topology() == Topology::Mt) == of_mt).collect();
+        let within = these.iter().filter(|(_, check)| check.error().abs() <= TOLERANCE).count();
+        let worst = these.iter().max_by(|a, b| a.1.error().abs().total_cmp(&b.1.error().abs()));
+        if let Some((group, worst)) = worst {
+            lines.push(format!(
+                "Scaling model, two lanes from measurements of one, {who}: {within} of {} predictions are within 15 % of the measurement; \
+                 the worst is {} ({}, {}, work per request: {}).",
+                these.len(),
+                percent(worst.error()),
+                worst.subject,
+                worst.pattern,
+                group_words(*group)
+            ));
+        }
     }
     lines
 }

@@ -83,7 +83,8 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
         .clone()
         .filter(|_| topology.shares_queue())
         .map(|lock| SharedQueue::new(queues.pop().unwrap(), jobs, depth, lock).unwrap());
-    let requests = || device.counters().iter().map(|c| c.requests.load(Ordering::Relaxed)).sum::<u64>();
+    let counters = device.counters().to_vec();
+    let requests = || counters.iter().map(|c| c.requests.load(Ordering::Relaxed)).sum::<u64>();
     let stats = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         match &one {
@@ -109,9 +110,9 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
         shared.stop.store(true, Ordering::Relaxed);
         threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect::<Vec<_>>()
     });
-    let answered = requests();
+    // An I/O thread counts after it has answered.
     device.stop().unwrap();
-    (stats, answered)
+    (stats, requests())
 }
 
 proptest! {

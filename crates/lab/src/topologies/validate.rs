@@ -9,7 +9,7 @@ use super::cell::{Cell, CellPlan, Hog, measure};
 use super::micro::Prices;
 use super::model::{Lane, Mutex, Prediction, predict};
 use super::{Kind, Placement, Subject, Topology};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::interrupt::Interrupt;
 
 /// The error that a prediction may have.
@@ -59,7 +59,14 @@ impl Bench<'_> {
         let (depth, cpus) = (self.depth, self.cpus);
         let (ramp, time) = (self.ramp, self.time);
         let plan = CellPlan { subject, jobs, depth, workload, placement, cpus, work, ramp, time };
-        measure(&plan, self.program, self.dir, self.interrupt)
+        // Another program may have had the CPUs for so long; not three times in a row, though.
+        let mut left = 2;
+        loop {
+            match measure(&plan, self.program, self.dir, self.interrupt) {
+                Err(error) if error.kind() == ErrorKind::Invalid && left > 0 => left -= 1,
+                result => return result,
+            }
+        }
     }
 
     /// Measures one lane for the model.

@@ -34,6 +34,7 @@ pub mod kvm;
 mod proc;
 pub mod qemu;
 mod roles;
+pub mod sizes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};

@@ -198,6 +198,9 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     // What would fail after the measurements is said before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
+    if let Some(older) = &older {
+        bench::check_saved(&profile, older)?;
+    }
     if let Some(path) = &runs.html {
         Report::check_path(path)?;
     }

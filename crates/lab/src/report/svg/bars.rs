@@ -60,7 +60,7 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], wi
     let scale = |ticks| Scale::of_lengths(&chart.y, values.clone(), ticks);
     let height = match picture.upright_names(&scale(5)) {
         Some(names) => picture.upright(canvas, &scale(5), &names),
-        None => picture.lying(canvas, &scale(if width < 500.0 { 3 } else { 6 })),
+        None => picture.lying(canvas, &scale(if width < 500.0 { 5 } else { 6 })),
     };
     canvas.raw("</g>");
     height

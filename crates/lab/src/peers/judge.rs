@@ -1,39 +1,47 @@
-//! Ratios, verdicts, and the tables that show them.
+//! Ratios, targets and verdicts, and the lines and tables that show them.
 
 use serde::Serialize;
 use vlane_driver::median;
 
-use super::plan::{Bound, Claim, Metric, Row};
-use super::{Figures, Measured};
+use super::plan::{Bound, Claim, Metric, Row, rows};
+use super::{Figures, Measured, RowResult};
+use crate::report::{Spread, figure};
+use crate::stats::{self, Better};
+
+/// A difference below this does not matter.
+const THRESHOLD: f64 = 0.05;
 
 /// What became of a claim.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Verdict {
+pub struct Verdict {
     /// What was measured.
-    pub(super) row: String,
+    pub row: String,
     /// Which figure.
-    pub(super) metric: &'static str,
+    pub metric: &'static str,
     /// Whose figure it is.
-    pub(super) of: String,
+    pub of: String,
     /// Median of it.
-    pub(super) value: f64,
+    pub value: f64,
     /// Who it is compared with.
-    pub(super) over: Option<String>,
+    pub over: Option<String>,
     /// Median of their figure.
-    pub(super) other: Option<f64>,
+    pub other: Option<f64>,
     /// Ratio of the two, pair by pair: median; the figure itself where nobody is compared with.
-    pub(super) ratio: f64,
+    pub ratio: f64,
     /// Smallest ratio of a pair.
-    pub(super) lowest: f64,
+    pub lowest: f64,
     /// Largest ratio of a pair.
-    pub(super) highest: f64,
+    pub highest: f64,
     /// What was aimed at.
-    pub(super) target: String,
+    pub target: String,
     /// Whether the median is there.
-    pub(super) met: bool,
+    pub met: bool,
+    /// Whether the one is better than the other, by somebody who knows the noise; absent where nobody is compared with.
+    pub difference: Option<stats::Verdict>,
 }
 
 impl Metric {
+    /// What it is called.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Iops => "IOPS",
@@ -45,6 +53,21 @@ impl Metric {
         }
     }
 
+    /// The unit of its figures.
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::Iops => "IOPS",
+            Self::CpuPerIo | Self::P50 => "us",
+            Self::IdleCpu => "ms",
+            Self::SwitchesPerIo | Self::IdleSwitches => "",
+        }
+    }
+
+    fn better(self) -> Better {
+        if self == Self::Iops { Better::Higher } else { Better::Lower }
+    }
+
+    /// It, of a measurement.
     pub(super) fn of(self, f: &Figures) -> f64 {
         match self {
             Self::Iops => f.iops,
@@ -58,13 +81,9 @@ impl Metric {
 
     fn show(self, value: f64) -> String {
         match self {
-            Self::Iops if value >= 1e6 => format!("{:.2}M", value / 1e6),
-            Self::Iops => format!("{:.1}k", value / 1e3),
-            Self::CpuPerIo => format!("{value:.3} us"),
-            Self::P50 => format!("{value:.1} us"),
-            Self::SwitchesPerIo => format!("{value:.5}"),
-            Self::IdleCpu => format!("{value:.2} ms"),
-            Self::IdleSwitches => format!("{value:.0}"),
+            // "347.6k" can be nothing else.
+            Self::Iops => figure::with_unit(value, ""),
+            _ => figure::with_unit(value, self.unit()),
         }
     }
 }
@@ -103,7 +122,13 @@ pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
         highest: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         target,
         met: claim.bound.holds(middle),
+        difference: over.map(|over| stats::paired(&of, &over, claim.metric.better(), THRESHOLD)),
     }
+}
+
+/// The ratios of a verdict, or the figure itself.
+pub(super) fn spread(verdict: &Verdict, runs: usize) -> Spread {
+    Spread { median: verdict.ratio, min: verdict.lowest, max: verdict.highest, runs }
 }
 
 /// The cells of a verdict: what, vlane, other, ratio, target, verdict.
@@ -124,10 +149,15 @@ fn cells(claim: &Claim, v: &Verdict) -> [String; 6] {
 const HEAD: [&str; 6] =
     ["4K unless said otherwise", "vlane", "compared with", "ratio (min-max)", "target", "verdict"];
 
+/// The claims of a row.
+pub(super) fn claims(result: &RowResult) -> Vec<Claim> {
+    rows().into_iter().find(|row| row.id == result.row).map_or_else(Vec::new, |row| row.claims)
+}
+
 /// The lines of one row, for the terminal.
-pub(super) fn lines(row: &Row, verdicts: &[Verdict]) -> String {
+pub fn lines(result: &RowResult) -> String {
     let mut out = String::new();
-    for (claim, verdict) in row.claims.iter().zip(verdicts) {
+    for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
         let [_, vlane, other, ratio, target, outcome] = cells(claim, verdict);
         let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}") };
         out += &format!("  {outcome:<8} {} {vlane}{against}, target {target}\n", verdict.metric);
@@ -136,10 +166,10 @@ pub(super) fn lines(row: &Row, verdicts: &[Verdict]) -> String {
 }
 
 /// The whole as a Markdown table.
-pub(super) fn markdown(rows: &[(Row, Vec<Verdict>)]) -> String {
+pub fn markdown(results: &[RowResult]) -> String {
     let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
-    for (row, verdicts) in rows {
-        for (claim, verdict) in row.claims.iter().zip(verdicts) {
+    for result in results {
+        for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
             out += &format!("| {} |\n", cells(claim, verdict).join(" | "));
         }
     }
@@ -167,7 +197,8 @@ mod tests {
         let v = &verdicts[0];
         assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.0, 1.0, 7.0, true));
         assert!(!verdicts[1].met, "0.2 is more than a sixth");
-        let table = markdown(&[(row.clone(), verdicts)]);
+        let result = RowResult { row: row.id, title: row.title, contenders: vec![], measured, verdicts };
+        let table = markdown(&[result]);
         assert_eq!(table.lines().count(), 4);
         assert!(table.lines().all(|line| line.matches('|').count() == 7), "{table}");
         assert_eq!((ratio(0.0, 0.0), ratio(1.0, 2.0)), (1.0, 0.5));

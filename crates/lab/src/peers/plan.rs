@@ -76,10 +76,13 @@ pub(super) struct Claim {
     pub(super) bound: Bound,
 }
 
+/// What is measured side by side, and what is claimed of it.
 #[derive(Debug, Clone)]
-pub(super) struct Row {
-    pub(super) id: &'static str,
-    pub(super) title: &'static str,
+pub struct Row {
+    /// Its name for `--rows`.
+    pub id: &'static str,
+    /// What it is about.
+    pub title: &'static str,
     pub(super) medium: Medium,
     /// `None`: the session has nothing to do.
     pub(super) load: Option<Load>,
@@ -102,7 +105,7 @@ fn absolute(metric: Metric, bound: Bound) -> Claim {
 }
 
 /// Every row, in the order of the README's table.
-pub(super) fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<Row> {
     use Bound::{AtLeast, AtMost};
     use Metric::{CpuPerIo, IdleCpu, IdleSwitches, Iops, P50, SwitchesPerIo};
 

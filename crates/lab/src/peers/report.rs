@@ -1,0 +1,250 @@
+//! The comparison as a report.
+
+use super::plan::{Contender, Metric, Row, rows};
+use super::{Figures, RowResult, judge};
+use crate::machine::Machine;
+use crate::report::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
+    Spread, Table,
+};
+
+/// The report of some rows. `command` made them, beginning at `created` and taking `seconds`; `pairs` is how often each was measured.
+pub fn report(
+    results: &[RowResult],
+    command: &str,
+    created: String,
+    seconds: f64,
+    machine: Machine,
+) -> Report {
+    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
+    let (met, all) = (verdicts().filter(|v| v.met).count(), verdicts().count());
+    let plan = rows();
+    let planned: Vec<(&RowResult, &Row)> = results
+        .iter()
+        .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
+        .collect();
+    let rounds = results.iter().flat_map(|r| &r.measured.rounds).map(Vec::len).max().unwrap_or(0);
+    let mut sections = vec![Section {
+        id: "targets".into(),
+        title: "Targets".into(),
+        text: vec!["Ratios are taken pair by pair: the median of a row's pairs decides, the smallest and the largest stand beside it. \
+                    The last column says whether the difference itself is more than noise."
+            .into()],
+        command: None,
+        blocks: vec![Block::Table(targets(&planned))],
+    }];
+    sections.extend(pictures(&planned));
+    sections.push(Section {
+        id: "figures".into(),
+        title: "Everything that was measured".into(),
+        text: Vec::new(),
+        command: None,
+        blocks: vec![Block::Table(figures(&planned))],
+    });
+    let mut notes = vec![Note {
+        severity: Severity::Info,
+        text: "The driver plays the guest: there is no virtual machine in these figures. \
+               Back end and driver have a CPU each unless a row says that they share."
+            .into(),
+    }];
+    if rounds < 5 {
+        let text = format!(
+            "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--pairs 5)."
+        );
+        notes.push(Note { severity: Severity::Warning, text });
+    }
+    Report {
+        schema: SCHEMA.into(),
+        kind: "peers".into(),
+        title: "vlane and qemu-storage-daemon, side by side".into(),
+        summary: vec![format!("{met} of {all} targets met.")],
+        command: command.into(),
+        created,
+        seconds,
+        machine,
+        notes,
+        sections,
+    }
+}
+
+fn column(title: &str, unit: &str) -> Column {
+    Column { title: title.into(), unit: unit.into() }
+}
+
+fn targets(planned: &[(&RowResult, &Row)]) -> Table {
+    let mut rows = Vec::new();
+    for (result, row) in planned {
+        for (claim, verdict) in row.claims.iter().zip(&result.verdicts) {
+            let runs = result.measured.rounds.iter().map(Vec::len).max().unwrap_or(0);
+            let spread = judge::spread(verdict, runs);
+            let difference = verdict.difference.map_or(Cell::Empty, |d| Cell::Text(d.to_string()));
+            rows.push(vec![
+                Cell::Text(format!("{}: {}", result.title, claim.metric.name())),
+                Cell::Text(verdict.of.clone()),
+                verdict.over.clone().map_or(Cell::Empty, Cell::Text),
+                if verdict.over.is_some() { Cell::Figure(spread) } else { Cell::Empty },
+                Cell::Text(verdict.target.clone()),
+                Cell::Text(if verdict.met { "met" } else { "NOT MET" }.into()),
+                difference,
+            ]);
+        }
+    }
+    Table {
+        caption: "What was aimed at, and what came of it".into(),
+        columns: vec![
+            column("Row", ""),
+            column("Of", ""),
+            column("Compared with", ""),
+            column("Ratio", "x"),
+            column("Target", ""),
+            column("Verdict", ""),
+            column("Difference", ""),
+        ],
+        rows,
+    }
+}
+
+/// The spread of one figure over a contender's rounds; `None` where it was not measured.
+fn spread(rounds: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<Spread> {
+    let values: Vec<f64> = rounds.iter().map(of).collect();
+    Spread::of(&values).filter(|spread| spread.max > 0.0)
+}
+
+/// Charts of the figures that the claims are about.
+fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
+    let groups: [(Metric, &str, &str); 3] = [
+        (Metric::Iops, "throughput", "Throughput"),
+        (Metric::CpuPerIo, "cpu", "CPU time of the back end per request"),
+        (Metric::P50, "latency", "Median latency"),
+    ];
+    let mut sections = Vec::new();
+    for (metric, id, title) in groups {
+        // Latencies at depth 32 say how long the queue is, which the throughput says already.
+        let shown = |row: &Row| match (metric, &row.load) {
+            (_, None) => false,
+            (Metric::P50, Some(load)) => load.depth == 1,
+            _ => true,
+        };
+        let rows: Vec<_> = planned.iter().filter(|(_, row)| shown(row)).collect();
+        let names = ["vlane", "qemu-storage-daemon", "the host itself"];
+        let mut series: Vec<Series> = names
+            .map(|name| Series { name: name.into(), predicted: false, published: false, points: Vec::new() })
+            .into();
+        for ((result, row), place) in rows.iter().zip(0_u32..) {
+            for ((i, (_, contender)), rounds) in
+                row.contenders.iter().enumerate().zip(&result.measured.rounds)
+            {
+                let slot = match contender {
+                    Contender::Vlane(_) if i == 0 => 0,
+                    Contender::Vlane(_) => continue,
+                    Contender::Qsd => 1,
+                    Contender::Loop | Contender::Fio => 2,
+                };
+                if let Some(y) = spread(rounds, |f| metric.of(f)) {
+                    series[slot].points.push(Point { x: f64::from(place), y });
+                }
+            }
+        }
+        series.retain(|s| !s.points.is_empty());
+        if series.is_empty() {
+            continue;
+        }
+        sections.push(Section {
+            id: id.into(),
+            title: title.into(),
+            text: Vec::new(),
+            command: None,
+            blocks: vec![Block::Chart(Chart {
+                caption: format!("{title}: medians, with the smallest and the largest of all rounds"),
+                kind: ChartKind::Bars,
+                x: Axis { title: String::new(), unit: String::new(), log: false },
+                y: Axis { title: title.into(), unit: metric.unit().into(), log: false },
+                categories: rows.iter().map(|(result, _)| result.title.to_string()).collect(),
+                series,
+            })],
+        });
+    }
+    sections
+}
+
+fn figures(planned: &[(&RowResult, &Row)]) -> Table {
+    let mut table = Table {
+        caption: "Every contender: median of its rounds (smallest-largest)".into(),
+        columns: vec![
+            column("Row", ""),
+            column("Back end", ""),
+            column("Throughput", "IOPS"),
+            column("Data", "MB/s"),
+            column("p50", "us"),
+            column("p99", "us"),
+            column("CPU per I/O", "us"),
+            column("Switches per I/O", ""),
+        ],
+        rows: Vec::new(),
+    };
+    let of: [fn(&Figures) -> f64; 6] = [
+        |f| f.iops,
+        |f| f.mb_per_second,
+        |f| f.p50_us,
+        |f| f.p99_us,
+        |f| f.cpu_us_per_io,
+        |f| f.switches_per_io,
+    ];
+    for (result, row) in planned.iter().filter(|(_, row)| row.load.is_some()) {
+        for ((name, contender), rounds) in row.contenders.iter().zip(&result.measured.rounds) {
+            let mut cells = vec![Cell::Text(result.title.into()), Cell::Text((*name).into())];
+            for (of, index) in of.iter().zip(0..) {
+                // No back end is looked at where there is none.
+                let host = matches!(contender, Contender::Loop | Contender::Fio);
+                let zero = index == 5 && !host && rounds.iter().all(|f| of(f) == 0.0);
+                cells.push(match spread(rounds, of) {
+                    Some(spread) => Cell::Figure(spread),
+                    None if zero => Cell::Number(0.0),
+                    None => Cell::Empty,
+                });
+            }
+            table.rows.push(cells);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Measured;
+    use super::*;
+
+    #[test]
+    fn every_row_and_every_claim_is_in_the_report() {
+        let results: Vec<RowResult> = rows()
+            .iter()
+            .map(|row| {
+                let one = |i: u32| Figures {
+                    iops: 1000.0 + f64::from(i),
+                    p50_us: 3.0,
+                    cpu_us_per_io: 1.0,
+                    ..Figures::default()
+                };
+                let measured =
+                    Measured { rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect() };
+                let verdicts = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
+                let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
+                RowResult { row: row.id, title: row.title, contenders, measured, verdicts }
+            })
+            .collect();
+        let report = report(&results, "vlane peers", "2026-03-01T12:00:00Z".into(), 1.0, Machine::default());
+        let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
+        let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
+        assert_eq!(table.rows.len(), claims);
+        assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
+        assert!(report.summary[0].contains(&format!("of {claims} targets met")));
+        assert!(report.notes.iter().all(|note| note.severity == Severity::Info), "five pairs are enough");
+        // Targets, three pictures, all figures; every load and its contenders in the last.
+        assert_eq!(report.sections.len(), 5);
+        let Some(Block::Table(all)) = report.sections[4].blocks.first() else { panic!("a table") };
+        assert_eq!(
+            all.rows.len(),
+            rows().iter().filter(|r| r.load.is_some()).map(|r| r.contenders.len()).sum::<usize>()
+        );
+    }
+}

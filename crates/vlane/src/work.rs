@@ -1,0 +1,120 @@
+//! `vlane work`: where it goes, for small and for large requests.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use vlane_boot::{Accel, Host, Install};
+use vlane_driver::units::parse_size;
+use vlane_lab::Interrupt;
+use vlane_lab::report::{Report, html, text};
+use vlane_lab::work::sizes::{self, Medium, Options};
+
+/// Counts the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
+/// virtio-blk in a guest.
+///
+/// Takes a minute or two. System calls and KVM exits are counted as root only; the rest needs no root.
+#[derive(Debug, Args)]
+pub struct WorkArgs {
+    /// Bytes that each native measurement moves
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    bytes: u64,
+    /// Bytes that each measurement in the guest moves
+    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
+    guest_bytes: u64,
+    /// Leave out the guest
+    #[arg(long)]
+    no_guest: bool,
+    /// Requests out at once
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    depth: u16,
+    /// How often everything is measured natively
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: u16,
+    /// Where the data are
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "null,ram")]
+    media: Vec<MediumArg>,
+    /// A directory on a RAM disk (tmpfs) [default: /dev/shm or another]
+    #[arg(long, value_name = "DIR")]
+    ram_dir: Option<PathBuf>,
+    /// A directory on a disk [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+    /// Run the guest under emulation without trying KVM
+    #[arg(long)]
+    tcg: bool,
+    /// Install what is missing: programs by apt-get (as root), a kernel for the guest into the cache directory
+    #[arg(long)]
+    install: bool,
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum MediumArg {
+    /// A null device
+    Null,
+    /// A file on a RAM disk, through the page cache
+    Ram,
+    /// A file on a disk, direct I/O
+    Disk,
+}
+
+impl WorkArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let mut media = Vec::new();
+        for medium in &self.media {
+            let medium = match medium {
+                MediumArg::Null => Medium::Null,
+                MediumArg::Ram => Medium::Ram,
+                MediumArg::Disk => Medium::Disk,
+            };
+            if !media.contains(&medium) {
+                media.push(medium);
+            }
+        }
+        let words: Vec<String> =
+            std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
+        Ok(Options {
+            vlane: std::env::current_exe().context("cannot find this program's own file")?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: format!("vlane {}", words.join(" ")),
+            bytes: self.bytes,
+            guest_bytes: (!self.no_guest).then_some(self.guest_bytes),
+            depth: self.depth,
+            passes: usize::from(self.repeats),
+            media,
+            ram_dir: self.ram_dir.clone(),
+            disk_dir: self.disk_dir.clone(),
+            accel: self.tcg.then_some(Accel::Tcg),
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the measurements from being made, or the report from being written.
+pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
+    for path in [&args.html, &args.json].into_iter().flatten() {
+        Report::check_path(path)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let report = sizes::run(&args.options()?, &host, &interrupt)?;
+    if let Some(path) = &args.html {
+        let page = html::page(&report)?;
+        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.json {
+        report.write_to(path)?;
+    }
+    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
+    print!("{}", text::render(&report, width));
+    Ok(())
+}
