@@ -205,11 +205,20 @@ fn a_replay_against_vlane_is_the_recorded_sequence_with_its_flushes() {
             let (a, ()) = volume.recorded("a", count, |socket| drive(&requests, socket));
             prop_assert_eq!(asked(&a), wanted(&requests), "recorded is not what was sent");
             let timing = timings[case.replace(case.get() + 1) % timings.len()];
-            let (b, ()) = volume.recorded("b", count, |socket| replay_on(&a, socket, timing));
-            prop_assert_eq!(asked(&b), asked(&a), "replayed is not what was recorded");
             let slack = i64::try_from(SLACK_NS).unwrap();
-            let (certain, possible) = (order(&a, -slack), order(&b, slack));
-            let broken: Vec<_> = certain.difference(&possible).collect();
+            let certain = order(&a, -slack);
+            let mut broken: Vec<_> = certain.iter().copied().collect();
+            // Between lanes the times tell, and those of a lane that was taken off its CPU between a request and the clock are off by
+            // milliseconds. That hits other requests each time; an order that is not kept is missing every time.
+            for _ in 0..3 {
+                let (b, ()) = volume.recorded("b", count, |socket| replay_on(&a, socket, timing));
+                prop_assert_eq!(asked(&b), asked(&a), "replayed is not what was recorded");
+                let possible = order(&b, slack);
+                broken.retain(|pair| !possible.contains(pair));
+                if broken.is_empty() {
+                    break;
+                }
+            }
             prop_assert!(broken.is_empty(), "not in this order any more: {broken:?}");
             checked.set(checked.get() + certain.len());
             Ok(())
