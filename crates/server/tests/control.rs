@@ -178,7 +178,9 @@ fn counters_go_on_across_sessions() {
         assert_eq!(counters["lanes"][1]["reads"], 0);
         assert_eq!(counters["sum"]["read_bytes"], 5120 * session);
         assert!(counters["sum"]["kicks"].as_u64().unwrap() >= 1);
-        assert!(counters["process"]["user_ns"].as_u64().unwrap() > 0);
+        // Each alone may be nothing: the system divides what it knows exactly by ticks.
+        let cpu = |name: &str| counters["process"][name].as_u64().unwrap();
+        assert!(cpu("user_ns") + cpu("system_ns") > 0);
     }
     drop(control);
 }
