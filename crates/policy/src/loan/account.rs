@@ -1,0 +1,382 @@
+//! One vCPU's account: its credits, its loan, and what it decides at an event.
+//!
+//! The BPF program holds the same fields and takes the same steps; whoever changes one changes both.
+
+use serde::{Deserialize, Serialize};
+
+use super::params::{Params, Payment, Policy, Redemption};
+use super::units::{PERMILLE, PPM, mul_div};
+
+/// What a vCPU does at the moment when its I/O completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Doing {
+    /// Sleeps: the event wakes it.
+    Blocked,
+    /// Waits for its turn on a CPU.
+    Waiting,
+    /// Runs: it takes the event by itself.
+    Running,
+}
+
+/// What follows from an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decision {
+    /// Put it before the others, for `ns` of CPU time at most.
+    Boost {
+        /// CPU time after which the boost ends, served or not.
+        ns: u64,
+    },
+    /// It is boosted already: nothing to do.
+    Already,
+    /// It runs already: nothing to do.
+    Running,
+    /// It has to wait for its turn.
+    Denied(Denial),
+}
+
+/// Why an event does not boost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Denial {
+    /// The Credit scheduler does not boost who waits for its turn.
+    Waiting,
+    /// The Credit scheduler does not boost who has used its share.
+    Over,
+    /// The loan is spent and not redeemed yet.
+    Redeeming,
+    /// It has run ahead of its share by more than the overdraft.
+    Overdrawn,
+}
+
+/// What a vCPU competes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Priority {
+    /// Serves an event: before all others.
+    Boost,
+    /// Has credits left.
+    Under,
+    /// Has used more than its share.
+    Over,
+}
+
+/// What pays for the boost that is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Boosted {
+    /// The vCPU's own credits: it was blocked and had some (Xen's boost).
+    Wake,
+    /// Its loan.
+    Loan,
+    /// Nobody ([`Policy::AlwaysBoost`]).
+    Free,
+}
+
+/// What has come of an account since it was opened; nanoseconds of CPU time and numbers of events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// CPU time given out to it.
+    pub allotted_ns: u64,
+    /// Used, boosted or not.
+    pub used_ns: u64,
+    /// Used while boosted.
+    pub boosted_ns: u64,
+    /// Used while boosted and charged to no credits: the loan's ([`Payment::Loan`]), or nobody's.
+    pub uncharged_ns: u64,
+    /// Credits that expired at the upper limit.
+    pub expired_ns: u64,
+    /// Credits forgiven at the lower limit.
+    pub forgiven_ns: u64,
+    /// Charged to loans.
+    pub lent_ns: u64,
+    /// Boosted time beyond what one boost is charged.
+    pub clamped_ns: u64,
+    /// Redeemed of loans.
+    pub redeemed_ns: u64,
+    /// Events seen.
+    pub events: u64,
+    /// Boosts granted from the vCPU's own credits.
+    pub wake_boosts: u64,
+    /// Boosts granted from a loan, or from nobody's credits.
+    pub boosts: u64,
+    /// Boosts denied.
+    pub denied: u64,
+    /// Loans spent to the end.
+    pub spent: u64,
+}
+
+/// A loan: how much, what of it is spent, what is redeemed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loan {
+    /// How much may be owed at once.
+    pub line_ns: u64,
+    /// Charged since the loan was opened.
+    pub spent_ns: u64,
+    /// What of that was owed already when it was opened.
+    pub carried_ns: u64,
+    /// Redeemed since then.
+    pub redeemed_ns: u64,
+    /// Boosts since then (the paper's n).
+    pub boosts: u64,
+    /// When its first boost was; `None` before.
+    pub since: Option<u64>,
+    /// Spent, and no boost until all is redeemed.
+    pub redeeming: bool,
+    /// The rate at which the last loan was spent, parts per million of a CPU (the paper's cm); 0: not known yet.
+    pub cm_ppm: u64,
+    /// CPU time per boost in the last loan (the paper's cb).
+    pub cb_ns: u64,
+    /// The line of the next loan.
+    pub next_line_ns: u64,
+}
+
+impl Loan {
+    const fn new(line_ns: u64) -> Self {
+        Self {
+            line_ns,
+            spent_ns: 0,
+            carried_ns: 0,
+            redeemed_ns: 0,
+            boosts: 0,
+            since: None,
+            redeeming: false,
+            cm_ppm: 0,
+            cb_ns: 0,
+            next_line_ns: line_ns,
+        }
+    }
+
+    /// What is owed.
+    #[must_use]
+    pub const fn debt_ns(&self) -> u64 {
+        self.spent_ns.saturating_sub(self.redeemed_ns)
+    }
+
+    /// What may still be spent.
+    #[must_use]
+    pub const fn left_ns(&self) -> u64 {
+        if self.redeeming { 0 } else { self.line_ns.saturating_sub(self.debt_ns()) }
+    }
+
+    /// Takes cb and cm of the time since the first boost, and the next line from cm:
+    /// next = base * cm_ref / cm, between the limits (equation 4 with units that match).
+    fn rate(&mut self, now: u64, base_line_ns: u64, params: &Params) {
+        let Some(since) = self.since else { return };
+        let spent = self.spent_ns.saturating_sub(self.carried_ns);
+        self.cb_ns = spent / self.boosts.max(1);
+        self.cm_ppm = mul_div(spent, PPM, now.saturating_sub(since).max(1));
+        let next = mul_div(base_line_ns, params.cm_ref_ppm, self.cm_ppm.max(1));
+        self.next_line_ns = next.clamp(params.line_min_ns, params.line_max_ns);
+    }
+
+    /// Opens the next loan, which starts with what is still owed of the last one.
+    const fn renew(&mut self) {
+        self.line_ns = self.next_line_ns;
+        self.spent_ns = self.debt_ns();
+        self.carried_ns = self.spent_ns;
+        self.redeemed_ns = 0;
+        self.boosts = 0;
+        self.since = None;
+        self.redeeming = false;
+    }
+}
+
+/// One vCPU's account.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// CPU time it may use before it is OVER.
+    pub credit_ns: i64,
+    /// Its loan.
+    pub loan: Loan,
+    /// The line from which cm makes the next loan's; [`Policy::Adaptive`] moves it.
+    pub base_line_ns: u64,
+    /// How much of an allotment redeems the loan, parts per thousand; [`Policy::Adaptive`] moves it.
+    pub redemption_permille: u64,
+    /// The boost that is on.
+    pub boosted: Option<Boosted>,
+    /// CPU time that the boost that is on has used.
+    pub boost_used_ns: u64,
+    /// What has come of it.
+    pub totals: Totals,
+}
+
+impl Account {
+    /// An account without credits; the next accounting gives some.
+    #[must_use]
+    pub const fn new(params: &Params) -> Self {
+        Self {
+            credit_ns: 0,
+            loan: Loan::new(params.line_ns),
+            base_line_ns: params.line_ns,
+            redemption_permille: params.redemption_permille,
+            boosted: None,
+            boost_used_ns: 0,
+            totals: Totals {
+                allotted_ns: 0,
+                used_ns: 0,
+                boosted_ns: 0,
+                uncharged_ns: 0,
+                expired_ns: 0,
+                forgiven_ns: 0,
+                lent_ns: 0,
+                clamped_ns: 0,
+                redeemed_ns: 0,
+                events: 0,
+                wake_boosts: 0,
+                boosts: 0,
+                denied: 0,
+                spent: 0,
+            },
+        }
+    }
+
+    /// What the vCPU competes with.
+    #[must_use]
+    pub const fn priority(&self) -> Priority {
+        if self.boosted.is_some() {
+            Priority::Boost
+        } else if self.credit_ns > 0 {
+            Priority::Under
+        } else {
+            Priority::Over
+        }
+    }
+
+    /// An I/O of the vCPU has completed at `now`, while it was `doing` something.
+    pub fn event(&mut self, now: u64, doing: Doing, params: &Params) -> Decision {
+        self.totals.events += 1;
+        if doing == Doing::Running {
+            return Decision::Running;
+        }
+        if self.boosted.is_some() {
+            return Decision::Already;
+        }
+        // Who sleeps and has credits is boosted as in the Credit scheduler, whatever the policy: it costs nobody.
+        if doing == Doing::Blocked && self.credit_ns > 0 {
+            self.totals.wake_boosts += 1;
+            return self.boost(Boosted::Wake, params);
+        }
+        let denied = match params.policy {
+            Policy::AlwaysBoost => None,
+            Policy::Credit if doing == Doing::Blocked => Some(Denial::Over),
+            Policy::Credit => Some(Denial::Waiting),
+            Policy::Loan | Policy::Adaptive if self.loan.left_ns() == 0 => Some(Denial::Redeeming),
+            Policy::Loan | Policy::Adaptive if self.overdrawn(params) => Some(Denial::Overdrawn),
+            Policy::Loan | Policy::Adaptive => None,
+        };
+        if let Some(denial) = denied {
+            self.totals.denied += 1;
+            return Decision::Denied(denial);
+        }
+        self.totals.boosts += 1;
+        if params.policy == Policy::AlwaysBoost {
+            return self.boost(Boosted::Free, params);
+        }
+        self.loan.boosts += 1;
+        self.loan.since.get_or_insert(now);
+        self.boost(Boosted::Loan, params)
+    }
+
+    const fn boost(&mut self, kind: Boosted, params: &Params) -> Decision {
+        self.boosted = Some(kind);
+        self.boost_used_ns = 0;
+        Decision::Boost { ns: params.boost_max_ns }
+    }
+
+    /// So far ahead of its share that more boosts would not be paid back soon.
+    fn overdrawn(&self, params: &Params) -> bool {
+        params.payment == Payment::Share && self.credit_ns <= -signed(params.overdraft_ns)
+    }
+
+    /// The vCPU has used `ns` of CPU time since this was last called; it is `now`. Ends a boost that has had its time
+    /// or whose loan is spent: look at [`Account::boosted`] afterwards.
+    pub fn ran(&mut self, now: u64, ns: u64, params: &Params) {
+        self.totals.used_ns += ns;
+        let Some(kind) = self.boosted else {
+            self.charge(ns, params);
+            return;
+        };
+        let before = self.boost_used_ns;
+        self.boost_used_ns += ns;
+        self.totals.boosted_ns += ns;
+        match (kind, params.payment) {
+            (Boosted::Wake, _) | (Boosted::Loan, Payment::Share) => self.charge(ns, params),
+            (Boosted::Free, _) | (Boosted::Loan, Payment::Loan) => self.totals.uncharged_ns += ns,
+        }
+        if kind == Boosted::Loan {
+            let charge = ns.min(params.charge_max_ns.saturating_sub(before));
+            self.totals.clamped_ns += ns - charge;
+            self.totals.lent_ns += charge;
+            self.loan.spent_ns += charge;
+            if self.loan.debt_ns() >= self.loan.line_ns {
+                self.spent(now, params);
+            }
+        }
+        if self.boost_used_ns >= params.boost_max_ns {
+            self.boosted = None;
+        }
+    }
+
+    fn spent(&mut self, now: u64, params: &Params) {
+        self.totals.spent += 1;
+        self.loan.rate(now, self.base_line_ns, params);
+        self.loan.redeeming = true;
+        self.boosted = None;
+    }
+
+    fn charge(&mut self, ns: u64, params: &Params) {
+        self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns);
+        let floor = -signed(params.credit_min_ns);
+        if self.credit_ns < floor {
+            self.totals.forgiven_ns += self.credit_ns.abs_diff(floor);
+            self.credit_ns = floor;
+        }
+    }
+
+    /// The event is served: the boost ends.
+    pub const fn served(&mut self) {
+        self.boosted = None;
+    }
+
+    /// The accounting gives `allotment` of CPU time at `now`.
+    pub fn allot(&mut self, now: u64, allotment_ns: u64, params: &Params) {
+        self.totals.allotted_ns += allotment_ns;
+        let mut keeps = allotment_ns;
+        let share = allotment_ns * self.redemption_permille / PERMILLE;
+        if self.loan.redeeming || params.redemption == Redemption::Always {
+            let redeems = share.min(self.loan.debt_ns());
+            self.loan.redeemed_ns += redeems;
+            self.totals.redeemed_ns += redeems;
+            if params.payment == Payment::Loan {
+                keeps -= redeems;
+            }
+        }
+        self.credit_ns = self.credit_ns.saturating_add_unsigned(keeps);
+        let ceiling = signed(params.credit_max_ns);
+        if self.credit_ns > ceiling {
+            self.totals.expired_ns += self.credit_ns.abs_diff(ceiling);
+            self.credit_ns = ceiling;
+        }
+        if self.loan.redeeming {
+            if self.loan.debt_ns() == 0 {
+                self.loan.renew();
+            }
+        } else if params.review_ns > 0
+            && self.loan.since.is_some_and(|since| now.saturating_sub(since) >= params.review_ns)
+        {
+            self.loan.rate(now, self.base_line_ns, params);
+            self.loan.renew();
+        }
+        if params.redemption == Redemption::Always {
+            // Redemption comes once in a period: a line that is smaller than what it brings would deny events that are
+            // paid for.
+            self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
+        }
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,274 @@
+//! All accounts of a host, and the accounting that gives credits to them.
+
+use serde::{Deserialize, Serialize};
+
+use super::account::{Account, Decision, Doing};
+use super::goal::{Goal, Watch};
+use super::params::{Params, Policy};
+use super::units::{DEFAULT_WEIGHT, PERMILLE, mul_div};
+
+/// Which account: its place in the book. A place is given anew after [`Book::close`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct VcpuId(pub u32);
+
+impl VcpuId {
+    /// Its index in [`Book::allotments`].
+    #[must_use]
+    pub const fn into_index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A virtual machine's claim on the host's CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The virtual machine: vCPUs with the same number share its weight and its cap.
+    pub vm: u32,
+    /// Its weight against other machines.
+    pub weight: u32,
+    /// The most that it may be given, parts per thousand of one CPU; 0: no limit.
+    pub cap_permille: u32,
+}
+
+impl Claim {
+    /// A machine with the usual weight and no cap.
+    #[must_use]
+    pub const fn of(vm: u32) -> Self {
+        Self { vm, weight: DEFAULT_WEIGHT, cap_permille: 0 }
+    }
+}
+
+/// A vCPU in the book.
+#[derive(Debug, Clone)]
+pub struct Vcpu {
+    /// What its machine may claim.
+    pub claim: Claim,
+    /// Its credits and its loan.
+    pub account: Account,
+    watch: Watch,
+}
+
+/// The accounts of a host.
+#[derive(Debug, Clone)]
+pub struct Book {
+    params: Params,
+    goal: Goal,
+    vcpus: Vec<Option<Vcpu>>,
+    /// Kept from one accounting to the next, for its memory.
+    plan: Plan,
+}
+
+impl Book {
+    /// A book without accounts. `goal` counts with [`Policy::Adaptive`] only.
+    #[must_use]
+    pub const fn new(params: Params, goal: Goal) -> Self {
+        Self { params, goal, vcpus: Vec::new(), plan: Plan::new() }
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Opens an account, without credits until the next accounting.
+    pub fn open(&mut self, claim: Claim) -> VcpuId {
+        let vcpu = Vcpu { claim, account: Account::new(&self.params), watch: Watch::default() };
+        let place = self.vcpus.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.vcpus.push(None);
+            self.vcpus.len() - 1
+        });
+        self.vcpus[place] = Some(vcpu);
+        VcpuId(u32::try_from(place).unwrap_or(u32::MAX))
+    }
+
+    /// Closes an account; what it had is gone, what it owed is forgiven.
+    pub fn close(&mut self, id: VcpuId) -> Option<Vcpu> {
+        self.vcpus.get_mut(id.0 as usize)?.take()
+    }
+
+    /// A vCPU, if there is one of that number.
+    #[must_use]
+    pub fn vcpu(&self, id: VcpuId) -> Option<&Vcpu> {
+        self.vcpus.get(id.0 as usize)?.as_ref()
+    }
+
+    /// An account, if there is one of that number.
+    #[must_use]
+    pub fn account(&self, id: VcpuId) -> Option<&Account> {
+        self.vcpu(id).map(|vcpu| &vcpu.account)
+    }
+
+    fn vcpu_mut(&mut self, id: VcpuId) -> Option<&mut Vcpu> {
+        self.vcpus.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// All vCPUs.
+    pub fn vcpus(&self) -> impl Iterator<Item = (VcpuId, &Vcpu)> {
+        let numbered = (0u32..).zip(&self.vcpus);
+        numbered.filter_map(|(n, vcpu)| vcpu.as_ref().map(|vcpu| (VcpuId(n), vcpu)))
+    }
+
+    /// An I/O of a vCPU has completed. `None`: no such account.
+    pub fn event(&mut self, id: VcpuId, now: u64, doing: Doing) -> Option<Decision> {
+        let vcpu = self.vcpus.get_mut(id.0 as usize)?.as_mut()?;
+        Some(vcpu.account.event(now, doing, &self.params))
+    }
+
+    /// A vCPU has used CPU time; whether the boost that it may have had is over now.
+    pub fn ran(&mut self, id: VcpuId, now: u64, ns: u64) -> bool {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return false };
+        let before = vcpu.account.boosted.is_some();
+        vcpu.account.ran(now, ns, &self.params);
+        vcpu.watch.ran(ns);
+        before && vcpu.account.boosted.is_none()
+    }
+
+    /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns` after it came.
+    pub fn served(&mut self, id: VcpuId, response_ns: u64) {
+        let goal = self.goal.response_ns;
+        let Some(vcpu) = self.vcpu_mut(id) else { return };
+        vcpu.account.served();
+        vcpu.watch.served(response_ns, goal);
+    }
+
+    /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
+    ///
+    /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps
+    /// does not keep the others from what it leaves. The pool of a simulated host is CPUs times the period. On a
+    /// live host it is what the vCPUs have used together since the last accounting: the host may have other work, and
+    /// shares are then shares of the rest.
+    pub fn account_all(&mut self, now: u64, pool_ns: u64) {
+        self.plan.make(&self.vcpus, pool_ns, &self.params);
+        for (vcpu, &allotment) in self.vcpus.iter_mut().zip(&self.plan.allotments) {
+            let Some(vcpu) = vcpu else { continue };
+            vcpu.account.allot(now, allotment, &self.params);
+            if self.params.policy == Policy::Adaptive {
+                vcpu.watch.allotted(allotment);
+                vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
+            }
+        }
+    }
+
+    /// What the accounts got at the last accounting, by place.
+    #[must_use]
+    pub fn allotments(&self) -> &[u64] {
+        &self.plan.allotments
+    }
+}
+
+/// Who gets what at an accounting.
+#[derive(Debug, Clone)]
+struct Plan {
+    allotments: Vec<u64>,
+    /// Places, those of one machine side by side.
+    order: Vec<usize>,
+    machines: Vec<Share>,
+    members: Vec<Share>,
+}
+
+impl Plan {
+    const fn new() -> Self {
+        Self { allotments: Vec::new(), order: Vec::new(), machines: Vec::new(), members: Vec::new() }
+    }
+
+    fn make(&mut self, vcpus: &[Option<Vcpu>], pool_ns: u64, params: &Params) {
+        self.allotments.clear();
+        self.allotments.resize(vcpus.len(), 0);
+        self.order.clear();
+        self.order.extend((0..vcpus.len()).filter(|&place| vcpus[place].is_some()));
+        let vm = |place: usize| vcpus[place].as_ref().map_or(0, |vcpu| vcpu.claim.vm);
+        self.order.sort_by_key(|&place| (vm(place), place));
+        let room = |place: usize| vcpus[place].as_ref().map_or(0, |vcpu| room(&vcpu.account, params));
+        self.machines.clear();
+        for (group, places) in self.order.chunk_by(|&a, &b| vm(a) == vm(b)).enumerate() {
+            let Some(claim) = vcpus[places[0]].as_ref().map(|vcpu| vcpu.claim) else { continue };
+            let all: u64 = places.iter().map(|&place| room(place)).sum();
+            let cap = match claim.cap_permille {
+                0 => u64::MAX,
+                cap => mul_div(params.period_ns, u64::from(cap), PERMILLE),
+            };
+            self.machines.push(Share {
+                place: group,
+                weight: u64::from(claim.weight.max(1)),
+                limit: all.min(cap),
+                gets: 0,
+            });
+        }
+        fill(pool_ns, &mut self.machines);
+        self.machines.sort_by_key(|machine| machine.place);
+        let groups = self.order.chunk_by(|&a, &b| vm(a) == vm(b));
+        for (machine, places) in self.machines.iter().zip(groups) {
+            self.members.clear();
+            let member = |&place: &usize| Share { place, weight: 1, limit: room(place), gets: 0 };
+            self.members.extend(places.iter().map(member));
+            fill(machine.gets, &mut self.members);
+            for member in &self.members {
+                self.allotments[member.place] = member.gets;
+            }
+        }
+    }
+}
+
+/// What an account can take: up to the limit at which credits expire, and no more than a CPU can run in a period.
+fn room(account: &Account, params: &Params) -> u64 {
+    let ceiling = i64::try_from(params.credit_max_ns).unwrap_or(i64::MAX);
+    let to_ceiling = u64::try_from(i128::from(ceiling) - i128::from(account.credit_ns)).unwrap_or(0);
+    to_ceiling.min(params.period_ns)
+}
+
+/// One that shares in a pool.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    place: usize,
+    weight: u64,
+    /// The most that it can take.
+    limit: u64,
+    gets: u64,
+}
+
+/// Shares `pool` by weight; what is over somebody's limit goes to the others, by their weights. Gives out all of the
+/// pool, unless all are at their limits. Leaves the shares in another order.
+fn fill(pool: u64, shares: &mut [Share]) {
+    // Who is full first comes first, so one pass is enough: nobody after it can be full with less.
+    shares.sort_by(|a, b| {
+        let left = u128::from(a.limit) * u128::from(b.weight);
+        left.cmp(&(u128::from(b.limit) * u128::from(a.weight))).then(a.place.cmp(&b.place))
+    });
+    let mut left = pool;
+    let mut weights: u64 = shares.iter().map(|share| share.weight).sum();
+    for share in shares {
+        share.gets = mul_div(left, share.weight, weights).min(share.limit);
+        left -= share.gets;
+        weights -= share.weight;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_pool_is_given_out_whole_by_weight_and_within_limits(
+            pool in 0u64..100_000_000,
+            parts in prop::collection::vec((1u64..1000, 0u64..50_000_000), 1..20),
+        ) {
+            let share = |(place, &(weight, limit)): (usize, &(u64, u64))| Share { place, weight, limit, gets: 0 };
+            let mut shares: Vec<Share> = parts.iter().enumerate().map(share).collect();
+            fill(pool, &mut shares);
+            let given: u64 = shares.iter().map(|s| s.gets).sum();
+            let room: u64 = shares.iter().map(|s| s.limit).sum();
+            prop_assert_eq!(given, pool.min(room));
+            for a in &shares {
+                prop_assert!(a.gets <= a.limit);
+                // Who is not full has at least what anybody else has, by weight (rounding apart).
+                for b in shares.iter().filter(|_| a.gets < a.limit) {
+                    let (mine, theirs) = (u128::from(a.gets + 2) * u128::from(b.weight), u128::from(b.gets) * u128::from(a.weight));
+                    prop_assert!(mine + u128::from(1000 * a.weight) >= theirs, "{:?} {:?}", a, b);
+                }
+            }
+        }
+    }
+}

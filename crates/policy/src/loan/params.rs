@@ -1,0 +1,205 @@
+//! What the policy can be set to, and the presets.
+
+use serde::{Deserialize, Serialize};
+
+use super::units::{CREDIT_NS, MS, PERIOD_NS, PERMILLE, PPM, US};
+
+/// Who is boosted when its I/O completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Xen's Credit scheduler: only who was blocked and has credits left.
+    Credit,
+    /// Everybody, at every event, at nobody's cost: the paper's third scheduler, fast and unfair.
+    AlwaysBoost,
+    /// Also who was waiting for its turn, as long as it has a loan.
+    Loan,
+    /// [`Policy::Loan`], whose line and redemption share find themselves from a [`Goal`](super::Goal).
+    Adaptive,
+}
+
+impl Policy {
+    /// All of them, in the order in which they are compared.
+    pub const ALL: [Self; 4] = [Self::Credit, Self::AlwaysBoost, Self::Loan, Self::Adaptive];
+
+    /// Its name on the command line and in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Credit => "credit",
+            Self::AlwaysBoost => "always-boost",
+            Self::Loan => "loan",
+            Self::Adaptive => "adaptive",
+        }
+    }
+
+    /// Whether boosts of a waiting vCPU are paid from a loan.
+    #[must_use]
+    pub const fn lends(self) -> bool {
+        matches!(self, Self::Loan | Self::Adaptive)
+    }
+}
+
+impl std::str::FromStr for Policy {
+    type Err = ParamsError;
+
+    fn from_str(name: &str) -> Result<Self, ParamsError> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| {
+            ParamsError(format!("no policy {name:?}: there are credit, always-boost, loan and adaptive"))
+        })
+    }
+}
+
+impl std::fmt::Display for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What pays for the time that a vCPU runs boosted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Payment {
+    /// The loan alone; what was lent is taken out of later allotments (the paper).
+    Loan,
+    /// The normal share, at once, and the loan limits how much of it may be taken out of turn: redemption then opens
+    /// the loan again without taking credits a second time. A vCPU never runs ahead of its share by more than what
+    /// its credits tell.
+    Share,
+}
+
+/// When a loan is redeemed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Redemption {
+    /// From the moment when all of it is spent (the paper). Whatever the size of the loan, the share of events that
+    /// are denied is then the same: a larger loan lasts longer and takes longer to redeem.
+    WhenSpent,
+    /// At every accounting: who spends less than it redeems is never denied.
+    Always,
+}
+
+/// What the policy is set to. Times are nanoseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Params {
+    /// Who is boosted.
+    pub policy: Policy,
+    /// Time between two accountings.
+    pub period_ns: u64,
+    /// CPU time of the loan of a vCPU of which nothing is known yet (the paper's CREDIT_LINE).
+    pub line_ns: u64,
+    /// The smallest loan that cm can lead to.
+    pub line_min_ns: u64,
+    /// The largest loan that cm can lead to.
+    pub line_max_ns: u64,
+    /// The rate of spending at which the next loan is exactly the line; parts per million of a CPU.
+    pub cm_ref_ppm: u64,
+    /// How much of an allotment redeems the loan; parts per thousand.
+    pub redemption_permille: u64,
+    /// When it does.
+    pub redemption: Redemption,
+    /// What pays for boosted time.
+    pub payment: Payment,
+    /// One boost ends after so much CPU time, served or not.
+    pub boost_max_ns: u64,
+    /// One boost is charged to the loan at most so much, however late it was ended: debts stay redeemable.
+    pub charge_max_ns: u64,
+    /// A loan that is not spent after so long is reviewed: cm is taken and the line follows it. 0: never (the paper).
+    pub review_ns: u64,
+    /// Credits beyond so much CPU time expire.
+    pub credit_max_ns: u64,
+    /// No boost for who owes its share so much CPU time ([`Payment::Share`] only).
+    pub overdraft_ns: u64,
+    /// Credits never fall below minus so much CPU time; what is beyond is forgiven, and counted.
+    pub credit_min_ns: u64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self::sound(Policy::Loan)
+    }
+}
+
+impl Params {
+    /// The parameters that this program stands for, with a policy.
+    #[must_use]
+    pub const fn sound(policy: Policy) -> Self {
+        Self {
+            policy,
+            period_ns: PERIOD_NS,
+            line_ns: 20 * CREDIT_NS,
+            line_min_ns: 5 * CREDIT_NS,
+            line_max_ns: 100 * CREDIT_NS,
+            cm_ref_ppm: 20_000,
+            redemption_permille: 500,
+            redemption: Redemption::Always,
+            payment: Payment::Share,
+            boost_max_ns: 500 * US,
+            charge_max_ns: 2 * MS,
+            review_ns: 10 * PERIOD_NS,
+            credit_max_ns: 600 * CREDIT_NS,
+            overdraft_ns: 300 * CREDIT_NS,
+            credit_min_ns: 3000 * CREDIT_NS,
+        }
+    }
+
+    /// The paper's: a line of 1000 credits, 20 % redeemed after all is spent, a boost that lasts until a 10 ms tick.
+    /// cm_ref is 3.2 credits per ms, between what its Table 7 says for the light VM (3.0) and the heavy one (3.45);
+    /// equation 4 as printed has units that do not match.
+    #[must_use]
+    pub const fn paper() -> Self {
+        Self {
+            policy: Policy::Loan,
+            period_ns: PERIOD_NS,
+            line_ns: 1000 * CREDIT_NS,
+            line_min_ns: 10 * CREDIT_NS,
+            line_max_ns: 1000 * CREDIT_NS,
+            cm_ref_ppm: 320_000,
+            redemption_permille: 200,
+            redemption: Redemption::WhenSpent,
+            payment: Payment::Loan,
+            boost_max_ns: 10 * MS,
+            charge_max_ns: 10 * MS,
+            review_ns: 0,
+            credit_max_ns: 300 * CREDIT_NS,
+            overdraft_ns: 300 * CREDIT_NS,
+            credit_min_ns: 3000 * CREDIT_NS,
+        }
+    }
+
+    /// These parameters, or what cannot be about them and what to do.
+    ///
+    /// # Errors
+    ///
+    /// [`ParamsError`] names the parameter, its value and the range.
+    pub fn checked(self) -> Result<Self, ParamsError> {
+        let range = |name: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(ParamsError(format!("{name} = {value}: must be between {low} and {high}")))
+            }
+        };
+        let second = 1000 * MS;
+        range("period_ns", self.period_ns, MS, second)?;
+        range("line_min_ns", self.line_min_ns, 10 * US, 100 * second)?;
+        range("line_ns", self.line_ns, self.line_min_ns, self.line_max_ns)?;
+        range("line_max_ns", self.line_max_ns, self.line_min_ns, 100 * second)?;
+        range("cm_ref_ppm", self.cm_ref_ppm, 1, PPM)?;
+        range("redemption_permille", self.redemption_permille, 1, PERMILLE)?;
+        range("boost_max_ns", self.boost_max_ns, 10 * US, 100 * MS)?;
+        range("charge_max_ns", self.charge_max_ns, self.boost_max_ns, second)?;
+        range("review_ns", self.review_ns, 0, 1000 * second)?;
+        range("credit_max_ns", self.credit_max_ns, MS, 100 * second)?;
+        range("overdraft_ns", self.overdraft_ns, MS, self.credit_min_ns)?;
+        range("credit_min_ns", self.credit_min_ns, MS, 100 * second)?;
+        Ok(self)
+    }
+}
+
+/// A parameter that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ParamsError(pub(crate) String);

@@ -1,0 +1,299 @@
+//! What holds for loans whatever happens.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use vlane_policy::loan::record::{Entry, What, replay};
+use vlane_policy::loan::units::{MS, PERMILLE, US};
+use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Payment, Policy};
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Event(Doing),
+    Ran(u64),
+    Served,
+    Allot(u64),
+}
+
+fn doing() -> impl Strategy<Value = Doing> {
+    prop_oneof![Just(Doing::Blocked), Just(Doing::Waiting), Just(Doing::Running)]
+}
+
+fn step() -> impl Strategy<Value = (u64, Step)> {
+    let what = prop_oneof![
+        doing().prop_map(Step::Event),
+        // Also runaways: a boost that nobody ended for seconds.
+        prop_oneof![0..3 * MS, 0..3000 * MS].prop_map(Step::Ran),
+        Just(Step::Served),
+        (0..40 * MS).prop_map(Step::Allot),
+    ];
+    (0..50 * MS, what)
+}
+
+fn params() -> impl Strategy<Value = Params> {
+    let sound = prop::sample::select(&Policy::ALL[..]).prop_map(Params::sound);
+    prop_oneof![sound, Just(Params::paper())]
+}
+
+/// Runs steps on an account, `check` after each.
+fn run(params: &Params, steps: &[(u64, Step)], mut check: impl FnMut(&Account)) -> (Account, Vec<Entry>) {
+    let mut account = Account::new(params);
+    let (mut now, mut entries) = (0, Vec::new());
+    for &(later, step) in steps {
+        now += later;
+        let what = match step {
+            Step::Event(doing) => What::Event { doing, decision: account.event(now, doing, params) },
+            Step::Ran(ns) => {
+                account.ran(now, ns, params);
+                What::Ran { ns, boosted: account.boosted.is_some() }
+            }
+            Step::Served => {
+                account.served();
+                What::Served
+            }
+            Step::Allot(ns) => {
+                account.allot(now, ns, params);
+                let (credit_ns, debt_ns) = (account.credit_ns, account.loan.debt_ns());
+                What::Allot { ns, credit_ns, debt_ns, line_ns: account.loan.line_ns }
+            }
+        };
+        entries.push(Entry { now, vcpu: 0, what });
+        check(&account);
+    }
+    (account, entries)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn credits_are_never_created_and_never_lost(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+        run(&params, &steps, |account| {
+            let t = &account.totals;
+            let repaid = if params.payment == Payment::Loan { t.redeemed_ns } else { 0 };
+            let credits = i128::from(t.allotted_ns) - i128::from(repaid) - i128::from(t.expired_ns)
+                + i128::from(t.forgiven_ns) - i128::from(t.used_ns - t.uncharged_ns);
+            assert_eq!(i128::from(account.credit_ns), credits);
+            assert_eq!(t.lent_ns - t.redeemed_ns, account.loan.debt_ns(), "what is lent is redeemed or owed");
+            assert!(t.uncharged_ns <= t.boosted_ns && t.boosted_ns <= t.used_ns);
+        });
+    }
+
+    #[test]
+    fn a_debt_is_never_more_than_a_line_and_one_boost(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+        run(&params, &steps, |account| {
+            assert!(account.loan.debt_ns() <= params.line_max_ns + params.charge_max_ns);
+            assert!((params.line_min_ns..=params.line_max_ns).contains(&account.loan.line_ns));
+        });
+    }
+
+    #[test]
+    fn redemption_always_ends(params in params(), steps in prop::collection::vec(step(), 1..300), allotment in MS..30 * MS) {
+        let (mut account, entries) = run(&params, &steps, |_| ());
+        account.served();
+        let now = entries.last().unwrap().now;
+        let redeems = allotment * account.redemption_permille / PERMILLE;
+        let most = account.loan.debt_ns().div_ceil(redeems) + 1;
+        let mut periods = 0;
+        while account.loan.redeeming {
+            periods += 1;
+            account.allot(now + periods * params.period_ns, allotment, &params);
+            prop_assert!(periods <= most, "{} periods for {} ns", periods, account.loan.debt_ns());
+        }
+    }
+
+    #[test]
+    fn a_boost_never_outlives_its_time_or_its_event(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+        let (mut account, _) = run(&params, &steps, |account| {
+            assert!(account.boosted.is_none() || account.boost_used_ns < params.boost_max_ns);
+        });
+        account.served();
+        prop_assert_eq!(account.boosted, None);
+    }
+
+    #[test]
+    fn a_record_is_decided_the_same_again(params in params(), steps in prop::collection::vec(step(), 1..200)) {
+        let (account, entries) = run(&params, &steps, |_| ());
+        prop_assert_eq!(&replay(&entries, &params).unwrap()[0], &account);
+    }
+
+    #[test]
+    fn a_record_with_another_decision_is_refused(steps in prop::collection::vec(step(), 1..200), at in any::<prop::sample::Index>()) {
+        let params = Params::default();
+        let (_, mut entries) = run(&params, &steps, |_| ());
+        let at = at.index(entries.len());
+        match &mut entries[at].what {
+            What::Event { decision, .. } => {
+                *decision = if *decision == Decision::Already { Decision::Running } else { Decision::Already };
+            }
+            What::Ran { boosted, .. } => *boosted = !*boosted,
+            What::Allot { credit_ns, .. } => *credit_ns += 1,
+            What::Served | What::Terms { .. } => return Ok(()),
+        }
+        prop_assert_eq!(replay(&entries, &params).unwrap_err().index, at);
+    }
+
+    #[test]
+    fn who_spends_less_than_it_redeems_is_never_denied(
+        every in 1u64..20, cost in 5u64..200, allotment in 2u64..30,
+    ) {
+        let params = Params::sound(Policy::Loan);
+        let (every, cost, allotment) = (every * MS, cost * US, allotment * MS);
+        // Half of what it redeems, so that the size of the steps does not matter.
+        prop_assume!(cost * params.period_ns / every < allotment * params.redemption_permille / PERMILLE / 2);
+        let mut account = Account::new(&params);
+        let mut accounting = 0;
+        for n in 0..3000u64 {
+            let now = n * every;
+            while accounting <= now {
+                account.allot(accounting, allotment, &params);
+                // It computes all the rest of the time: always over its share by a little.
+                let rest = u64::try_from(account.credit_ns.max(0)).unwrap() + MS;
+                account.ran(accounting, rest, &params);
+                accounting += params.period_ns;
+            }
+            let decision = account.event(now, Doing::Waiting, &params);
+            prop_assert!(matches!(decision, Decision::Boost { .. }), "{:?} at {} of {:?}", decision, now, account);
+            account.ran(now, cost, &params);
+            account.served();
+        }
+    }
+}
+
+/// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute, the first has events
+/// too. What each has used.
+fn contended(
+    params: Params,
+    weights: &[u32],
+    cpus: u64,
+    event_every_ms: u64,
+    seconds: u64,
+) -> (Vec<u64>, Book) {
+    let period_ms = params.period_ns / MS;
+    let mut book = Book::new(params, Goal::default());
+    let vm = |(vm, &weight): (u32, &u32)| Claim { vm, weight, cap_permille: 0 };
+    let ids: Vec<_> = (0..).zip(weights).map(|each| book.open(vm(each))).collect();
+    let mut last_ran = vec![0u64; ids.len()];
+    let mut used = vec![0u64; ids.len()];
+    for ms in 1..=seconds * 1000 {
+        let now = ms * MS;
+        if ms % period_ms == 1 {
+            book.account_all(now, cpus * period_ms * MS);
+        }
+        if ms % event_every_ms == 0 {
+            book.event(ids[0], now, Doing::Waiting);
+        }
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_by_key(|&n| (book.account(ids[n]).unwrap().priority(), last_ran[n]));
+        for &n in order.iter().take(usize::try_from(cpus).unwrap()) {
+            book.ran(ids[n], now, MS);
+            book.served(ids[n], 0);
+            last_ran[n] = ms;
+            used[n] += MS;
+        }
+    }
+    (used, book)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn shares_converge_to_weights_and_nobody_starves(
+        weights in prop::collection::vec(64u32..=512, 3..10), cpus in 1u64..=2, every in 1u64..20,
+        policy in prop::sample::select(vec![Policy::Credit, Policy::Loan, Policy::Adaptive]),
+    ) {
+        let total: u64 = weights.iter().map(|&w| u64::from(w)).sum();
+        // Nobody can be given more than one CPU.
+        prop_assume!(weights.iter().all(|&w| u64::from(w) * cpus * 10 <= total * 7));
+        let (used, book) = contended(Params::sound(policy), &weights, cpus, every, 40);
+        let all: u64 = used.iter().sum();
+        for (n, (&used, &weight)) in used.iter().zip(&weights).enumerate() {
+            let due = all * u64::from(weight) / total;
+            let off = used.abs_diff(due) * 100 / due;
+            prop_assert!(off <= 3, "vCPU {} of weight {} is {} % off: {} of {}; {:?}", n, weight, off, used, due,
+                book.vcpus().map(|(_, v)| v.account.credit_ns / 1_000_000).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn always_boosting_gives_the_cpu_away() {
+    let (used, _) = contended(Params::sound(Policy::AlwaysBoost), &[256; 12], 2, 2, 20);
+    let due = used.iter().sum::<u64>() / 12;
+    assert!(used[0] > 2 * due, "{} of {due}", used[0]);
+}
+
+#[test]
+fn a_heavy_vcpu_gets_smaller_loans_than_a_light_one() {
+    // The paper's cm_ref is a third of a CPU: its loads are heavier.
+    for (params, times) in [(Params::sound(Policy::Loan), 1), (Params::paper(), 4)] {
+        let line = |cost: u64, every: u64| {
+            let cost = cost * times;
+            let mut account = Account::new(&params);
+            let mut now = 0;
+            for n in 0..20_000u64 {
+                now += every;
+                if n % 4 == 0 {
+                    account.allot(now, 5 * MS, &params);
+                }
+                if let Decision::Boost { .. } = account.event(now, Doing::Waiting, &params) {
+                    account.ran(now + cost, cost, &params);
+                    account.served();
+                }
+            }
+            (account.loan.next_line_ns, account.loan.cm_ppm)
+        };
+        // Figure 3: light and rare (C), then either (A, D), then both (B).
+        let (light, both) = (line(50 * US, 7 * MS), line(450 * US, 2 * MS));
+        let (computing, frequent) = (line(450 * US, 7 * MS), line(50 * US, 2 * MS));
+        assert!(light.1 < computing.1.min(frequent.1) && both.1 > computing.1.max(frequent.1), "cm");
+        assert!(light.0 >= computing.0.max(frequent.0) && both.0 <= computing.0.min(frequent.0), "loans");
+        assert!(light.0 > both.0);
+    }
+}
+
+#[test]
+fn what_the_paper_says_of_loans_in_its_table_7_is_within_a_tenth() {
+    let params = Params::paper();
+    for (cm_ppm, loan) in [(500_000u64, 600u64), (920_000, 375)] {
+        let next = params.line_ns * params.cm_ref_ppm / cm_ppm / vlane_policy::loan::units::CREDIT_NS;
+        assert!(next.abs_diff(loan) * 10 <= loan, "{next} credits, the paper has {loan}");
+    }
+}
+
+#[test]
+fn parameters_that_cannot_be_are_named() {
+    let error = Params { redemption_permille: 0, ..Params::default() }.checked().unwrap_err();
+    assert_eq!(error.to_string(), "redemption_permille = 0: must be between 1 and 1000");
+    assert!("fast".parse::<Policy>().unwrap_err().to_string().contains("always-boost"));
+    assert!(Goal { tolerance_permille: 0, ..Goal::default() }.checked().is_err());
+    for params in [Params::paper(), Params::sound(Policy::Loan)] {
+        params.checked().unwrap();
+    }
+}
+
+#[test]
+fn a_place_is_given_anew_with_an_account_of_its_own() {
+    let mut book = Book::new(Params::default(), Goal::default());
+    let first = book.open(Claim::of(1));
+    book.account_all(0, 60 * MS);
+    assert!(book.account(first).unwrap().credit_ns > 0);
+    book.close(first).unwrap();
+    assert_eq!(book.event(first, 0, Doing::Waiting), None);
+    let second = book.open(Claim::of(2));
+    assert_eq!((first, book.account(second).unwrap().credit_ns), (second, 0));
+}
+
+#[test]
+fn machines_share_by_weight_however_many_vcpus_they_have_and_a_cap_holds() {
+    let mut book = Book::new(Params { credit_max_ns: 3000 * MS, ..Params::default() }, Goal::default());
+    let wide: Vec<_> = (0..4).map(|_| book.open(Claim::of(1))).collect();
+    let narrow = book.open(Claim::of(2));
+    let capped = book.open(Claim { cap_permille: 100, ..Claim::of(3) });
+    book.account_all(0, 33 * MS);
+    let got = |id| i64::try_from(book.allotments()[vlane_policy::loan::VcpuId::into_index(id)]).unwrap();
+    assert_eq!(got(capped), 3 * 1_000_000);
+    assert_eq!(got(narrow), 15 * 1_000_000);
+    assert_eq!(wide.iter().map(|&id| got(id)).sum::<i64>(), 15 * 1_000_000);
+}
