@@ -1,0 +1,8 @@
+//! The vCPU scheduler: it boosts a vCPU whose I/O has completed, and keeps that fair by the loans of
+//! [`vlane_policy::loan`].
+
+mod error;
+mod vehicle;
+
+pub use error::{Error, ErrorKind, Result};
+pub use vehicle::{VcpuThreads, Vehicle};

@@ -1,0 +1,62 @@
+//! What carries out the policy's decisions on a live host: sched_ext, or real-time slices.
+
+use vlane_policy::loan::{Account, Claim, Decision, VcpuId};
+
+use crate::Result;
+
+/// The host's threads that make up one vCPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VcpuThreads {
+    /// The process of the virtual machine.
+    pub pid: u32,
+    /// Which vCPU of the machine, from 0.
+    pub index: u32,
+    /// Its threads: one with QEMU and its relatives; with User-Mode Linux the kernel's and those that run its processes.
+    pub tids: Vec<u32>,
+    /// What people call it: machine and vCPU.
+    pub name: String,
+}
+
+/// One way to put a vCPU before the others and to keep it fair. Owned by one thread; times are `CLOCK_MONOTONIC`, ns.
+pub trait Vehicle: Send {
+    /// Its name: `sched_ext` or `realtime`.
+    fn name(&self) -> &'static str;
+
+    /// Takes a vCPU under its wing.
+    ///
+    /// # Errors
+    ///
+    /// A thread is gone, or the system refuses.
+    fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId>;
+
+    /// Lets a vCPU go: its threads are scheduled as they were before. Threads that are gone are no error.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses.
+    fn remove(&mut self, id: VcpuId) -> Result<()>;
+
+    /// An I/O of the vCPU has completed at `now`: boosts it, if the policy says so.
+    ///
+    /// # Errors
+    ///
+    /// The vCPU is gone, or the system refuses.
+    fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision>;
+
+    /// The event was served, `response_ns` after it came: the boost ends.
+    ///
+    /// # Errors
+    ///
+    /// The vCPU is gone, or the system refuses.
+    fn served(&mut self, id: VcpuId, now: u64, response_ns: u64) -> Result<()>;
+
+    /// Does what is due: ends boosts that have had their time, and the accounting. When to call it next.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses.
+    fn tick(&mut self, now: u64) -> Result<u64>;
+
+    /// A vCPU's account as it is now, for people to look at.
+    fn account(&self, id: VcpuId) -> Option<Account>;
+}
