@@ -1,10 +1,11 @@
 //! The unix socket that front ends connect to.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -18,25 +19,37 @@ pub struct Listener {
     file: SocketFile,
     socket: UnixListener,
     stopper: Stopper,
-    current: Mutex<Option<Handle>>,
 }
 
 /// Ends a [`Listener`] from another thread.
 #[derive(Debug, Clone)]
 pub struct Stopper {
     stop: Arc<OwnedFd>,
-    connection: Arc<Mutex<Option<UnixStream>>>,
+    current: Arc<Mutex<Option<Current>>>,
+}
+
+/// The session that is served now.
+#[derive(Debug)]
+struct Current {
+    stream: UnixStream,
+    session: Handle,
 }
 
 impl Stopper {
     /// Ends the present session, drained, and then the listener.
     pub fn stop(&self) {
+        // First: a session that begins from now on sees it before anything else.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        // A session may be in the middle of a message that never comes to its end, or of an answer that nobody reads.
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = &*connection {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+        let current = self.current();
+        if let Some(Current { stream, session }) = &*current {
+            session.end();
+            // It may be in the middle of a message that never comes to its end, or of an answer that nobody reads.
+            let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Current>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -50,8 +63,8 @@ impl Listener {
         let io_error = |source| ListenError::Io { path: path.to_owned(), source };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;
-        let stopper = Stopper { stop: Arc::new(stop), connection: Arc::default() };
-        Ok(Listener { file, socket, stopper, current: Mutex::default() })
+        let stopper = Stopper { stop: Arc::new(stop), current: Arc::default() };
+        Ok(Listener { file, socket, stopper })
     }
 
     /// What ends it.
@@ -73,6 +86,7 @@ impl Listener {
                 Err(error) => return Err(error.into()),
             }
             if !fds[1].revents().is_empty() {
+                self.refuse();
                 return Ok(());
             }
             let stream = match self.socket.accept() {
@@ -97,14 +111,18 @@ impl Listener {
     fn run_session(&self, volume: &Arc<Volume>, stream: UnixStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         let session = Session::new(Arc::clone(volume))?;
-        let set = |stream: Option<UnixStream>, session: Option<Handle>| {
-            *self.stopper.connection.lock().unwrap_or_else(PoisonError::into_inner) = stream;
-            *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session;
-        };
-        set(Some(stream.try_clone()?), Some(session.handle()));
+        let current = Current { stream: stream.try_clone()?, session: session.handle() };
+        *self.stopper.current() = Some(current);
         session.run(stream, &self.stopper.stop);
-        set(None, None);
+        *self.stopper.current() = None;
         Ok(())
+    }
+
+    /// Nobody is accepted any more: those who wait see a hang-up, those who come are refused. Otherwise they would
+    /// wait for an answer until the process ends, which flushes first.
+    fn refuse(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        while self.socket.accept().is_ok() {}
     }
 
     /// Removes the socket, if it is still the one that was made here.
@@ -114,8 +132,8 @@ impl Listener {
 
     /// The volume's size changed: tells the present session's front end.
     pub fn size_changed(&self) {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(session) = current {
+        let session = self.stopper.current().as_ref().map(|current| current.session.clone());
+        if let Some(session) = session {
             session.size_changed();
         }
     }

@@ -73,7 +73,10 @@ impl Session {
         *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
-        let end = self.serve(stream, stop);
+        let end = match stream.try_clone() {
+            Ok(copy) => self.serve(copy, &stream, stop),
+            Err(error) => End::Failed(Error::SocketError(error)),
+        };
         probes::session_disconnect(probed);
         *self.volume.facts() = None;
         let counters = {
@@ -81,6 +84,8 @@ impl Session {
             state.stop_all();
             state.report()
         };
+        // Not before: see `Handle::end`.
+        drop(stream);
         let how = match &end {
             End::HungUp => "front end hung up".to_owned(),
             End::Stopped => "stopped".to_owned(),
@@ -95,16 +100,13 @@ impl Session {
         end
     }
 
-    fn serve(&self, stream: UnixStream, stop: &OwnedFd) -> End {
-        let watched = match stream.try_clone() {
-            Ok(watched) => watched,
-            Err(error) => return End::Failed(Error::SocketError(error)),
-        };
+    /// `watched` is another descriptor of `stream`, which outlives this.
+    fn serve(&self, stream: UnixStream, watched: &UnixStream, stop: &OwnedFd) -> End {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
         let mut refused = 0;
         loop {
             let mut fds = [
-                PollFd::new(&watched, PollFlags::IN),
+                PollFd::new(watched, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
                 PollFd::new(stop, PollFlags::IN),
             ];
@@ -122,11 +124,11 @@ impl Session {
             if !ready[0] {
                 continue;
             }
-            if let Some(channel) = config_change::peek(&watched) {
+            if let Some(channel) = config_change::peek(watched) {
                 self.lock().backend_channel = Some(channel);
             }
-            let handled = match padded_table::take(&watched) {
-                Some(table) => self.use_table(&watched, table),
+            let handled = match padded_table::take(watched) {
+                Some(table) => self.use_table(watched, table),
                 None => handler.handle_request(),
             };
             match handled {
@@ -195,6 +197,18 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Drains the rings for good: what the front end says after this starts none.
+    ///
+    /// This must come before the front end sees a hang-up. A front end that cannot ask for a ring's base any more
+    /// takes the used index for it, at that moment (QEMU's `virtio_queue_restore_last_avail_idx`). Requests that are
+    /// answered later would be done again by the next back end and answered twice, and a Linux guest gives up a queue
+    /// that does that.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.ended = true;
+        state.stop_all();
+    }
+
     /// Tells the front end, if it can be told, and the lanes that the volume has another size.
     pub(crate) fn size_changed(&self) {
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -224,6 +238,8 @@ struct State {
     backend_channel: Option<OwnedFd>,
     /// By queue, what its lanes counted in this session.
     totals: Vec<Snapshot>,
+    /// No ring starts any more.
+    ended: bool,
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {
@@ -266,6 +282,7 @@ impl State {
             config,
             backend_channel: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
+            ended: false,
             volume,
         }
     }
@@ -309,7 +326,7 @@ impl State {
         let event_idx = self.has(features::RING_EVENT_IDX);
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let vring = &self.vrings[usize::from(index)];
-        if vring.running || !vring.started || !vring.enabled {
+        if self.ended || vring.running || !vring.started || !vring.enabled {
             return Ok(());
         }
         let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };

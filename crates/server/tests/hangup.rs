@@ -46,6 +46,44 @@ fn a_stop_waits_for_the_requests_in_flight() {
     assert_eq!(ring.used().len(), 8);
 }
 
+/// A front end that is left asks nobody any more where its rings stand: QEMU reads the used index, once, when it sees the hang-up,
+/// and lets the next back end begin there. What is answered after that moment is answered twice.
+#[test]
+fn a_stop_hangs_up_only_when_every_request_is_answered() {
+    for in_a_message in [false, true] {
+        let server = Server::new(null(Some(LATENCY)), 2, 2);
+        let (wire, memory) = server.guest(USUAL);
+        let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
+        assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
+        rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
+        if in_a_message {
+            // The session waits for the rest, and looks at nothing else.
+            wire.raw(&[1, 0, 0], &[]).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(30));
+        let stopper = server.listener.stopper();
+        let stopping = std::thread::spawn(move || stopper.stop());
+        assert!(wire.is_hung_up(LIMIT));
+        let used = rings.each_mut().map(|ring| ring.used().len());
+        assert_eq!(used, [8, 8], "answered when the front end saw the hang-up");
+        stopping.join().unwrap();
+        server.stop();
+        assert!(rings.iter_mut().all(Ring::is_quiet), "answered after the hang-up");
+    }
+}
+
+/// Between the last session and the process's end lies a flush, which may take long.
+#[test]
+fn a_server_that_was_stopped_keeps_nobody_waiting() {
+    let server = Server::new(null(None), 1, 1);
+    let (_wire, _memory) = server.guest(USUAL);
+    let waiting = server.connect();
+    server.stop();
+    assert!(waiting.is_hung_up(LIMIT));
+    let refused = std::os::unix::net::UnixStream::connect(server.path()).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
 #[test]
 fn a_hang_up_under_a_load_of_files_leaves_every_answered_write_behind() {
     let directory = tempfile::tempdir().unwrap();

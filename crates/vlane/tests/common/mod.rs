@@ -37,6 +37,12 @@ pub fn host() -> Host {
     Host::new(Install::Allowed).unwrap()
 }
 
+/// What guests and back ends print goes, line by line as it comes, to where the test harness keeps a test's own
+/// output: a test that fails shows all of it, in its order. `VLANE_LOG=debug` makes the back ends tell more.
+fn show(line: &str) {
+    eprintln!("{line}");
+}
+
 /// Guests run one at a time: the machines that tests run on are small.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static GUESTS: Mutex<()> = Mutex::new(());
@@ -85,7 +91,7 @@ impl QemuBed {
 
     pub fn start(&self, machine: Qemu, script: &str, programs: &[&str]) -> Guest {
         let guest = Initramfs::new(script).programs(programs.iter().copied());
-        machine.start_with(&self.host, &self.kernel, &guest, LIMIT, None).unwrap()
+        machine.start_with(&self.host, &self.kernel, &guest, LIMIT, Some(show)).unwrap()
     }
 
     /// Runs `script` in a machine to its end; the script must succeed.
@@ -110,7 +116,7 @@ impl UmlBed {
     pub fn start(&self, socket: &Path, script: &str, programs: &[&str]) -> Guest {
         let machine = Uml::new(self.program.clone(), [socket.to_path_buf()]);
         let guest = Initramfs::new(script).programs(programs.iter().copied());
-        machine.start_with(&self.host, &guest, LIMIT, None).unwrap()
+        machine.start_with(&self.host, &guest, LIMIT, Some(show)).unwrap()
     }
 
     /// Runs `script` in a machine to its end; the script must succeed.
@@ -147,7 +153,7 @@ impl Volume {
         let mut words = vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
-        Backend::start(&spec, &self.socket, Ready::Line("listening on"), None)
+        Backend::start(&spec, &self.socket, Ready::Line("listening on"), Some(show))
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
