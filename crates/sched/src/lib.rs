@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod live;
 pub mod realtime;
 #[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
 pub mod sys;

@@ -254,6 +254,13 @@ impl RealTime {
             let text = format!("{name}: thread {tid} is one of process {} now, not of {pid}", thread.pid());
             return Err(Error::new(ErrorKind::Gone, text));
         }
+        let dir = self.table.path().parent().unwrap_or(std::path::Path::new("/"));
+        if table::is_anothers(dir, self.table.path(), tid, thread.start()) {
+            let text = format!(
+                "{name}: another scheduler has thread {tid}; end that one first (`vlane sched top` shows it)"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         let mut was = sys::get(tid).map_err(|error| refused(name, &thread, error))?;
         if !matches!(was.class, Class::Other | Class::Batch | Class::Idle) {
             let text = format!(

@@ -16,7 +16,9 @@ use crate::sys::{self, Attr, Class};
 use crate::thread::{is_gone, is_same};
 use crate::{Error, ErrorKind, Result};
 
-const SLOT: u64 = 64;
+/// Bytes in a slot.
+const BYTES: usize = 64;
+const SLOT: u64 = BYTES as u64;
 const MAGIC: u64 = u64::from_le_bytes(*b"vlsched1");
 /// The file's name begins and ends so.
 const PREFIX: &str = "sched-";
@@ -34,8 +36,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn to_bytes(self) -> [u8; SLOT as usize] {
-        let mut bytes = [0; SLOT as usize];
+    fn to_bytes(self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
         let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         put(0, MAGIC);
         put(8, u64::from(self.tid));
@@ -130,7 +132,7 @@ impl Table {
                 Err(error) => return Err(fail(error)),
                 Ok(file) => {
                     flock(&file, FlockOperation::LockShared).map_err(|error| fail(error.into()))?;
-                    // Two slots of nothing: the heartbeat.
+                    // The first slot is no thread's: heartbeat and interventions.
                     file.set_len(SLOT).map_err(fail)?;
                     return Ok(Self { file, path, used: Vec::new() });
                 }
@@ -167,7 +169,7 @@ impl Table {
     ///
     /// The file cannot be written.
     pub fn strike(&mut self, slot: usize) -> io::Result<()> {
-        self.file.write_all_at(&[0; SLOT as usize], (slot as u64 + 1) * SLOT)?;
+        self.file.write_all_at(&[0; BYTES], (slot as u64 + 1) * SLOT)?;
         if let Some(used) = self.used.get_mut(slot) {
             *used = false;
         }
@@ -261,7 +263,7 @@ impl Reader {
     /// The file cannot be read. Threads that cannot be restored are counted.
     pub fn restore(&self) -> io::Result<Restored> {
         let mut restored = Restored::default();
-        let mut bytes = [0; SLOT as usize];
+        let mut bytes = [0; BYTES];
         let end = self.file.metadata()?.len();
         let mut at = SLOT;
         while at + SLOT <= end {
@@ -283,6 +285,26 @@ impl Reader {
     }
 }
 
+/// Whether a thread stands in the table of another scheduler that is alive: what it is now is not what it was.
+#[must_use]
+pub fn is_anothers(dir: &Path, own: &Path, tid: u32, start: u64) -> bool {
+    let Ok(entries) = std::fs::read_dir(dir) else { return false };
+    let others =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path != own && is_table(path));
+    others.filter_map(|path| std::fs::read(path).ok()).any(|bytes| {
+        let slots = bytes.chunks_exact(BYTES).skip(1).filter_map(Entry::from_bytes);
+        {
+            let mut slots = slots;
+            slots.any(|entry| (entry.tid, entry.start) == (tid, start))
+        }
+    })
+}
+
+fn is_table(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
 /// Restores what daemons have left that were killed together with their guards: every table in the directory that
 /// nobody holds. Says what was found.
 ///
@@ -299,8 +321,7 @@ pub fn repair(dir: &Path) -> Result<Restored> {
         }
     };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if !(name.starts_with(PREFIX) && name.ends_with(SUFFIX)) {
+        if !is_table(&path) {
             continue;
         }
         let Ok(reader) = Reader::open(&path) else { continue };
