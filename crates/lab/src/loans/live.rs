@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
-use vlane_policy::loan::{Claim, Policy};
+use vlane_policy::loan::Claim;
+use vlane_sched::VcpuThreads;
 use vlane_sched::live::Daemon;
 use vlane_sched::live::source::{Mailbox, Mark, Poster};
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, monotonic_ns, priority};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::thread::Thread;
-use vlane_sched::VcpuThreads;
 
 use super::live_report;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -67,15 +67,6 @@ pub struct Arm {
     pub name: String,
     /// Its settings; none: EEVDF alone.
     pub settings: Option<Settings>,
-}
-
-impl Arm {
-    /// EEVDF and the four policies.
-    pub fn all(settings: impl Fn(Policy) -> Settings) -> Vec<Self> {
-        let eevdf = Self { name: "EEVDF".into(), settings: None };
-        let of = |policy: Policy| Self { name: policy.name().into(), settings: Some(settings(policy)) };
-        std::iter::once(eevdf).chain(Policy::ALL.map(of)).collect()
-    }
 }
 
 /// What one measurement saw.
