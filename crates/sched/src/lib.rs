@@ -1,8 +1,15 @@
 //! The vCPU scheduler: it boosts a vCPU whose I/O has completed, and keeps that fair by the loans of
 //! [`vlane_policy::loan`].
 
+#![deny(unsafe_code)]
+
 mod error;
+pub mod live;
+pub mod realtime;
+#[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
+pub mod sys;
+pub mod thread;
 mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};
-pub use vehicle::{VcpuThreads, Vehicle};
+pub use vehicle::{Counter, VcpuThreads, Vehicle};

@@ -29,6 +29,16 @@ pub trait Vehicle: Send {
     /// A thread is gone, or the system refuses.
     fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId>;
 
+    /// The vCPU's threads are others now (User-Mode Linux makes one per program).
+    ///
+    /// # Errors
+    ///
+    /// As [`Vehicle::add`].
+    fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
+        let _ = (id, vcpu);
+        Ok(())
+    }
+
     /// Lets a vCPU go: its threads are scheduled as they were before. Threads that are gone are no error.
     ///
     /// # Errors
@@ -59,4 +69,35 @@ pub trait Vehicle: Send {
 
     /// A vCPU's account as it is now, for people to look at.
     fn account(&self, id: VcpuId) -> Option<Account>;
+
+    /// Whether a vCPU is kept after the others until it has paid what it owes.
+    fn is_held_back(&self, id: VcpuId) -> bool {
+        let _ = id;
+        false
+    }
+
+    /// Whether all threads of a vCPU have ended.
+    fn is_gone(&self, id: VcpuId) -> bool {
+        let _ = id;
+        false
+    }
+
+    /// The one who drives this has used so much real-time CPU time itself, ns.
+    fn spend(&mut self, ns: u64) {
+        let _ = ns;
+    }
+
+    /// What it has counted, for people to look at.
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+/// A number that a vehicle has counted since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name, in `snake_case`, with its unit if it has one.
+    pub name: &'static str,
+    /// How many.
+    pub value: u64,
 }

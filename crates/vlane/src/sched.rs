@@ -1,5 +1,11 @@
 //! `vlane sched`: the vCPU scheduler, simulated and live.
 
+mod guard;
+mod prove;
+mod run;
+mod settings;
+mod top;
+
 use clap::{Args, Subcommand};
 
 /// `vlane sched`
@@ -11,9 +17,30 @@ pub struct SchedArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Schedule virtual CPUs of this host
+    Run(run::RunArgs),
+    /// Show what the running scheduler does
+    Top(top::TopArgs),
+    /// Measure what the live scheduler does to responses and shares
+    Prove(prove::ProveArgs),
+    /// Restore threads that a killed scheduler has left
+    Repair(guard::RepairArgs),
+    /// The scheduler's guard
+    #[command(hide = true)]
+    Guard(guard::GuardArgs),
 }
 
+/// Runs the command.
+///
+/// # Errors
+///
+/// What the command says.
 pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
     match &args.command {
+        Command::Run(args) => run::run(args),
+        Command::Top(args) => top::run(args),
+        Command::Prove(args) => prove::run(args),
+        Command::Repair(args) => guard::repair(args),
+        Command::Guard(args) => guard::run(args),
     }
 }

@@ -132,6 +132,13 @@ impl Book {
         vcpu.watch.served(response_ns, goal);
     }
 
+    /// The boost of a vCPU is over although nothing was served: it went to sleep, or could not be given.
+    pub fn end(&mut self, id: VcpuId) {
+        if let Some(vcpu) = self.vcpu_mut(id) {
+            vcpu.account.served();
+        }
+    }
+
     /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
     ///
     /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps

@@ -1,0 +1,230 @@
+//! The report of [`super::live`].
+
+use super::live::{Cell as Figures, Measured, Options, Sample};
+use crate::error::{Error, ErrorKind, Result};
+use crate::machine::Machine;
+use crate::report::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
+    Spread, Table,
+};
+
+/// What a response must be faster than EEVDF's by, on average.
+const FASTER: f64 = 10.0;
+/// What a share may be off its weight, percent.
+const OFF: f64 = 3.0;
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn number(count: u64) -> f64 {
+    count as f64
+}
+
+fn mean_ms(sample: &Sample) -> f64 {
+    ms(sample.responses.iter().sum()) / number(sample.responses.len() as u64)
+}
+
+/// Nearest rank; not a number without any.
+fn percentile_ms(sample: &Sample, percent: usize) -> f64 {
+    let mut sorted = sample.responses.clone();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).map_or(f64::NAN, |&ns| ms(ns))
+}
+
+fn spread(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
+    let values: Vec<f64> = figures.samples.iter().map(value).collect();
+    Spread::of(&values)
+}
+
+fn figure(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Cell {
+    spread(figures, value).map_or(Cell::Empty, Cell::Figure)
+}
+
+fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
+    spread(figures, value).map_or(f64::NAN, |spread| spread.median)
+}
+
+fn column(title: &str, unit: &str) -> Column {
+    Column { title: title.into(), unit: unit.into() }
+}
+
+/// How far the one that is furthest off its weight is off it.
+fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
+    sample.off(weights).into_iter().map(f64::abs).fold(0.0, f64::max)
+}
+
+/// The same over all rounds together: what chance gave one round, it took in another.
+fn all_rounds(figures: &Figures, guests: usize) -> Sample {
+    let mut used = vec![0; guests];
+    for sample in &figures.samples {
+        for (sum, ns) in used.iter_mut().zip(&sample.used) {
+            *sum += ns;
+        }
+    }
+    Sample { used, ..Sample::default() }
+}
+
+fn table(options: &Options, measured: &Measured, load: usize) -> Table {
+    let seconds = |sample: &Sample| sample.time.as_secs_f64();
+    let weights = &measured.weights;
+    let rows = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+        let all = all_rounds(cell, weights.len());
+        vec![
+            Cell::Text(arm.name.clone()),
+            figure(cell, mean_ms),
+            figure(cell, |sample| percentile_ms(sample, 50)),
+            figure(cell, |sample| percentile_ms(sample, 99)),
+            figure(cell, |sample| number(sample.responses.len() as u64) / seconds(sample)),
+            figure(cell, |sample| sample.off(weights)[0]),
+            figure(cell, |sample| furthest(sample, weights)),
+            Cell::Number(all.off(weights)[0]),
+            Cell::Number(furthest(&all, weights)),
+            figure(cell, |sample| {
+                let asked: u64 = sample.boosts.iter().sum();
+                number(sample.boosts[0]) / number(asked.max(1)) * 100.0
+            }),
+            figure(cell, |sample| ms(sample.daemon_ns) / seconds(sample) / 10.0),
+        ]
+    });
+    Table {
+        caption: format!("An event {:?} after the last one was served", options.gaps[load]),
+        columns: vec![
+            column("scheduler", ""),
+            column("mean response", "ms"),
+            column("median", "ms"),
+            column("99th percentile", "ms"),
+            column("I/O", "/s"),
+            column("guest 1 off its share", "%"),
+            column("furthest off", "%"),
+            column("guest 1, all rounds", "%"),
+            column("furthest, all rounds", "%"),
+            column("boosts granted", "%"),
+            column("scheduler's CPU", "%"),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+/// Cumulative distribution of all rounds' responses.
+fn distribution(options: &Options, measured: &Measured, load: usize) -> Chart {
+    let series = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+        let mut all: Vec<u64> = cell.samples.iter().flat_map(|sample| sample.responses.clone()).collect();
+        all.sort_unstable();
+        let points = (1..=100_usize).filter_map(|percent| {
+            let rank = (all.len() * percent).div_ceil(100).max(1);
+            let x = ms(*all.get(rank - 1)?);
+            Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
+        });
+        Series { name: arm.name.clone(), predicted: false, published: false, points: points.collect() }
+    });
+    Chart {
+        caption: "Responses of guest 1".into(),
+        kind: ChartKind::Steps,
+        x: Axis { title: "response".into(), unit: "ms".into(), log: true },
+        y: Axis { title: "of all responses".into(), unit: "%".into(), log: false },
+        categories: Vec::new(),
+        series: series.collect(),
+    }
+}
+
+/// Everybody's share, as a part of what its weight entitles it to.
+fn shares(options: &Options, measured: &Measured, load: usize) -> Chart {
+    let guests = measured.weights.len();
+    let series = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+        let points = (0..guests).filter_map(|guest| {
+            let y = spread(cell, |sample| 100.0 + sample.off(&measured.weights)[guest])?;
+            Some(Point { x: number(guest as u64), y })
+        });
+        Series { name: arm.name.clone(), predicted: false, published: false, points: points.collect() }
+    });
+    Chart {
+        caption: "CPU time, of what the weight entitles to".into(),
+        kind: ChartKind::Bars,
+        x: Axis { title: "guest".into(), unit: String::new(), log: false },
+        y: Axis { title: "of the entitlement".into(), unit: "%".into(), log: false },
+        categories: (1..=guests).map(|guest| guest.to_string()).collect(),
+        series: series.collect(),
+    }
+}
+
+fn summary(options: &Options, measured: &Measured) -> Vec<String> {
+    let mut lines = Vec::new();
+    let find = |name: &str| options.arms.iter().position(|arm| arm.name == name);
+    for (load, gap) in options.gaps.iter().enumerate() {
+        let cells = &measured.cells[load];
+        let Some(eevdf) = find("EEVDF").map(|at| median(&cells[at], mean_ms)) else { continue };
+        for name in ["loan", "adaptive"] {
+            let Some(cell) = find(name).map(|at| &cells[at]) else { continue };
+            let mean = median(cell, mean_ms);
+            let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);
+            let verdict = |met: bool| if met { "met" } else { "NOT met" };
+            lines.push(format!(
+                "An event every {gap:?}, {name}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
+                 {}); nobody's share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
+                eevdf / mean,
+                verdict(eevdf / mean >= FASTER),
+                verdict(off <= OFF),
+            ));
+        }
+        if let Some(cell) = find("always-boost").map(|at| &cells[at]) {
+            let off = all_rounds(cell, measured.weights.len()).off(&measured.weights)[0];
+            lines
+                .push(format!("An event every {gap:?}, always-boost: guest 1 has {off:+.1} % of its share."));
+        }
+    }
+    lines
+}
+
+/// The report.
+pub(super) fn make(options: &Options, measured: &Measured) -> Result<Report> {
+    if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
+        return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
+    }
+    let section = |load: usize| Section {
+        id: format!("gap-{}us", options.gaps[load].as_micros()),
+        title: format!("An event every {:?}", options.gaps[load]),
+        text: Vec::new(),
+        command: None,
+        blocks: vec![
+            Block::Table(table(options, measured, load)),
+            Block::Chart(distribution(options, measured, load)),
+            Block::Chart(shares(options, measured, load)),
+        ],
+    };
+    let machine = Machine::describe(&options.version, &[]);
+    let note = |severity, text: String| Note { severity, text };
+    let notes = vec![
+        note(
+            Severity::Info,
+            format!(
+                "{} threads on {} CPUs compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
+                 lasts from the event until it is served.",
+                options.guests, machine.cpus, options.work
+            ),
+        ),
+        note(
+            Severity::Info,
+            format!(
+                "{} rounds of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
+                 \"All rounds\" adds up everybody's CPU time over them.",
+                options.rounds, options.time
+            ),
+        ),
+    ];
+    Ok(Report {
+        schema: SCHEMA.into(),
+        kind: "loans".into(),
+        title: "Loans, live: response and fairness".into(),
+        summary: summary(options, measured),
+        command: options.command.clone(),
+        created: measured.created.clone(),
+        seconds: measured.seconds,
+        machine,
+        notes,
+        sections: (0..options.gaps.len()).map(section).collect(),
+    })
+}

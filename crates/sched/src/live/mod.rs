@@ -1,0 +1,434 @@
+//! The daemon: hears of I/O, boosts through a vehicle, and tells what it does.
+//!
+//! One thread, real-time above all that it boosts, waits for sources, the next deadline and the end; it allocates little and
+//! takes no lock that anybody else may hold for long.
+
+pub mod probe;
+pub mod socket;
+pub mod source;
+pub mod state;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::event::epoll;
+use rustix::thread::gettid;
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use vlane_policy::loan::{Claim, VcpuId};
+
+use self::socket::Hub;
+use self::source::{Mark, Source};
+use self::state::{Responses, State, VcpuState};
+use crate::realtime::{describe, monotonic_ns, priority};
+use crate::sys::{self, Attr};
+use crate::thread::{Clock, Thread};
+use crate::vehicle::{VcpuThreads, Vehicle};
+use crate::{Error, ErrorKind, Result};
+
+/// How often the state is told, and threads are looked for that have ended.
+const SECOND_NS: u64 = 1_000_000_000;
+/// Names of descriptors in the epoll set; sources count from 0.
+const STOP: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+/// Why the daemon ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It was told to.
+    Stopped,
+    /// All its vCPUs have ended, and nobody could bring others.
+    Alone,
+}
+
+#[derive(Debug)]
+struct Vcpu {
+    threads: VcpuThreads,
+    claim: Claim,
+    responses: Responses,
+    /// For its waiting time; the vehicle has its own.
+    clocks: Vec<Thread>,
+    last: Clock,
+    last_at: u64,
+    per_second: (f64, f64),
+    /// CPU time of all vCPUs and its own when it joined: shares count from then.
+    joined_all_ns: u64,
+}
+
+/// The daemon.
+pub struct Daemon {
+    vehicle: Box<dyn Vehicle>,
+    policy: String,
+    sources: Vec<Option<Box<dyn Source>>>,
+    vcpus: BTreeMap<VcpuId, Vcpu>,
+    tokens: HashMap<(usize, u64), VcpuId>,
+    hub: Arc<Hub>,
+    marks: Vec<Mark>,
+    began: u64,
+    own_cpu_ns: u64,
+    second: u64,
+}
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Daemon")
+            .field("vehicle", &self.vehicle.name())
+            .field("vcpus", &self.vcpus.len())
+            .finish()
+    }
+}
+
+fn failed(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
+    move |error| Error::caused_by(ErrorKind::Io, what, io::Error::from(error))
+}
+
+fn ns(time: Timespec) -> u64 {
+    time.tv_sec.unsigned_abs() * SECOND_NS + time.tv_nsec.unsigned_abs()
+}
+
+/// CPU time that this thread has used.
+fn own_cpu_ns() -> u64 {
+    ns(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+impl Daemon {
+    /// A daemon on a vehicle, without vCPUs and sources. `policy` is what it is called for people.
+    #[must_use]
+    pub fn new(vehicle: Box<dyn Vehicle>, policy: impl Into<String>) -> Self {
+        Self {
+            vehicle,
+            policy: policy.into(),
+            sources: Vec::new(),
+            vcpus: BTreeMap::new(),
+            tokens: HashMap::new(),
+            hub: Arc::default(),
+            marks: Vec::new(),
+            began: monotonic_ns(),
+            own_cpu_ns: 0,
+            second: 0,
+        }
+    }
+
+    /// Where its state can be read while it runs.
+    #[must_use]
+    pub fn hub(&self) -> Arc<Hub> {
+        Arc::clone(&self.hub)
+    }
+
+    /// Listens to one more source; its number, for [`Daemon::name_vcpu`].
+    pub fn add_source(&mut self, source: Box<dyn Source>) -> usize {
+        self.sources.push(Some(source));
+        self.sources.len() - 1
+    }
+
+    /// Schedules a vCPU.
+    ///
+    /// # Errors
+    ///
+    /// What the vehicle says; the vCPU is as it was.
+    pub fn add(&mut self, threads: VcpuThreads, claim: Claim) -> Result<VcpuId> {
+        for vcpu in self.vcpus.values() {
+            if let Some(tid) = threads.tids.iter().find(|tid| vcpu.threads.tids.contains(tid)) {
+                let text = format!("{}: thread {tid} belongs to {} already", threads.name, vcpu.threads.name);
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+        }
+        let clocks = threads.tids.iter().map(|&tid| Thread::open(tid)).collect::<Result<Vec<_>>>()?;
+        let id = self.vehicle.add(&threads, claim)?;
+        let last = sum(&clocks);
+        let joined_all_ns = self.used_by_all();
+        let vcpu = Vcpu {
+            threads,
+            claim,
+            responses: Responses::default(),
+            clocks,
+            last,
+            last_at: monotonic_ns(),
+            per_second: (0.0, 0.0),
+            joined_all_ns,
+        };
+        self.vcpus.insert(id, vcpu);
+        Ok(id)
+    }
+
+    /// A source's token means this vCPU.
+    pub fn name_vcpu(&mut self, source: usize, token: u64, id: VcpuId) {
+        self.tokens.insert((source, token), id);
+    }
+
+    /// The vCPU that has this thread.
+    #[must_use]
+    pub fn find(&self, tid: u32) -> Option<VcpuId> {
+        self.vcpus.iter().find(|(_, vcpu)| vcpu.threads.tids.contains(&tid)).map(|(&id, _)| id)
+    }
+
+    /// How many vCPUs there are.
+    #[must_use]
+    pub fn vcpus(&self) -> usize {
+        self.vcpus.len()
+    }
+
+    /// The vehicle.
+    #[must_use]
+    pub fn vehicle(&self) -> &dyn Vehicle {
+        &*self.vehicle
+    }
+
+    fn used_by_all(&self) -> u64 {
+        let used = |&id: &VcpuId| self.vehicle.account(id).map_or(0, |account| account.totals.used_ns);
+        self.vcpus.keys().map(used).sum()
+    }
+
+    fn remove(&mut self, id: VcpuId) -> Result<()> {
+        self.vcpus.remove(&id);
+        self.tokens.retain(|_, &mut other| other != id);
+        self.vehicle.remove(id)
+    }
+
+    /// Makes the calling thread real-time, as the loop has to be: one that waits behind those it boosted cannot end their
+    /// boosts. Children of it are not.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Permission`]: the system does not allow it.
+    pub fn raise() -> Result<()> {
+        let me = gettid().as_raw_nonzero().get().unsigned_abs();
+        sys::set(me, &Attr::round_robin(priority::DAEMON)).map_err(|error| {
+            let text = "the scheduler's own thread cannot be real-time: CAP_SYS_NICE is missing, or its cgroup has no real-time \
+                        budget (cpu.rt_runtime_us); nothing was changed";
+            Error::caused_by(ErrorKind::Permission, text, error)
+        })
+    }
+
+    /// Schedules until `stop` is readable, or all vCPUs have ended.
+    ///
+    /// # Errors
+    ///
+    /// The system fails. Threads are restored when the daemon is dropped.
+    pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<Ending> {
+        let failed = failed("the scheduler's event loop failed");
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(&failed)?;
+        let watch = |fd: BorrowedFd<'_>, name: u64| {
+            epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+        };
+        watch(stop, STOP).map_err(&failed)?;
+        watch(timer.as_fd(), TIMER).map_err(&failed)?;
+        for (number, source) in (0..).zip(&self.sources) {
+            if let Some(source) = source {
+                watch(source.fd(), number).map_err(&failed)?;
+            }
+        }
+        let mut ready = [MaybeUninit::<epoll::Event>::uninit(); 16];
+        let mut armed = 0;
+        let mut was = own_cpu_ns();
+        loop {
+            let next = self.step(monotonic_ns())?;
+            if self.vcpus.is_empty() && !self.sources.iter().flatten().any(|source| source.may_bring_vcpus())
+            {
+                return Ok(Ending::Alone);
+            }
+            let own = own_cpu_ns();
+            self.vehicle.spend(own.saturating_sub(was));
+            self.own_cpu_ns += own.saturating_sub(was);
+            was = own;
+            if next != armed {
+                let spec = Itimerspec {
+                    it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+                    it_value: Timespec {
+                        tv_sec: (next / SECOND_NS).cast_signed(),
+                        tv_nsec: (next % SECOND_NS).cast_signed(),
+                    },
+                };
+                timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec).map_err(&failed)?;
+                armed = next;
+            }
+            let (got, _) = match epoll::wait(&set, &mut ready, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result.map_err(&failed)?,
+            };
+            for event in &*got {
+                match event.data.u64() {
+                    STOP => return Ok(Ending::Stopped),
+                    TIMER => {
+                        let mut count = [0; 8];
+                        let _ = rustix::io::read(&timer, &mut count);
+                        armed = 0;
+                    }
+                    number => self.hear(&set, number),
+                }
+            }
+        }
+    }
+
+    /// Does what is due; when to come again.
+    fn step(&mut self, now: u64) -> Result<u64> {
+        let next = self.vehicle.tick(now)?;
+        if now >= self.second + SECOND_NS {
+            self.second = now;
+            self.look_around(now);
+        }
+        Ok(next.min(self.second + SECOND_NS))
+    }
+
+    /// Takes what a source has to say.
+    fn hear(&mut self, set: &impl AsFd, number: u64) {
+        let Ok(number) = usize::try_from(number) else { return };
+        let Some(Some(source)) = self.sources.get_mut(number) else { return };
+        let mut marks = std::mem::take(&mut self.marks);
+        if let Err(error) = source.collect(&mut marks) {
+            tracing::error!("{} is not listened to any more: {}", source.name(), describe(&error));
+            let _ = epoll::delete(set, source.fd());
+            if let Some(source) = self.sources.get_mut(number) {
+                *source = None;
+            }
+        }
+        for mark in marks.drain(..) {
+            if let Err(error) = self.take(number, mark) {
+                match error.kind() {
+                    ErrorKind::Gone => tracing::info!("{}", describe(&error)),
+                    _ => tracing::warn!("{}", describe(&error)),
+                }
+            }
+        }
+        self.marks = marks;
+    }
+
+    fn take(&mut self, source: usize, mark: Mark) -> Result<()> {
+        let now = monotonic_ns();
+        let known = |token: u64| self.tokens.get(&(source, token)).copied();
+        match mark {
+            Mark::Event { token } => {
+                let Some(id) = known(token) else { return Ok(()) };
+                match self.vehicle.event(id, now) {
+                    Err(error) if error.kind() == ErrorKind::Gone => {
+                        self.remove(id)?;
+                        Err(error)
+                    }
+                    result => result.map(drop),
+                }
+            }
+            Mark::Served { token, response_ns } => {
+                let Some(id) = known(token) else { return Ok(()) };
+                if let Some(vcpu) = self.vcpus.get_mut(&id) {
+                    vcpu.responses.push(response_ns);
+                }
+                self.vehicle.served(id, now, response_ns)
+            }
+            Mark::Joined { token, vcpu, claim } => {
+                // Named by hand before: the same vCPU, now with somebody who knows of its I/O.
+                let found = vcpu.tids.iter().find_map(|&tid| self.find(tid));
+                let name = vcpu.name.clone();
+                let id = match found {
+                    Some(id) => id,
+                    None => self.add(vcpu, claim)?,
+                };
+                tracing::info!("{name}: scheduled");
+                self.name_vcpu(source, token, id);
+                Ok(())
+            }
+            Mark::Changed { token, vcpu } => {
+                let Some(id) = known(token) else { return Ok(()) };
+                self.vehicle.change(id, &vcpu)?;
+                if let Some(known) = self.vcpus.get_mut(&id) {
+                    known.clocks = vcpu.tids.iter().filter_map(|&tid| Thread::open(tid).ok()).collect();
+                    known.last = sum(&known.clocks);
+                    known.threads = vcpu;
+                }
+                Ok(())
+            }
+            Mark::Left { token } => {
+                let Some(id) = known(token) else { return Ok(()) };
+                if let Some(vcpu) = self.vcpus.get(&id) {
+                    tracing::info!("{}: let go", vcpu.threads.name);
+                }
+                self.remove(id)
+            }
+        }
+    }
+
+    /// Lets vCPUs go whose threads have ended, and tells the state.
+    fn look_around(&mut self, now: u64) {
+        let gone: Vec<VcpuId> = self.vcpus.keys().copied().filter(|&id| self.vehicle.is_gone(id)).collect();
+        for id in gone {
+            if let Some(vcpu) = self.vcpus.get(&id) {
+                tracing::info!("{}: all its threads have ended; let go", vcpu.threads.name);
+            }
+            if let Err(error) = self.remove(id) {
+                tracing::warn!("{}", describe(&error));
+            }
+        }
+        for vcpu in self.vcpus.values_mut() {
+            let clock = sum(&vcpu.clocks);
+            let passed = state::us(now.saturating_sub(vcpu.last_at)).max(1.0);
+            let part = |now: u64, before: u64| state::us(now.saturating_sub(before)) / passed * 100.0;
+            vcpu.per_second =
+                (part(clock.ran_ns, vcpu.last.ran_ns), part(clock.waited_ns, vcpu.last.waited_ns));
+            vcpu.last = clock;
+            vcpu.last_at = now;
+        }
+        let state = self.state(now);
+        self.hub.publish(state);
+    }
+
+    /// The state as it is now.
+    #[must_use]
+    pub fn state(&self, now: u64) -> State {
+        let all = self.used_by_all();
+        // Machines share by weight; the vCPUs of one share its part.
+        let mut machines: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+        for vcpu in self.vcpus.values() {
+            let machine = machines.entry(vcpu.claim.vm).or_insert((vcpu.claim.weight, 0));
+            machine.1 += 1;
+        }
+        let weights: f64 = machines.values().map(|&(weight, _)| f64::from(weight)).sum();
+        let vcpus = self.vcpus.iter().filter_map(|(&id, vcpu)| {
+            let account = self.vehicle.account(id)?;
+            let (responses, response_p50_us, response_p99_us) = vcpu.responses.percentiles();
+            let since = state::us(all.saturating_sub(vcpu.joined_all_ns)).max(1e-3);
+            let (weight, members) = machines.get(&vcpu.claim.vm).copied().unwrap_or((1, 1));
+            Some(VcpuState {
+                name: vcpu.threads.name.clone(),
+                pid: vcpu.threads.pid,
+                index: vcpu.threads.index,
+                tids: vcpu.threads.tids.clone(),
+                weight,
+                response_p50_us,
+                response_p99_us,
+                responses,
+                cpu_percent: vcpu.per_second.0,
+                ready_percent: vcpu.per_second.1,
+                share_percent: state::us(account.totals.used_ns) / since * 100.0,
+                entitled_percent: f64::from(weight) / weights / f64::from(members) * 100.0,
+                ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
+            })
+        });
+        let counters =
+            self.vehicle.counters().into_iter().map(|counter| (counter.name.into(), counter.value));
+        State {
+            schema: state::SCHEMA.into(),
+            time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
+            uptime: state::us(now.saturating_sub(self.began)) / 1e6,
+            vehicle: self.vehicle.name().into(),
+            policy: self.policy.clone(),
+            daemon_cpu: state::us(self.own_cpu_ns) / 1e6,
+            counters: counters.collect(),
+            vcpus: vcpus.collect(),
+        }
+    }
+}
+
+fn sum(threads: &[Thread]) -> Clock {
+    let clocks = threads.iter().filter_map(|thread| thread.clock().ok());
+    clocks.fold(Clock::default(), |sum, clock| Clock {
+        ran_ns: sum.ran_ns + clock.ran_ns,
+        waited_ns: sum.waited_ns + clock.waited_ns,
+    })
+}

@@ -1,0 +1,134 @@
+//! Where the daemon hears of I/O: sources, each with a file descriptor that becomes readable.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+use vlane_policy::loan::Claim;
+
+use crate::vehicle::VcpuThreads;
+use crate::{Error, ErrorKind, Result};
+
+/// Something that a source has to say. A token names a vCPU; the source chooses it, and each source has its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mark {
+    /// A vCPU is there.
+    Joined {
+        /// Its token from now on.
+        token: u64,
+        /// Its threads.
+        vcpu: VcpuThreads,
+        /// Its claim.
+        claim: Claim,
+    },
+    /// Its threads are others now.
+    Changed {
+        /// Which vCPU.
+        token: u64,
+        /// Its threads.
+        vcpu: VcpuThreads,
+    },
+    /// It is not to be scheduled any more.
+    Left {
+        /// Which vCPU.
+        token: u64,
+    },
+    /// An I/O of it has completed.
+    Event {
+        /// Which vCPU.
+        token: u64,
+    },
+    /// It has taken the event.
+    Served {
+        /// Which vCPU.
+        token: u64,
+        /// How long after the event, ns.
+        response_ns: u64,
+    },
+}
+
+/// Where marks come from. Called by the event loop, which is real-time: nothing here may wait.
+pub trait Source: Send {
+    /// What it is, for messages.
+    fn name(&self) -> &str;
+
+    /// Readable when there is something to collect.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Appends everything that is there, in its order, and makes the descriptor unreadable until there is more.
+    ///
+    /// # Errors
+    ///
+    /// The source is broken: it is not asked again.
+    fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()>;
+
+    /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
+    fn may_bring_vcpus(&self) -> bool {
+        false
+    }
+}
+
+/// A source within this process: marks are sent from any thread.
+#[derive(Debug)]
+pub struct Mailbox {
+    receiver: Receiver<Mark>,
+    bell: Arc<OwnedFd>,
+    brings_vcpus: bool,
+}
+
+/// Sends marks to a [`Mailbox`].
+#[derive(Debug, Clone)]
+pub struct Poster {
+    sender: Sender<Mark>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Mailbox {
+    /// A mailbox and what sends to it.
+    ///
+    /// # Errors
+    ///
+    /// No eventfd can be had.
+    pub fn new(brings_vcpus: bool) -> Result<(Poster, Self)> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+            Error::caused_by(ErrorKind::Io, "cannot make an eventfd", io::Error::from(error))
+        })?;
+        let bell = Arc::new(bell);
+        let (sender, receiver) = channel();
+        Ok((Poster { sender, bell: Arc::clone(&bell) }, Self { receiver, bell, brings_vcpus }))
+    }
+}
+
+impl Poster {
+    /// Sends a mark; whether the daemon is there to take it. Costs a system call.
+    pub fn post(&self, mark: Mark) -> bool {
+        let sent = self.sender.send(mark).is_ok();
+        // Full (2^64 - 2 rings) is rung enough.
+        let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        sent
+    }
+}
+
+impl Source for Mailbox {
+    fn name(&self) -> &str {
+        "this process"
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
+        let mut count = [0; 8];
+        // First the bell, then the box: what comes in between rings again.
+        let _ = rustix::io::read(&*self.bell, &mut count);
+        marks.extend(self.receiver.try_iter());
+        Ok(())
+    }
+
+    fn may_bring_vcpus(&self) -> bool {
+        self.brings_vcpus
+    }
+}

@@ -1,0 +1,167 @@
+//! What the daemon tells of itself: one JSON object per line, described in docs/src/sched.md.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use vlane_policy::loan::{Account, Priority};
+
+/// Name and version of the format. The number rises when a reader of the older one would misunderstand the newer.
+pub const SCHEMA: &str = "vlane-sched-state/1";
+/// So many of a vCPU's last responses are kept for their percentiles.
+const KEPT: usize = 1024;
+
+/// The daemon's state.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Seconds since 1970.
+    pub time: f64,
+    /// Seconds that it has run.
+    pub uptime: f64,
+    /// How boosts are given: `realtime` or `sched_ext`.
+    pub vehicle: String,
+    /// Who is boosted.
+    pub policy: String,
+    /// CPU time that the daemon's event loop has used, seconds.
+    pub daemon_cpu: f64,
+    /// What the vehicle has counted.
+    pub counters: BTreeMap<String, u64>,
+    /// The vCPUs.
+    pub vcpus: Vec<VcpuState>,
+}
+
+/// A vCPU's.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct VcpuState {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its number in its machine.
+    pub index: u32,
+    /// Its threads.
+    pub tids: Vec<u32>,
+    /// `boost`, `under`, `over`, or `held-back` (over, and kept after the others until it has paid).
+    pub state: String,
+    /// Its machine's weight.
+    pub weight: u32,
+    /// Credits left, ms of CPU time; negative: owed.
+    pub credit_ms: f64,
+    /// Its loan's line, ms of CPU time.
+    pub line_ms: f64,
+    /// What it may still spend of it.
+    pub left_ms: f64,
+    /// What it owes of it.
+    pub debt_ms: f64,
+    /// How fast it spends loans, parts per million of a CPU (the paper's cm); 0: not known yet.
+    pub cm_ppm: u64,
+    /// How much of its allotment redeems loans, parts per thousand.
+    pub redemption_permille: u64,
+    /// I/O events seen.
+    pub events: u64,
+    /// Boosts granted: on a loan, or free.
+    pub boosts: u64,
+    /// Boosts granted on its own credits.
+    pub wake_boosts: u64,
+    /// Boosts denied by the policy.
+    pub denied: u64,
+    /// Median of its last responses, us; 0 without any.
+    pub response_p50_us: f64,
+    /// Their 99th percentile.
+    pub response_p99_us: f64,
+    /// How many of them there are (at most 1024).
+    pub responses: usize,
+    /// CPU time in the last second, percent of one CPU.
+    pub cpu_percent: f64,
+    /// Its part of what all vCPUs used since it joined, percent.
+    pub share_percent: f64,
+    /// What its weight entitles it to, percent.
+    pub entitled_percent: f64,
+    /// "CPU ready" (steal time): waited for a CPU in the last second, percent of the time.
+    pub ready_percent: f64,
+}
+
+/// The last responses.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Responses(VecDeque<u64>);
+
+impl Responses {
+    pub(crate) fn push(&mut self, ns: u64) {
+        if self.0.len() == KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(ns);
+    }
+
+    /// How many, and two percentiles in microseconds.
+    pub(crate) fn percentiles(&self) -> (usize, f64, f64) {
+        let mut sorted: Vec<u64> = self.0.iter().copied().collect();
+        sorted.sort_unstable();
+        let at = |percent: usize| {
+            // Nearest rank: the smallest that so many percent do not exceed.
+            let rank = (sorted.len() * percent).div_ceil(100).max(1);
+            sorted.get(rank - 1).copied().unwrap_or(0)
+        };
+        (sorted.len(), us(at(50)), us(at(99)))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+pub(crate) fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+fn ms(ns: i64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn unsigned_ms(ns: u64) -> f64 {
+    us(ns) / 1e3
+}
+
+impl VcpuState {
+    /// What its account tells.
+    pub(crate) fn of_account(account: &Account, held_back: bool) -> Self {
+        let state = match account.priority() {
+            Priority::Boost => "boost",
+            _ if held_back => "held-back",
+            Priority::Under => "under",
+            Priority::Over => "over",
+        };
+        let (loan, totals) = (&account.loan, &account.totals);
+        Self {
+            state: state.into(),
+            credit_ms: ms(account.credit_ns),
+            line_ms: unsigned_ms(loan.line_ns),
+            left_ms: unsigned_ms(loan.left_ns()),
+            debt_ms: unsigned_ms(loan.debt_ns()),
+            cm_ppm: loan.cm_ppm,
+            redemption_permille: account.redemption_permille,
+            events: totals.events,
+            boosts: totals.boosts,
+            wake_boosts: totals.wake_boosts,
+            denied: totals.denied,
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_by_nearest_rank_and_of_the_last_ones() {
+        let mut responses = Responses::default();
+        assert_eq!(responses.percentiles(), (0, 0.0, 0.0));
+        responses.push(5_000);
+        assert_eq!(responses.percentiles(), (1, 5.0, 5.0));
+        for n in 0..2 * KEPT as u64 {
+            responses.push(n * 1000);
+        }
+        let (count, p50, p99) = responses.percentiles();
+        assert_eq!((count, p50, p99), (KEPT, 1535.0, 2037.0));
+    }
+}

@@ -1,0 +1,730 @@
+//! The vehicle for any kernel: a boost is a bounded real-time (`SCHED_RR`) slice.
+//!
+//! A real-time thread runs before all others at once. EEVDF does not charge it for that, so it would have its share and
+//! the boosts on top; whoever owes more than [`Settings::owes_ns`] is therefore *held back* (scheduled after everybody else) until
+//! it has paid. Nothing is changed that is not written down before in the [`table`], from which the [`guard`] restores
+//! it when this process is gone.
+
+pub mod budget;
+pub mod guard;
+pub mod table;
+
+use std::io;
+
+use rustix::thread::CapabilitySet;
+use vlane_policy::loan::{Account, Book, Claim, Decision, Denial, Doing, Goal, Params, Policy, VcpuId};
+
+use self::budget::Budget;
+use self::guard::{Guard, GuardCommand};
+use self::table::{Entry, Table};
+use crate::sys::{self, Attr, Class};
+use crate::thread::{Thread, is_gone};
+use crate::vehicle::{Counter, VcpuThreads, Vehicle};
+use crate::{Error, ErrorKind, Result};
+
+/// Real-time priorities.
+pub mod priority {
+    /// A boosted vCPU.
+    pub const BOOST: u32 = 1;
+    /// The daemon's event loop: it ends boosts.
+    pub const DAEMON: u32 = 2;
+    /// The guard.
+    pub const GUARD: u32 = 3;
+}
+
+/// How often a boost that has had no CPU yet (others were boosted before it) is prolonged.
+const PROLONGED: u32 = 20;
+/// After a guard could not be started, nothing is boosted for so long.
+const GUARD_AGAIN_NS: u64 = 1_000_000_000;
+
+/// The system's time that everything here counts in, ns.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// How a vCPU that owes is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldBack {
+    /// `SCHED_IDLE`: has the weight 3 against 1024.
+    Idle,
+    /// Nice 19: has the weight 15 against 1024.
+    Nice,
+    /// Not at all: boosts are then on top of the share.
+    Never,
+}
+
+/// What the vehicle is set to.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The policy's parameters.
+    pub params: Params,
+    /// What `adaptive` is to reach.
+    pub goal: Goal,
+    /// Percent of the kernel's real-time budget that all boosts may use together.
+    pub rt_percent: u8,
+    /// How a vCPU that owes is held back.
+    pub hold_back: HoldBack,
+    /// It is held back when it owes more CPU time than this, ns.
+    pub owes_ns: u64,
+    /// And let go when it owes no more than this.
+    pub paid_ns: u64,
+}
+
+impl Settings {
+    /// The settings that this program stands for.
+    #[must_use]
+    pub fn new(params: Params, goal: Goal) -> Self {
+        // Under the authors' third scheduler boosts cost nothing: there is nothing to pay back.
+        let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Idle };
+        Self { params, goal, rt_percent: 50, hold_back, owes_ns: 8_000_000, paid_ns: 2_000_000 }
+    }
+}
+
+/// A boost that is on.
+#[derive(Debug, Clone, Copy)]
+struct Boost {
+    deadline: u64,
+    ns: u64,
+    ran_before: u64,
+    prolonged: u32,
+}
+
+/// One of a vCPU's threads.
+#[derive(Debug)]
+struct Member {
+    thread: Thread,
+    was: Attr,
+    slot: usize,
+}
+
+#[derive(Debug)]
+struct Managed {
+    name: String,
+    members: Vec<Member>,
+    /// CPU time of its threads that was charged already.
+    charged_ns: u64,
+    /// CPU time of threads that are gone, so that the sum never falls.
+    ended_ns: u64,
+    boost: Option<Boost>,
+    held_back: bool,
+    complained: bool,
+}
+
+/// Numbers for people.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Boosts that were not given because the real-time budget was used up.
+    pub denied_budget: u64,
+    /// Boosts that were not given because there was no guard.
+    pub denied_guard: u64,
+    /// Boosts that ended by their time, not by being served.
+    pub timed_out: u64,
+    /// Boosts prolonged because others ran before them.
+    pub prolonged: u64,
+    /// Times that a vCPU was held back.
+    pub held_back: u64,
+    /// Guards that had to be started again.
+    pub guards: u64,
+    /// Real-time CPU time of boosts, ns.
+    pub boosted_ns: u64,
+}
+
+/// The vehicle.
+#[derive(Debug)]
+pub struct RealTime {
+    settings: Settings,
+    book: Book,
+    vcpus: Vec<Option<Managed>>,
+    boosted: Vec<VcpuId>,
+    table: Table,
+    guard: Option<Guard>,
+    guard_command: GuardCommand,
+    guard_again: u64,
+    budget: Budget,
+    accounted: Option<u64>,
+    /// CPU time that vCPUs have used since the last accounting.
+    pool_ns: u64,
+    default_slice_ns: u64,
+    counts: Counts,
+}
+
+/// What keeps this vehicle from running here, in words, before anything is changed.
+///
+/// # Errors
+///
+/// [`ErrorKind::Permission`]: no CAP_SYS_NICE. [`ErrorKind::Unsupported`]: no real-time budget.
+pub fn check() -> Result<()> {
+    let sets = rustix::thread::capabilities(None).map_err(|error| {
+        Error::caused_by(ErrorKind::Io, "cannot ask for this process's capabilities", io::Error::from(error))
+    })?;
+    if !sets.effective.contains(CapabilitySet::SYS_NICE) {
+        let text = "changing how other programs' threads are scheduled needs the capability CAP_SYS_NICE: run it with sudo, \
+                    or once `sudo setcap cap_sys_nice+ep $(command -v vlane)`; nothing was changed";
+        return Err(Error::new(ErrorKind::Permission, text));
+    }
+    Budget::of_kernel(100, 1).map(drop)
+}
+
+fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
+    let tid = thread.tid();
+    if is_gone(&error) {
+        return Error::caused_by(ErrorKind::Gone, format!("{vcpu}: thread {tid} has ended"), error);
+    }
+    let mut text = format!("{vcpu}: thread {tid} cannot be made real-time");
+    if error.raw_os_error() == Some(libc::EPERM) {
+        let group = thread.describe_group();
+        if group.is_empty() {
+            text += ": CAP_SYS_NICE is missing (sudo, or `setcap cap_sys_nice+ep` on vlane)";
+        } else {
+            text += &format!(
+                ": this kernel gives each group of processes a real-time budget of its own (RT_GROUP_SCHED), and this thread's has \
+                 none; give it one (`echo 100000 > {group}`), or move the thread"
+            );
+        }
+    }
+    Error::caused_by(ErrorKind::Permission, text, error)
+}
+
+fn table_failed(error: io::Error) -> Error {
+    Error::caused_by(ErrorKind::Io, "cannot write the list of changed threads; nothing was changed", error)
+}
+
+impl RealTime {
+    /// The vehicle, with its guard.
+    ///
+    /// # Errors
+    ///
+    /// [`check`]'s, and what keeps table or guard from being made.
+    pub fn new(settings: Settings, state_dir: &std::path::Path, guard_command: GuardCommand) -> Result<Self> {
+        check()?;
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let budget = Budget::of_kernel(settings.rt_percent, cpus)?;
+        let table = Table::create(state_dir)?;
+        let guard = Some(Guard::start(&guard_command, table.path())?);
+        let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let default_slice_ns = sys::get(me).map_or(0, |attr| attr.slice_ns);
+        let book = Book::new(settings.params.clone(), settings.goal);
+        let _ = table.beat(monotonic_ns());
+        Ok(Self {
+            settings,
+            book,
+            vcpus: Vec::new(),
+            boosted: Vec::new(),
+            table,
+            guard,
+            guard_command,
+            guard_again: 0,
+            budget,
+            accounted: None,
+            pool_ns: 0,
+            default_slice_ns,
+            counts: Counts::default(),
+        })
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The accounts.
+    #[must_use]
+    pub const fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// The guard's process, if there is one.
+    #[must_use]
+    pub fn guard_pid(&self) -> Option<u32> {
+        self.guard.as_ref().map(Guard::pid)
+    }
+
+    fn managed(&mut self, id: VcpuId) -> Result<&mut Managed> {
+        let found = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut);
+        found.ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))
+    }
+
+    /// Takes one thread: written down, then tried.
+    fn take(&mut self, name: &str, tid: u32, pid: u32) -> Result<Member> {
+        let thread = Thread::open(tid)?;
+        if pid != 0 && thread.pid() != pid {
+            let text = format!("{name}: thread {tid} is one of process {} now, not of {pid}", thread.pid());
+            return Err(Error::new(ErrorKind::Gone, text));
+        }
+        let dir = self.table.path().parent().unwrap_or(std::path::Path::new("/"));
+        if table::is_anothers(dir, self.table.path(), tid, thread.start()) {
+            let text = format!(
+                "{name}: another scheduler has thread {tid}; end that one first (`vlane sched top` shows it)"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let mut was = sys::get(tid).map_err(|error| refused(name, &thread, error))?;
+        if !matches!(was.class, Class::Other | Class::Batch | Class::Idle) {
+            let text = format!(
+                "{name}: thread {tid} is not scheduled by EEVDF but by policy {} (`chrt -p {tid}`): left alone",
+                was.class.number()
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if was.slice_ns == self.default_slice_ns {
+            // Not one that somebody has set: it is to follow the system's.
+            was.slice_ns = 0;
+        }
+        let slot = self.table.enter(&Entry { tid, start: thread.start(), was }).map_err(table_failed)?;
+        // Once for a moment: what would fail at the first event fails now.
+        let tried = sys::set(tid, &Attr::round_robin(priority::BOOST)).and_then(|()| sys::set(tid, &was));
+        if let Err(error) = tried {
+            let _ = self.table.strike(slot);
+            return Err(refused(name, &thread, error));
+        }
+        Ok(Member { thread, was, slot })
+    }
+
+    /// Restores a thread, and strikes it out.
+    fn give_back(&mut self, member: &Member) -> Result<()> {
+        let restored = match sys::set(member.thread.tid(), &member.was) {
+            Err(error) if !is_gone(&error) => Err(Error::caused_by(
+                ErrorKind::Permission,
+                format!("cannot restore thread {}", member.thread.tid()),
+                error,
+            )),
+            _ => Ok(()),
+        };
+        if restored.is_ok() {
+            self.table.strike(member.slot).map_err(table_failed)?;
+        }
+        restored
+    }
+
+    /// Charges what the vCPU has used since this was last done. Threads that are gone are let go; whether any is left.
+    fn charge(&mut self, id: VcpuId, now: u64) -> bool {
+        let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut) else {
+            return false;
+        };
+        let mut sum = managed.ended_ns;
+        let mut gone = false;
+        for member in &managed.members {
+            match member.thread.clock() {
+                Ok(clock) => sum += clock.ran_ns,
+                Err(_) => gone = true,
+            }
+        }
+        if gone {
+            // What they had used is not known any more: nothing is charged twice, and the sum starts anew.
+            let slots: Vec<usize> = managed
+                .members
+                .extract_if(.., |member| member.thread.clock().is_err())
+                .map(|member| member.slot)
+                .collect();
+            let left: u64 =
+                managed.members.iter().filter_map(|m| m.thread.clock().ok()).map(|c| c.ran_ns).sum();
+            managed.ended_ns = managed.charged_ns.saturating_sub(left);
+            sum = managed.ended_ns + left;
+            for slot in slots {
+                let _ = self.table.strike(slot);
+            }
+        }
+        let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut) else {
+            return false;
+        };
+        let ns = sum.saturating_sub(managed.charged_ns);
+        managed.charged_ns = managed.charged_ns.max(sum);
+        let alive = !managed.members.is_empty();
+        if managed.boost.is_some() {
+            self.budget.used(ns);
+            self.counts.boosted_ns += ns;
+        }
+        self.pool_ns += ns;
+        if ns > 0 {
+            self.book.ran(id, now, ns);
+        }
+        alive
+    }
+
+    /// What a vCPU does. Whether a thread runs or waits cannot be seen for less than an interrupt of it (26 us): who
+    /// runs is taken for one that waits. A boost then costs it its own credits, and keeps it on its CPU until it has served.
+    fn doing(&self, id: VcpuId) -> Doing {
+        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
+            return Doing::Blocked;
+        };
+        let runnable = managed.members.iter().any(|member| member.thread.is_runnable().unwrap_or(false));
+        if runnable { Doing::Waiting } else { Doing::Blocked }
+    }
+
+    /// How a thread is scheduled when it is not boosted.
+    const fn base(&self, was: Attr, held_back: bool) -> Attr {
+        match self.settings.hold_back {
+            HoldBack::Idle if held_back => Attr { class: Class::Idle, nice: 0, priority: 0, ..was },
+            HoldBack::Nice if held_back => Attr { nice: 19, ..was },
+            _ => was,
+        }
+    }
+
+    /// Sets all threads of a vCPU to what it is to be now.
+    fn apply(&mut self, id: VcpuId) -> Result<()> {
+        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else { return Ok(()) };
+        let boosted = managed.boost.is_some();
+        for member in &managed.members {
+            let attr = match boosted {
+                true => Attr::round_robin(priority::BOOST),
+                false => self.base(member.was, managed.held_back),
+            };
+            // Right before: a number whose thread has ended may be another's now.
+            if member.thread.clock().is_err() {
+                continue;
+            }
+            match sys::set(member.thread.tid(), &attr) {
+                Err(error) if !is_gone(&error) => {
+                    return Err(refused(&managed.name, &member.thread, error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn start_boost(&mut self, id: VcpuId, now: u64, ns: u64) -> Result<()> {
+        let managed = self.managed(id)?;
+        let ran_before = managed.charged_ns;
+        managed.boost = Some(Boost { deadline: now + ns, ns, ran_before, prolonged: 0 });
+        self.boosted.push(id);
+        self.apply(id)
+    }
+
+    /// Ends a boost and charges it; nothing if there is none.
+    fn end_boost(&mut self, id: VcpuId, now: u64) -> Result<()> {
+        let Ok(managed) = self.managed(id) else { return Ok(()) };
+        let Some(boost) = managed.boost.take() else { return Ok(()) };
+        self.boosted.retain(|&other| other != id);
+        // Changing the policy brings the thread's clock up to date: change first, charge then, as boosted time.
+        let applied = self.apply(id);
+        if let Ok(managed) = self.managed(id) {
+            managed.boost = Some(boost);
+        }
+        self.charge(id, now);
+        if let Ok(managed) = self.managed(id) {
+            managed.boost = None;
+        }
+        self.book.end(id);
+        applied
+    }
+
+    /// A boost whose time is over.
+    fn time_is_up(&mut self, id: VcpuId, now: u64) -> Result<()> {
+        let Some(boost) = self.managed(id).ok().and_then(|managed| managed.boost) else { return Ok(()) };
+        if let Ok(managed) = self.managed(id) {
+            managed.boost = None;
+        }
+        let applied = self.apply(id);
+        if let Ok(managed) = self.managed(id) {
+            managed.boost = Some(boost);
+        }
+        self.charge(id, now);
+        let ran = self.managed(id).map_or(0, |managed| managed.charged_ns.saturating_sub(boost.ran_before));
+        let still = self.book.account(id).is_some_and(|account| account.boosted.is_some());
+        // Others were boosted before it on its CPU: its time has not begun.
+        if applied.is_ok()
+            && still
+            && ran < boost.ns / 2
+            && boost.prolonged < PROLONGED
+            && self.boosted.len() > 1
+            && self.doing(id) == Doing::Waiting
+        {
+            self.counts.prolonged += 1;
+            let managed = self.managed(id)?;
+            let prolonged = boost.prolonged + 1;
+            managed.boost = Some(Boost { deadline: now + boost.ns, prolonged, ..boost });
+            return self.apply(id);
+        }
+        self.counts.timed_out += 1;
+        if let Ok(managed) = self.managed(id) {
+            managed.boost = None;
+        }
+        self.boosted.retain(|&other| other != id);
+        self.book.end(id);
+        applied
+    }
+
+    /// Every thread as it was; accounts stay.
+    fn restore_all(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        self.boosted.clear();
+        for place in 0..self.vcpus.len() {
+            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+            let Ok(managed) = self.managed(id) else { continue };
+            if managed.boost.take().is_none() && !managed.held_back {
+                continue;
+            }
+            managed.held_back = false;
+            self.book.end(id);
+            if let Err(error) = self.apply(id) {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// Without a guard nothing is changed: starts another one, or restores everything and tries again later.
+    fn ensure_guard(&mut self, now: u64) -> bool {
+        if self.guard.as_ref().is_some_and(Guard::is_alive) {
+            return true;
+        }
+        if self.guard.take().is_some() {
+            tracing::warn!("the guard is gone (killed?): everything is restored, and another one started");
+            if let Err(error) = self.restore_all() {
+                tracing::error!("{error}");
+            }
+        } else if now < self.guard_again {
+            return false;
+        }
+        match Guard::start(&self.guard_command, self.table.path()) {
+            Ok(guard) => {
+                self.guard = Some(guard);
+                self.counts.guards += 1;
+                true
+            }
+            Err(error) => {
+                tracing::error!("no vCPU is boosted: {}", describe(&error));
+                self.guard_again = now + GUARD_AGAIN_NS;
+                false
+            }
+        }
+    }
+
+    fn account_all(&mut self, now: u64) -> Result<()> {
+        for place in 0..self.vcpus.len() {
+            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+            self.charge(id, now);
+        }
+        let pool = std::mem::take(&mut self.pool_ns);
+        self.book.account_all(now, pool);
+        if self.settings.hold_back == HoldBack::Never || self.guard.is_none() {
+            return Ok(());
+        }
+        let owes = i64::try_from(self.settings.owes_ns).unwrap_or(i64::MAX);
+        let paid = i64::try_from(self.settings.paid_ns).unwrap_or(i64::MAX);
+        for place in 0..self.vcpus.len() {
+            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+            let Some(credit) = self.book.account(id).map(|account| account.credit_ns) else { continue };
+            let Ok(managed) = self.managed(id) else { continue };
+            let hold = if managed.held_back { credit < -paid } else { credit < -owes };
+            if hold != managed.held_back {
+                managed.held_back = hold;
+                self.counts.held_back += u64::from(hold);
+                self.apply(id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error and all that caused it, on one line.
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl Vehicle for RealTime {
+    fn name(&self) -> &'static str {
+        "realtime"
+    }
+
+    fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
+        if !self.ensure_guard(monotonic_ns()) {
+            return Err(Error::new(ErrorKind::Gone, "there is no guard: no thread is taken"));
+        }
+        let mut members = Vec::new();
+        for &tid in &vcpu.tids {
+            match self.take(&vcpu.name, tid, vcpu.pid) {
+                Ok(member) => members.push(member),
+                Err(error) => {
+                    for member in &members {
+                        let _ = self.give_back(member);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let charged_ns =
+            members.iter().filter_map(|member| member.thread.clock().ok()).map(|c| c.ran_ns).sum();
+        let id = self.book.open(claim);
+        if self.vcpus.len() <= id.into_index() {
+            self.vcpus.resize_with(id.into_index() + 1, || None);
+        }
+        self.vcpus[id.into_index()] = Some(Managed {
+            name: vcpu.name.clone(),
+            members,
+            charged_ns,
+            ended_ns: 0,
+            boost: None,
+            held_back: false,
+            complained: false,
+        });
+        Ok(id)
+    }
+
+    fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
+        let now = monotonic_ns();
+        self.charge(id, now);
+        self.end_boost(id, now)?;
+        let managed = self.managed(id)?;
+        let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
+        // A thread that was made by one that was held back has that from it: it was meant to be like the others.
+        let first = managed.members.first().map(|member| member.was);
+        let leaves: Vec<Member> =
+            managed.members.extract_if(.., |member| !vcpu.tids.contains(&member.thread.tid())).collect();
+        for member in &leaves {
+            self.give_back(member)?;
+        }
+        for &tid in vcpu.tids.iter().filter(|tid| !known.contains(tid)) {
+            let mut member = self.take(&vcpu.name, tid, vcpu.pid)?;
+            if let Some(first) = first
+                && first != member.was
+                && (member.was.class, member.was.nice)
+                    == (self.base(first, true).class, self.base(first, true).nice)
+            {
+                member.was = first;
+                let entry = Entry { tid, start: member.thread.start(), was: first };
+                self.table.strike(member.slot).map_err(table_failed)?;
+                member.slot = self.table.enter(&entry).map_err(table_failed)?;
+            }
+            self.managed(id)?.members.push(member);
+        }
+        let managed = self.managed(id)?;
+        let ran = managed.members.iter().filter_map(|m| m.thread.clock().ok()).map(|c| c.ran_ns).sum::<u64>();
+        managed.charged_ns = ran;
+        managed.ended_ns = 0;
+        self.apply(id)
+    }
+
+    fn remove(&mut self, id: VcpuId) -> Result<()> {
+        let now = monotonic_ns();
+        let ended = self.end_boost(id, now);
+        let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::take) else { return Ok(()) };
+        self.book.close(id);
+        let mut result = ended;
+        for member in &managed.members {
+            if let Err(error) = self.give_back(member) {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
+        if !self.budget.has_some(now) {
+            self.counts.denied_budget += 1;
+            return Ok(Decision::Denied(Denial::Overdrawn));
+        }
+        if !self.ensure_guard(now) {
+            self.counts.denied_guard += 1;
+            return Ok(Decision::Denied(Denial::Redeeming));
+        }
+        if self.managed(id)?.boost.is_none() && !self.charge(id, now) {
+            let name = self.managed(id)?.name.clone();
+            return Err(Error::new(ErrorKind::Gone, format!("{name}: all its threads have ended")));
+        }
+        let doing = self.doing(id);
+        let decision = self
+            .book
+            .event(id, now, doing)
+            .ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))?;
+        if let Decision::Boost { ns } = decision
+            && let Err(error) = self.start_boost(id, now, ns)
+        {
+            self.end_boost(id, now).ok();
+            let managed = self.managed(id)?;
+            if !std::mem::replace(&mut managed.complained, true) {
+                tracing::warn!("not boosted: {}", describe(&error));
+            }
+        }
+        Ok(decision)
+    }
+
+    fn served(&mut self, id: VcpuId, now: u64, response_ns: u64) -> Result<()> {
+        let ended = self.end_boost(id, now);
+        self.book.served(id, response_ns);
+        ended
+    }
+
+    fn tick(&mut self, now: u64) -> Result<u64> {
+        let due: Vec<VcpuId> = self
+            .boosted
+            .iter()
+            .copied()
+            .filter(|id| {
+                let boost = self.vcpus.get(id.into_index()).and_then(Option::as_ref).and_then(|m| m.boost);
+                boost.is_none_or(|boost| boost.deadline <= now)
+            })
+            .collect();
+        for id in due {
+            self.time_is_up(id, now)?;
+        }
+        let period = self.settings.params.period_ns;
+        let accounted = *self.accounted.get_or_insert(now);
+        if now >= accounted + period {
+            self.accounted = Some(now);
+            let _ = self.table.beat(now);
+            self.ensure_guard(now);
+            self.account_all(now)?;
+        }
+        let next = self.accounted.unwrap_or(now) + period;
+        let deadlines = self
+            .boosted
+            .iter()
+            .filter_map(|id| Some(self.vcpus.get(id.into_index())?.as_ref()?.boost?.deadline));
+        Ok(deadlines.fold(next, u64::min))
+    }
+
+    fn account(&self, id: VcpuId) -> Option<Account> {
+        self.book.account(id).cloned()
+    }
+
+    fn is_held_back(&self, id: VcpuId) -> bool {
+        self.vcpus.get(id.into_index()).and_then(Option::as_ref).is_some_and(|managed| managed.held_back)
+    }
+
+    fn is_gone(&self, id: VcpuId) -> bool {
+        let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
+        managed
+            .is_none_or(|managed| managed.members.iter().all(|member| member.thread.is_runnable().is_err()))
+    }
+
+    fn spend(&mut self, ns: u64) {
+        self.budget.used(ns);
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let counts = self.counts;
+        vec![
+            Counter { name: "denied_rt_budget", value: counts.denied_budget },
+            Counter { name: "denied_no_guard", value: counts.denied_guard },
+            Counter { name: "boosts_timed_out", value: counts.timed_out },
+            Counter { name: "boosts_prolonged", value: counts.prolonged },
+            Counter { name: "held_back", value: counts.held_back },
+            Counter { name: "guards_restarted", value: counts.guards },
+            Counter { name: "guard_interventions", value: self.table.interventions() },
+            Counter { name: "boosted_ns", value: counts.boosted_ns },
+        ]
+    }
+}
+
+impl Drop for RealTime {
+    fn drop(&mut self) {
+        for place in 0..self.vcpus.len() {
+            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+            // What cannot be restored stays in the table, for the guard.
+            if let Err(error) = self.remove(id) {
+                tracing::error!("{}", describe(&error));
+            }
+        }
+    }
+}

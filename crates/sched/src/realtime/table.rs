@@ -1,0 +1,400 @@
+//! The table of changed threads: what each was before, written down before it is changed.
+//!
+//! A small file in a directory of memory (`/run/vlane`), one slot of 64 bytes per thread. The daemon writes it, its
+//! guard reads it when the daemon is gone, and the next daemon when both are gone. Who lives holds a shared lock on
+//! the file; a file that can be locked exclusively has been left behind. A slot is one `pwrite` of 64 bytes that do not cross a page: a
+//! process that is killed has written all of it or nothing.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::sys::{self, Attr, Class};
+use crate::thread::{is_gone, is_same};
+use crate::{Error, ErrorKind, Result};
+
+/// Bytes in a slot.
+const BYTES: usize = 64;
+const SLOT: u64 = BYTES as u64;
+const MAGIC: u64 = u64::from_le_bytes(*b"vlsched1");
+/// The file's name begins and ends so.
+const PREFIX: &str = "sched-";
+const SUFFIX: &str = ".threads";
+
+/// What a thread was before it was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The thread.
+    pub tid: u32,
+    /// Its start time (clock ticks after boot), so that another one with this number is left alone.
+    pub start: u64,
+    /// How it was scheduled.
+    pub was: Attr,
+}
+
+impl Entry {
+    fn to_bytes(self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        put(0, MAGIC);
+        put(8, u64::from(self.tid));
+        put(16, self.start);
+        put(24, u64::from(self.was.class.number()));
+        put(32, i64::from(self.was.nice).cast_unsigned());
+        put(40, u64::from(self.was.priority) << 1 | u64::from(self.was.reset_on_fork));
+        put(48, self.was.slice_ns);
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let get = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        if get(0)? != MAGIC {
+            return None;
+        }
+        let flags = get(40)?;
+        Some(Self {
+            tid: u32::try_from(get(8)?).ok()?,
+            start: get(16)?,
+            was: Attr {
+                class: Class::of(u32::try_from(get(24)?).ok()?),
+                nice: i32::try_from(get(32)?.cast_signed()).ok()?,
+                priority: u32::try_from(flags >> 1).ok()?,
+                reset_on_fork: flags & 1 != 0,
+                slice_ns: get(48)?,
+            },
+        })
+    }
+
+    /// Schedules the thread as it was; whether something had to be changed. A thread that is gone is left alone.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses.
+    pub fn restore(&self) -> io::Result<bool> {
+        if !is_same(self.tid, self.start) {
+            return Ok(false);
+        }
+        let is = match sys::get(self.tid) {
+            Ok(is) => is,
+            Err(error) if is_gone(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        // The slice that is told is the system's unless it was set: no reason to touch anything.
+        if (is.class, is.nice, is.priority, is.reset_on_fork)
+            == (self.was.class, self.was.nice, self.was.priority, self.was.reset_on_fork)
+        {
+            return Ok(false);
+        }
+        match sys::set(self.tid, &self.was) {
+            Ok(()) => Ok(true),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The daemon's table.
+#[derive(Debug)]
+pub struct Table {
+    file: File,
+    path: PathBuf,
+    used: Vec<bool>,
+}
+
+impl Table {
+    /// A new one in a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`] or [`ErrorKind::Permission`]: the directory cannot be written.
+    pub fn create(dir: &Path) -> Result<Self> {
+        let fail = |error: io::Error| {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            };
+            let text = format!(
+                "cannot write the list of changed threads in {}; name a directory in memory with --state-dir",
+                dir.display()
+            );
+            Error::caused_by(kind, text, error)
+        };
+        std::fs::create_dir_all(dir).map_err(fail)?;
+        // A process may have several, and a number may come again: the first free name.
+        for attempt in 0..10_000_u32 {
+            let path = dir.join(format!("{PREFIX}{}-{attempt}{SUFFIX}", std::process::id()));
+            let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+            match opened {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(fail(error)),
+                Ok(file) => {
+                    flock(&file, FlockOperation::LockShared).map_err(|error| fail(error.into()))?;
+                    // The first slot is no thread's: heartbeat and interventions.
+                    file.set_len(SLOT).map_err(fail)?;
+                    return Ok(Self { file, path, used: Vec::new() });
+                }
+            }
+        }
+        Err(fail(io::ErrorKind::AlreadyExists.into()))
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes down a thread; where. From then on it may be changed.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn enter(&mut self, entry: &Entry) -> io::Result<usize> {
+        let slot = self.used.iter().position(|used| !used).unwrap_or(self.used.len());
+        self.file.write_all_at(&entry.to_bytes(), (slot as u64 + 1) * SLOT)?;
+        if slot == self.used.len() {
+            self.used.push(true);
+        } else {
+            self.used[slot] = true;
+        }
+        Ok(slot)
+    }
+
+    /// Strikes out a thread, which has been restored or is gone.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn strike(&mut self, slot: usize) -> io::Result<()> {
+        self.file.write_all_at(&[0; BYTES], (slot as u64 + 1) * SLOT)?;
+        if let Some(used) = self.used.get_mut(slot) {
+            *used = false;
+        }
+        Ok(())
+    }
+
+    /// Says that the daemon is alive at `now`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn beat(&self, now: u64) -> io::Result<()> {
+        self.file.write_all_at(&now.to_le_bytes(), 0)
+    }
+
+    /// How often the guard has restored threads because the daemon stood still.
+    #[must_use]
+    pub fn interventions(&self) -> u64 {
+        read_u64(&self.file, 8).unwrap_or(0)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // With threads in it, it is the guard's, or the next daemon's.
+        if self.used.iter().all(|used| !used) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn read_u64(file: &File, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Another process's table, to restore what stands in it.
+#[derive(Debug)]
+pub struct Reader {
+    file: File,
+    path: PathBuf,
+}
+
+/// What came of restoring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Threads that were in the table.
+    pub seen: usize,
+    /// Threads that had to be changed back.
+    pub changed: usize,
+    /// Threads that the system would not change back.
+    pub failed: usize,
+}
+
+impl Reader {
+    /// Opens a table, and holds a shared lock on it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        flock(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// When the daemon was last alive.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn beat(&self) -> io::Result<u64> {
+        read_u64(&self.file, 0)
+    }
+
+    /// Tells the daemon that threads were restored because it stood still.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn intervened(&self) -> io::Result<()> {
+        let count = read_u64(&self.file, 8)?.saturating_add(1);
+        self.file.write_all_at(&count.to_le_bytes(), 8)
+    }
+
+    /// Restores all threads in it.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read. Threads that cannot be restored are counted.
+    pub fn restore(&self) -> io::Result<Restored> {
+        let mut restored = Restored::default();
+        let mut bytes = [0; BYTES];
+        let end = self.file.metadata()?.len();
+        let mut at = SLOT;
+        while at + SLOT <= end {
+            self.file.read_exact_at(&mut bytes, at)?;
+            at += SLOT;
+            let Some(entry) = Entry::from_bytes(&bytes) else { continue };
+            restored.seen += 1;
+            match entry.restore() {
+                Ok(changed) => restored.changed += usize::from(changed),
+                Err(_) => restored.failed += 1,
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Removes the file.
+    pub fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Whether a thread stands in the table of another scheduler that is alive: what it is now is not what it was.
+#[must_use]
+pub fn is_anothers(dir: &Path, own: &Path, tid: u32, start: u64) -> bool {
+    let Ok(entries) = std::fs::read_dir(dir) else { return false };
+    let others =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path != own && is_table(path));
+    others.filter_map(|path| std::fs::read(path).ok()).any(|bytes| {
+        let slots = bytes.chunks_exact(BYTES).skip(1).filter_map(Entry::from_bytes);
+        {
+            let mut slots = slots;
+            slots.any(|entry| (entry.tid, entry.start) == (tid, start))
+        }
+    })
+}
+
+fn is_table(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
+/// Restores what daemons have left that were killed together with their guards: every table in the directory that
+/// nobody holds. Says what was found.
+///
+/// # Errors
+///
+/// The directory is there and cannot be read.
+pub fn repair(dir: &Path) -> Result<Restored> {
+    let mut all = Restored::default();
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(all),
+        Err(error) => {
+            return Err(Error::caused_by(ErrorKind::Io, format!("cannot read {}", dir.display()), error));
+        }
+    };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if !is_table(&path) {
+            continue;
+        }
+        let Ok(reader) = Reader::open(&path) else { continue };
+        // Only one that nobody else holds: neither a daemon nor its guard.
+        if flock(&reader.file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        let text = || format!("cannot read {}", path.display());
+        let restored = reader.restore().map_err(|error| Error::caused_by(ErrorKind::Io, text(), error))?;
+        all.seen += restored.seen;
+        all.changed += restored.changed;
+        all.failed += restored.failed;
+        if restored.failed == 0 {
+            reader.remove();
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn entry(tid: u32) -> Entry {
+        let was =
+            Attr { class: Class::Batch, nice: -3, priority: 0, reset_on_fork: true, slice_ns: 3_000_000 };
+        Entry { tid, start: 99, was }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_is() {
+        assert_eq!(Entry::from_bytes(&entry(7).to_bytes()), Some(entry(7)));
+        assert_eq!(Entry::from_bytes(&[0; 64]), None);
+        assert_eq!(Entry::from_bytes(&entry(7).to_bytes()[..40]), None);
+    }
+
+    #[test]
+    fn slots_are_used_again_and_an_empty_table_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut table = Table::create(dir.path()).unwrap();
+        let path = table.path().to_path_buf();
+        assert_eq!((table.enter(&entry(1)).unwrap(), table.enter(&entry(2)).unwrap()), (0, 1));
+        table.strike(0).unwrap();
+        assert_eq!(table.enter(&entry(3)).unwrap(), 0);
+        let reader = Reader::open(&path).unwrap();
+        assert_eq!(reader.restore().unwrap().seen, 2);
+        reader.intervened().unwrap();
+        assert_eq!(table.interventions(), 1);
+        table.strike(0).unwrap();
+        table.strike(1).unwrap();
+        drop(table);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_table_that_somebody_holds_is_not_repaired_and_one_left_behind_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut table = Table::create(dir.path()).unwrap();
+        table.enter(&entry(u32::MAX >> 1)).unwrap();
+        assert_eq!(repair(dir.path()).unwrap(), Restored::default());
+        drop(table);
+        assert_eq!(repair(dir.path()).unwrap(), Restored { seen: 1, changed: 0, failed: 0 });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(repair(&dir.path().join("none")).unwrap(), Restored::default());
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_is_not_touched() {
+        let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let before = sys::get(me).unwrap();
+        let wrong = Entry { tid: me, start: 1, was: Attr { nice: 19, ..before } };
+        assert!(!wrong.restore().unwrap());
+        assert_eq!(sys::get(me).unwrap(), before);
+    }
+}

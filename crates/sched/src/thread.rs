@@ -1,0 +1,214 @@
+//! One thread of the host, as the scheduler sees it: who it is, what it does, and its CPU time.
+//!
+//! The files below `/proc` are kept open: they belong to the thread, not to its number, so that a number that is used
+//! again can never be taken for the thread that had it. Measured on a busy machine: `schedstat` 0.6 us, `stat` 2.7 us.
+//!
+//! CPU time comes from `schedstat`. The thread's CPU clock (`clock_gettime`) is closed to other processes
+//! (`pid_for_clock` in the kernel), and a `perf` counter costs 26 us and an interrupt of the thread that runs.
+//! `schedstat` is exact for a thread that waits or sleeps, and right after its policy was changed; for one that runs
+//! it is as old as the last tick (1 to 10 ms). It is a sum, so such errors never add up.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use crate::{Error, ErrorKind, Result};
+
+/// What `schedstat` tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// CPU time used, ns.
+    pub ran_ns: u64,
+    /// Time spent waiting for a CPU, ns ("CPU ready", "steal time").
+    pub waited_ns: u64,
+}
+
+/// A thread.
+#[derive(Debug)]
+pub struct Thread {
+    tid: u32,
+    pid: u32,
+    start: u64,
+    schedstat: File,
+    stat: File,
+}
+
+/// Whether the system says that a thread is not there any more.
+#[must_use]
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
+}
+
+/// A thread's state and start time, out of `/proc/PID/stat`: fields 3 and 22, counted after the name, which may hold
+/// anything.
+fn parse_stat(text: &[u8]) -> Option<(u8, u64)> {
+    let after = text.iter().rposition(|&byte| byte == b')')? + 1;
+    let rest = std::str::from_utf8(text.get(after..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    let start = fields.nth(18)?.parse().ok()?;
+    Some((state, start))
+}
+
+/// The process that a thread belongs to.
+fn process_of(tid: u32) -> io::Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let value = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    value.and_then(|value| value.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Whether a thread of this number with this start time (clock ticks after boot) is there.
+#[must_use]
+pub fn is_same(tid: u32, start: u64) -> bool {
+    let stat = std::fs::read(format!("/proc/{tid}/stat"));
+    stat.ok().and_then(|text| parse_stat(&text)).is_some_and(|(_, found)| found == start)
+}
+
+impl Thread {
+    /// The thread with this number.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`]: there is none. [`ErrorKind::Unsupported`]: the kernel keeps no times of threads.
+    pub fn open(tid: u32) -> Result<Self> {
+        let fail = |error: io::Error| {
+            let (kind, text) = match is_gone(&error) {
+                true => {
+                    (ErrorKind::Gone, format!("no thread {tid} on this host: it has ended, or never was"))
+                }
+                false => (ErrorKind::Io, format!("cannot look at thread {tid} in /proc")),
+            };
+            Error::caused_by(kind, text, error)
+        };
+        let pid = process_of(tid).map_err(fail)?;
+        let open = |name: &str| {
+            let path: PathBuf = format!("/proc/{pid}/task/{tid}/{name}").into();
+            File::open(path)
+        };
+        let stat = open("stat").map_err(fail)?;
+        let schedstat = open("schedstat").map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if is_same_file_there(tid) => Error::new(
+                ErrorKind::Unsupported,
+                "this kernel has no /proc/PID/schedstat; it needs CONFIG_SCHED_INFO (any distribution's kernel has it)",
+            ),
+            _ => fail(error),
+        })?;
+        let mut thread = Self { tid, pid, start: 0, schedstat, stat };
+        thread.start = thread.read_stat().map_err(fail)?.1;
+        Ok(thread)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn tid(&self) -> u32 {
+        self.tid
+    }
+
+    /// Its process.
+    #[must_use]
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// When it was started, clock ticks after boot: with its number, its identity.
+    #[must_use]
+    pub const fn start(&self) -> u64 {
+        self.start
+    }
+
+    fn read_stat(&self) -> io::Result<(u8, u64)> {
+        let mut text = [0; 1024];
+        let len = self.stat.read_at(&mut text, 0)?;
+        parse_stat(&text[..len]).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
+    }
+
+    /// Its CPU time and how long it has waited for it.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH when it has ended ([`is_gone`]).
+    pub fn clock(&self) -> io::Result<Clock> {
+        let mut text = [0; 96];
+        let len = self.schedstat.read_at(&mut text, 0)?;
+        let text = std::str::from_utf8(&text[..len]).unwrap_or_default();
+        let mut fields = text.split_ascii_whitespace().map(str::parse);
+        match (fields.next(), fields.next()) {
+            (Some(Ok(ran_ns)), Some(Ok(waited_ns))) => Ok(Clock { ran_ns, waited_ns }),
+            _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    }
+
+    /// Whether it wants a CPU (has one or waits for one), or sleeps.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH when it has ended ([`is_gone`]).
+    pub fn is_runnable(&self) -> io::Result<bool> {
+        match self.read_stat()?.0 {
+            b'R' => Ok(true),
+            b'Z' | b'X' => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            _ => Ok(false),
+        }
+    }
+
+    /// The group whose real-time budget counts for it, as a message for people; empty if nothing is known.
+    #[must_use]
+    pub fn describe_group(&self) -> String {
+        let Ok(groups) = std::fs::read_to_string(format!("/proc/{}/cgroup", self.tid)) else {
+            return String::new();
+        };
+        let cpu = groups.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            controllers.split(',').any(|name| name == "cpu").then_some(path)
+        });
+        let mut text = String::new();
+        if let Some(path) = cpu.filter(|path| *path != "/") {
+            let _ = write!(text, "/sys/fs/cgroup/cpu{path}/cpu.rt_runtime_us");
+        }
+        text
+    }
+}
+
+fn is_same_file_there(tid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{tid}/stat")).exists()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_anything_in_it_does_not_confuse() {
+        let line = b"7 (a) R (b) c) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 2 3";
+        assert_eq!(parse_stat(line), Some((b'S', 4242)));
+        assert_eq!(parse_stat(b""), None);
+        assert_eq!(parse_stat(b"7 (x) R 1 2"), None);
+    }
+
+    #[test]
+    fn a_thread_uses_cpu_time_and_is_gone_after_its_end() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let handle = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
+            let _ = stopped.recv();
+        });
+        let thread = Thread::open(told.recv().unwrap()).unwrap();
+        assert_eq!(thread.pid(), std::process::id());
+        assert!(is_same(thread.tid(), thread.start()) && !is_same(thread.tid(), thread.start() + 1));
+        assert!(thread.clock().unwrap().ran_ns > 0);
+        stop.send(()).unwrap();
+        handle.join().unwrap();
+        // It is reaped a moment after join.
+        while thread.clock().is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(is_gone(&thread.clock().unwrap_err()));
+        assert!(is_gone(&thread.is_runnable().unwrap_err()));
+        assert_eq!(Thread::open(thread.tid()).unwrap_err().kind(), ErrorKind::Gone);
+    }
+}

@@ -1,0 +1,108 @@
+//! `vlane sched prove`: what the live scheduler does to responses and shares, on this machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use vlane_driver::units::parse_duration;
+use vlane_lab::Interrupt;
+use vlane_lab::loans::live::{self, Arm, Options};
+use vlane_lab::report::{Report, text};
+use vlane_policy::loan::Policy;
+use vlane_sched::realtime::guard::GuardCommand;
+
+use super::settings::{Config, HoldBackArg, runtime_dir};
+
+/// Columns of what is printed.
+const WIDTH: usize = 180;
+
+/// Measures the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
+/// CPUs, under EEVDF alone, credit, always-boost, loan and adaptive, in turns.
+///
+/// Threads of this program stand for guests. Needs CAP_SYS_NICE, an otherwise idle machine, and some minutes.
+#[derive(Debug, Args)]
+pub struct ProveArgs {
+    /// Guests, the one with I/O included [default: 6 per CPU]
+    #[arg(long, value_name = "N")]
+    guests: Option<usize>,
+    /// Their weights; the last one counts for the rest
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "256")]
+    weights: Vec<u32>,
+    /// Times from one I/O to the next
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration, default_value = "20ms,5ms,2ms")]
+    gaps: Vec<Duration>,
+    /// CPU time that each I/O costs the guest
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "100us")]
+    work: Duration,
+    /// Time of each measurement
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "8s")]
+    time: Duration,
+    /// Rounds: how often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// Only these: eevdf, credit, always-boost, loan, adaptive
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    only: Vec<String>,
+    /// How a guest is held back that has used more than its share [default: idle]
+    #[arg(long, value_enum)]
+    hold_back: Option<HoldBackArg>,
+    /// A TOML file with the scheduler's settings
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// Whatever keeps it from being measured or written.
+pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
+    let mut config = Config::of(args.config.as_ref())?;
+    config.hold_back = args.hold_back.or(config.hold_back);
+    let mut arms = vec![Arm { name: "EEVDF".into(), settings: None }];
+    for policy in Policy::ALL {
+        arms.push(Arm { name: policy.name().into(), settings: Some(config.settings(policy)?) });
+    }
+    if !args.only.is_empty() {
+        for name in &args.only {
+            anyhow::ensure!(
+                arms.iter().any(|arm| arm.name.eq_ignore_ascii_case(name)),
+                "there is no {name:?} to measure; change --only"
+            );
+        }
+        arms.retain(|arm| args.only.iter().any(|name| arm.name.eq_ignore_ascii_case(name)));
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    let options = Options {
+        version: env!("CARGO_PKG_VERSION").into(),
+        command: std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" "),
+        guests: args.guests.unwrap_or(6 * cpus),
+        weights: args.weights.clone(),
+        gaps: args.gaps.clone(),
+        work: args.work,
+        time: args.time,
+        ramp: Duration::from_secs(1),
+        rounds: args.rounds,
+        arms,
+        state_dir: runtime_dir(),
+        guard: GuardCommand::own()?,
+    };
+    for path in args.html.iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let report = live::run(&options, &interrupt)?;
+    for path in args.html.iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    print!("{}", text::render(&report, WIDTH));
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! `vlane sched run`: the live scheduler.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vlane_policy::loan::units::DEFAULT_WEIGHT;
+use vlane_policy::loan::{Claim, Policy};
+use vlane_sched::live::probe::{self, Ext, Wanted};
+use vlane_sched::live::socket::Socket;
+use vlane_sched::live::source::Mailbox;
+use vlane_sched::live::{Daemon, Ending};
+use vlane_sched::realtime::guard::GuardCommand;
+use vlane_sched::realtime::{RealTime, Settings, table};
+use vlane_sched::thread::Thread;
+use vlane_sched::{VcpuThreads, Vehicle};
+
+use super::settings::{Config, HoldBackArg, runtime_dir};
+
+/// Schedules virtual CPUs: who has finished I/O runs at once, and everybody keeps the share of its weight.
+///
+/// Runs until it is ended, or all its vCPUs have ended; everything is then as it was. Needs CAP_SYS_NICE.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// A vCPU's thread; several are several machines
+    #[arg(long, value_name = "TID")]
+    tid: Vec<u32>,
+    /// Names for them, in the same order
+    #[arg(long, value_name = "NAME")]
+    name: Vec<String>,
+    /// Weights for them, in the same order; the last one counts for the rest [default: 256]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
+    weight: Vec<u32>,
+
+    /// Who is boosted: credit, always-boost, loan or adaptive [default: loan]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
+    /// How
+    #[arg(long, value_enum, default_value_t = VehicleArg::Auto)]
+    vehicle: VehicleArg,
+    /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    rt_share: Option<u8>,
+    /// How a vCPU is held back that has used more than its share [default: idle]
+    #[arg(long, value_enum)]
+    hold_back: Option<HoldBackArg>,
+    /// A TOML file with all of this and the policy's parameters
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Where `vlane sched top` finds it [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Print the last state as JSON at the end
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum VehicleArg {
+    /// The better one of those that this host has
+    Auto,
+    /// Bounded real-time slices; any kernel
+    Realtime,
+    /// The program's own scheduler class; Linux 6.12 with sched_ext
+    #[value(name = "sched_ext")]
+    SchedExt,
+}
+
+impl RunArgs {
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let mut config = Config::of(self.config.as_ref())?;
+        config.rt_share = self.rt_share.or(config.rt_share);
+        config.hold_back = self.hold_back.or(config.hold_back);
+        config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))
+    }
+
+    /// The vCPUs that were named one by one.
+    fn named(&self) -> anyhow::Result<Vec<(VcpuThreads, Claim)>> {
+        anyhow::ensure!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
+        anyhow::ensure!(self.weight.len() <= self.tid.len().max(1), "there are more --weight than --tid");
+        let mut named = Vec::new();
+        for (number, &tid) in (0_u32..).zip(&self.tid) {
+            let at = number as usize;
+            let thread = Thread::open(tid)?;
+            let name = self.name.get(at).cloned().unwrap_or_else(|| format!("thread {tid}"));
+            let weight = self.weight.get(at).or(self.weight.last()).copied().unwrap_or(DEFAULT_WEIGHT);
+            let threads = VcpuThreads { pid: thread.pid(), index: 0, tids: vec![tid], name };
+            named.push((threads, Claim { vm: number, weight, cap_permille: 0 }));
+        }
+        Ok(named)
+    }
+
+    /// The vehicle, and in words why it is this one.
+    fn vehicle(&self, settings: Settings, state_dir: &std::path::Path) -> anyhow::Result<Box<dyn Vehicle>> {
+        let wanted = match self.vehicle {
+            VehicleArg::Auto => Wanted::Auto,
+            VehicleArg::Realtime => Wanted::RealTime,
+            VehicleArg::SchedExt => Wanted::SchedExt,
+        };
+        let ext = probe::sched_ext();
+        match (wanted, ext) {
+            (Wanted::RealTime, _) => tracing::info!("vehicle realtime: asked for"),
+            (Wanted::SchedExt, Ext::Free) => {
+                anyhow::bail!("{}, but this vlane was built without it", ext.words())
+            }
+            (Wanted::SchedExt, _) => anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words()),
+            (Wanted::Auto, Ext::Free) => {
+                tracing::info!("vehicle realtime: {}, but this vlane was built without it", ext.words());
+            }
+            (Wanted::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
+        }
+        Ok(Box::new(RealTime::new(settings, state_dir, GuardCommand::own()?)?))
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// Whatever keeps it from scheduling, in words; nothing is changed then.
+pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    let settings = args.settings()?;
+    anyhow::ensure!(!args.tid.is_empty(), "nothing to schedule: name vCPU threads with --tid");
+    probe::real_time()?;
+    let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
+    let named = args.named()?;
+    let socket = Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched.sock")))?;
+    let repaired = table::repair(&state_dir)?;
+    if repaired.changed > 0 {
+        tracing::warn!(
+            "{} threads restored that a scheduler had left which was killed with its guard",
+            repaired.changed
+        );
+    }
+    let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let stopper = stopper.try_clone().context("cannot make a socket pair")?;
+        signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
+    }
+    let policy = settings.params.policy;
+    let (poster, mailbox) = Mailbox::new(false)?;
+    // A page that has to be read again while a boost is on would cost more than the boost.
+    let flags = rustix::mm::MlockAllFlags::CURRENT
+        | rustix::mm::MlockAllFlags::FUTURE
+        | rustix::mm::MlockAllFlags::ONFAULT;
+    if let Err(error) = rustix::mm::mlockall(flags) {
+        tracing::debug!("memory is not locked: {error}");
+    }
+    let vehicle = args.vehicle(settings, &state_dir)?;
+    let mut daemon = Daemon::new(vehicle, policy.name());
+    socket.serve(daemon.hub(), poster)?;
+    Daemon::raise()?;
+    let source = daemon.add_source(Box::new(mailbox));
+    for (threads, claim) in named {
+        let tid = threads.tids[0];
+        let id = daemon.add(threads, claim)?;
+        // On the socket, a thread's number names its vCPU.
+        daemon.name_vcpu(source, u64::from(tid), id);
+    }
+    tracing::info!("{} vCPUs, policy {policy}", daemon.vcpus());
+    let ending = daemon.run(stop.as_fd())?;
+    let last = daemon.state(vlane_sched::realtime::monotonic_ns());
+    drop(daemon);
+    match ending {
+        Ending::Stopped => tracing::info!("ended; all threads are as they were"),
+        Ending::Alone => tracing::info!("all vCPUs have ended"),
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&last)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! What `vlane sched run` and `prove` can be set to, from a TOML file and the command line.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Deserialize;
+use vlane_policy::loan::{Goal, Params, Policy};
+use vlane_sched::realtime::{HoldBack, Settings};
+
+/// A configuration file. Everything in it may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Who is boosted.
+    pub policy: Option<Policy>,
+    /// Percent of the kernel's real-time budget.
+    pub rt_share: Option<u8>,
+    /// How a vCPU that owes is held back.
+    pub hold_back: Option<HoldBackArg>,
+    /// From when on, milliseconds of CPU time.
+    pub owes_ms: Option<u64>,
+    /// Until when.
+    pub paid_ms: Option<u64>,
+    /// The policy's parameters, by the names that docs/src/sched.md gives; times in nanoseconds.
+    pub params: Option<toml::Table>,
+    /// What `adaptive` is to reach.
+    pub goal: Option<Goal>,
+}
+
+/// How a vCPU that owes is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldBackArg {
+    /// `SCHED_IDLE`
+    Idle,
+    /// Nice 19
+    Nice,
+    /// Not at all
+    Never,
+}
+
+impl Config {
+    /// From a file; what stands in it that nobody knows is an error.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read or understood.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("cannot understand {}", path.display()))
+    }
+
+    /// The file's, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::read`].
+    pub fn of(path: Option<&PathBuf>) -> anyhow::Result<Self> {
+        path.map_or_else(|| Ok(Self::default()), |path| Self::read(path))
+    }
+
+    /// The settings for a policy.
+    ///
+    /// # Errors
+    ///
+    /// A value that makes no sense.
+    pub fn settings(&self, policy: Policy) -> anyhow::Result<Settings> {
+        let mut params = Params::sound(policy);
+        if let Some(table) = &self.params {
+            // Over the defaults of this program, name by name.
+            let mut all = toml::Table::try_from(&params).context("the parameters cannot be written")?;
+            all.extend(table.clone());
+            params = all.try_into().context("[params] is not understood")?;
+            params.policy = policy;
+        }
+        let goal = self.goal.unwrap_or_default().checked()?;
+        let mut settings = Settings::new(params.checked()?, goal);
+        if let Some(percent) = self.rt_share {
+            anyhow::ensure!(
+                (1..=100).contains(&percent),
+                "rt_share = {percent}: must be between 1 and 100 percent"
+            );
+            settings.rt_percent = percent;
+        }
+        match self.hold_back {
+            // Nothing is owed where boosts are free.
+            Some(_) if policy == Policy::AlwaysBoost => {}
+            Some(HoldBackArg::Idle) => settings.hold_back = HoldBack::Idle,
+            Some(HoldBackArg::Nice) => settings.hold_back = HoldBack::Nice,
+            Some(HoldBackArg::Never) => settings.hold_back = HoldBack::Never,
+            None => {}
+        }
+        let ns = |ms: u64| ms.saturating_mul(1_000_000);
+        settings.owes_ns = self.owes_ms.map_or(settings.owes_ns, ns);
+        settings.paid_ns = self.paid_ms.map_or(settings.paid_ns, ns);
+        anyhow::ensure!(settings.paid_ns <= settings.owes_ns, "paid_ms must not be more than owes_ms");
+        Ok(settings)
+    }
+}
+
+/// A directory in memory for what belongs to running schedulers: `/run/vlane`, or the user's own.
+pub fn runtime_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return "/run/vlane".into();
+    }
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    own.map_or_else(|| std::env::temp_dir().join("vlane"), |dir| PathBuf::from(dir).join("vlane"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_changes_what_it_names_and_nothing_else() {
+        let config: Config =
+            toml::from_str("rt_share = 10\nowes_ms = 5\npaid_ms = 1\n[params]\nline_ns = 4000000\n").unwrap();
+        let settings = config.settings(Policy::Adaptive).unwrap();
+        let sound = Params::sound(Policy::Adaptive);
+        assert_eq!(settings.params, Params { line_ns: 4_000_000, ..sound });
+        assert_eq!((settings.rt_percent, settings.owes_ns, settings.paid_ns), (10, 5_000_000, 1_000_000));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        assert!(toml::from_str::<Config>("lien = 3").is_err());
+        let config: Config = toml::from_str("[params]\nlien_ns = 4").unwrap();
+        assert!(config.settings(Policy::Loan).is_err());
+        let config: Config = toml::from_str("rt_share = 0").unwrap();
+        assert!(config.settings(Policy::Loan).unwrap_err().to_string().contains("between 1 and 100"));
+        let config: Config = toml::from_str("owes_ms = 1\npaid_ms = 2").unwrap();
+        assert!(config.settings(Policy::Loan).is_err());
+    }
+}

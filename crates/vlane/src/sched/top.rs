@@ -1,0 +1,150 @@
+//! `vlane sched top`: what the live scheduler does, for people and for programs.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use vlane_sched::live::socket::Client;
+use vlane_sched::live::state::State;
+
+use super::settings::runtime_dir;
+
+/// Shows the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// A line of JSON per second
+    #[arg(long)]
+    json: bool,
+    /// Only once
+    #[arg(long)]
+    once: bool,
+    /// The scheduler's socket [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// A state as a table.
+fn table(state: &State) -> String {
+    let mut text = String::new();
+    let counter = |name: &str| state.counters.get(name).copied().unwrap_or(0);
+    let _ = writeln!(
+        text,
+        "vlane sched: {} by {}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, boosts timed out {}",
+        state.policy,
+        state.vehicle,
+        state.uptime,
+        state.daemon_cpu / state.uptime.max(1e-3) * 100.0,
+        counter("denied_rt_budget"),
+        counter("boosts_timed_out"),
+    );
+    let _ = writeln!(
+        text,
+        "{:<20} {:<9} {:>6} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>6} {:>6} {:>6}",
+        "vCPU",
+        "state",
+        "weight",
+        "credit",
+        "line",
+        "left",
+        "debt",
+        "cm",
+        "events",
+        "boosts",
+        "denied",
+        "p50 us",
+        "p99 us",
+        "CPU%",
+        "ready%",
+        "share%",
+        "of"
+    );
+    for vcpu in &state.vcpus {
+        let name: String = vcpu.name.chars().take(20).collect();
+        let _ = writeln!(
+            text,
+            "{:<20} {:<9} {:>6} {:>8.1} {:>7.2} {:>7.2} {:>7.2} {:>7} {:>8} {:>8} {:>7} {:>9.1} {:>9.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1}",
+            name,
+            vcpu.state,
+            vcpu.weight,
+            vcpu.credit_ms,
+            vcpu.line_ms,
+            vcpu.left_ms,
+            vcpu.debt_ms,
+            vcpu.cm_ppm,
+            vcpu.events,
+            vcpu.boosts + vcpu.wake_boosts,
+            vcpu.denied,
+            vcpu.response_p50_us,
+            vcpu.response_p99_us,
+            vcpu.cpu_percent,
+            vcpu.ready_percent,
+            vcpu.share_percent,
+            vcpu.entitled_percent,
+        );
+    }
+    text
+}
+
+/// As much of a text as a terminal shows.
+fn fitting(text: &str, columns: usize, rows: usize) -> String {
+    let lines = text.lines().take(rows.saturating_sub(1));
+    lines.map(|line| line.chars().take(columns).collect::<String>() + "\x1b[K\n").collect()
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// There is no scheduler, or it is not understood.
+pub fn run(args: &TopArgs) -> anyhow::Result<()> {
+    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
+    let mut client = Client::connect(&path, !args.once)?;
+    let mut out = std::io::stdout();
+    let live = out.is_terminal() && !args.once && !args.json;
+    while let Some((line, state)) = client.next_state()? {
+        let text = match (args.json, live) {
+            (true, _) => line,
+            (false, false) => table(&state),
+            (false, true) => {
+                let (columns, rows) = terminal_size::terminal_size()
+                    .map_or((80, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)));
+                // Home, the lines, and nothing below: no flicker, and the scroll-back is kept.
+                format!("\x1b[H{}\x1b[J", fitting(&table(&state), columns, rows))
+            }
+        };
+        // Whoever does not read on has seen enough.
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || args.once {
+            return Ok(());
+        }
+    }
+    tracing::info!("the scheduler has ended");
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use vlane_sched::live::state::VcpuState;
+
+    #[test]
+    fn the_table_has_a_line_per_vcpu_with_the_columns_below_their_titles() {
+        let vcpu = VcpuState {
+            name: "a machine with a very long name".into(),
+            credit_ms: -3.25,
+            ..VcpuState::default()
+        };
+        let state = State { vcpus: vec![vcpu.clone(), vcpu], ..State::default() };
+        let text = table(&state);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[1].len(), lines[2].len(), "{text}");
+        assert!(lines[2].contains("-3.2"), "{text}");
+    }
+
+    #[test]
+    fn a_small_terminal_shows_what_fits() {
+        assert_eq!(fitting("abcdef\nghi\njkl\n", 3, 3), "abc\x1b[K\nghi\x1b[K\n");
+    }
+}

@@ -1,0 +1,380 @@
+//! Whatever kills the scheduler, no thread keeps a priority that it gave.
+//!
+//! `VLANE_KILLS=N` sets the number of rounds.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use vlane_sched::sys::{self, Attr, Class};
+
+/// Rounds without VLANE_KILLS.
+const ROUNDS: usize = 1000;
+/// Schedulers at once.
+const WORKERS: usize = 4;
+/// Nothing takes so long, unless it never happens.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
+fn may_schedule() -> bool {
+    match vlane_sched::live::probe::real_time() {
+        Ok(()) => true,
+        Err(error) => {
+            println!("SKIPPED: sched_kill: {error}");
+            false
+        }
+    }
+}
+
+/// Threads to be scheduled: one sleeps, one works now and then, one has a nice value of its own.
+struct Victims {
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    were: Vec<(u32, Attr)>,
+}
+
+impl Victims {
+    fn new() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, told) = std::sync::mpsc::channel();
+        let threads = (0..3_i32)
+            .map(|kind| {
+                let (stop, tell) = (Arc::clone(&stop), tell.clone());
+                std::thread::spawn(move || {
+                    if kind == 2 {
+                        let was = sys::get(tid()).unwrap();
+                        sys::set(tid(), &Attr { nice: 5, slice_ns: 0, ..was }).unwrap();
+                    }
+                    tell.send((tid(), sys::get(tid()).unwrap())).unwrap();
+                    while !stop.load(Ordering::Relaxed) {
+                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 500 });
+                        while Instant::now() < until {
+                            std::hint::spin_loop();
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                })
+            })
+            .collect();
+        let were = told.iter().take(3).collect();
+        Self { stop, threads, were }
+    }
+
+    /// Whether one of them is not as it was; which, and how.
+    fn changed(&self) -> Option<String> {
+        self.were.iter().find_map(|&(tid, was)| {
+            let is = sys::get(tid).unwrap();
+            (is != was).then(|| format!("thread {tid} was {was:?} and is {is:?}"))
+        })
+    }
+}
+
+impl Drop for Victims {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(dir: &Path, victims: &Victims) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vlane"));
+    command.args(["sched", "run", "--policy", "always-boost", "--rt-share", "100"]);
+    for (tid, _) in &victims.were {
+        command.args(["--tid", &tid.to_string()]);
+    }
+    command.arg("--socket").arg(dir.join("socket")).arg("--state-dir").arg(dir.join("state"));
+    command.env("VLANE_LOG", "error").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Waits for something, and says whether it came.
+fn wait(mut is: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while !is() {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+fn tables(dir: &Path) -> usize {
+    std::fs::read_dir(dir.join("state")).map_or(0, Iterator::count)
+}
+
+/// Whether a list names a thread. One without is left when a scheduler is killed before it has a guard; the next removes it.
+fn is_pending(dir: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(dir.join("state")) else { return false };
+    let lists = entries.filter_map(|entry| std::fs::read(entry.ok()?.path()).ok());
+    {
+        let mut lists = lists;
+        lists.any(|bytes| bytes.iter().skip(64).any(|&byte| byte != 0))
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Events for all victims, as fast as they are taken, until `until`; whether a thread was seen that is not as it was.
+fn boost(dir: &Path, victims: &Victims, until: Instant) -> bool {
+    let mut stream: Option<UnixStream> = None;
+    let mut seen = false;
+    while Instant::now() < until {
+        let Some(to) = stream.as_mut() else {
+            stream = UnixStream::connect(dir.join("socket")).ok();
+            std::thread::sleep(Duration::from_micros(200));
+            continue;
+        };
+        let lines: String = victims.were.iter().map(|(tid, _)| format!("event {tid}\n")).collect();
+        if to.write_all(lines.as_bytes()).is_err() {
+            return seen;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+        seen |= victims.changed().is_some();
+    }
+    seen
+}
+
+/// One round; whether threads were seen changed right before the kill.
+fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> bool {
+    let mut daemon = start(dir, victims);
+    // Sometimes before it is ready, sometimes in the midst of boosts.
+    let until = Instant::now() + Duration::from_micros(random.below(80_000));
+    let seen = boost(dir, victims, until);
+    let guards = children(daemon.id());
+    match number % 8 {
+        // The guard first, and soon after the daemon: perhaps before it has noticed, perhaps after.
+        3 => {
+            for &guard in &guards {
+                kill(guard, Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_micros(random.below(50_000)));
+            kill(daemon.id(), Signal::KILL);
+        }
+        // Both at once: nothing is left that could restore anything but the next `run` or `repair`.
+        7 => {
+            kill(daemon.id(), Signal::KILL);
+            for guard in guards {
+                kill(guard, Signal::KILL);
+            }
+        }
+        // The daemon; the guard is told to end, which it must not.
+        5 => {
+            for guard in guards {
+                kill(guard, Signal::TERM);
+            }
+            kill(daemon.id(), Signal::KILL);
+        }
+        _ => kill(daemon.id(), Signal::KILL),
+    }
+    daemon.wait().unwrap();
+    if matches!(number % 8, 3 | 7) {
+        // Guards that live restore it in a moment; `repair` leaves their tables alone.
+        let done = wait(|| {
+            let repair = Command::new(env!("CARGO_BIN_EXE_vlane"))
+                .args(["sched", "repair", "--state-dir"])
+                .arg(dir.join("state"))
+                .stdout(Stdio::null())
+                .status();
+            repair.unwrap().success() && tables(dir) == 0
+        });
+        assert!(done, "round {number}: a list of changed threads is left after repair");
+    } else {
+        assert!(wait(|| !is_pending(dir)), "round {number}: the guard has not done its work");
+    }
+    assert_eq!(victims.changed(), None, "round {number}");
+    let _ = std::fs::remove_file(dir.join("socket"));
+    seen
+}
+
+#[test]
+fn no_kill_of_the_scheduler_leaves_a_thread_changed() {
+    if !may_schedule() {
+        return;
+    }
+    let rounds = std::env::var("VLANE_KILLS").map_or(ROUNDS, |text| text.parse().unwrap());
+    let begin = Instant::now();
+    let (next, seen) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (next, seen) = (&next, &seen);
+            scope.spawn(move || {
+                let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+                let victims = Victims::new();
+                let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (worker as u64 + 1) << 20);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= rounds {
+                        return;
+                    }
+                    if round(dir.path(), &victims, number, &mut random) {
+                        seen.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let seen = seen.load(Ordering::Relaxed);
+    println!("{rounds} kills in {:.0?}; in {seen} of them threads were seen changed before", begin.elapsed());
+    // Else nothing was tested.
+    assert!(seen * 10 >= rounds, "only in {seen} of {rounds} rounds a thread was changed at all");
+}
+
+#[test]
+fn a_scheduler_that_stands_still_keeps_nobody_real_time() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let victims = Victims::new();
+    let mut daemon = start(dir.path(), &victims);
+    let pid = daemon.id();
+    let mut stopped = false;
+    // Until it was caught with a boost on.
+    for _ in 0..1000 {
+        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(20));
+        kill(pid, Signal::STOP);
+        std::thread::sleep(Duration::from_millis(2));
+        if victims.were.iter().any(|(tid, _)| sys::get(*tid).unwrap().class == Class::RoundRobin) {
+            stopped = true;
+            break;
+        }
+        kill(pid, Signal::CONT);
+    }
+    assert!(stopped, "no boost was ever on when the scheduler was stopped");
+    assert!(wait(|| victims.changed().is_none()), "{:?}", victims.changed());
+    kill(pid, Signal::CONT);
+    kill(pid, Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
+    assert_eq!((victims.changed(), tables(dir.path())), (None, 0));
+}
+
+#[test]
+fn a_scheduler_whose_guard_is_killed_gets_another_and_ends_in_order() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let victims = Victims::new();
+    let mut daemon = start(dir.path(), &victims);
+    let pid = daemon.id();
+    assert!(wait(|| !children(pid).is_empty() && tables(dir.path()) == 1));
+    for _ in 0..5 {
+        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(10));
+        let before = children(pid);
+        for &guard in &before {
+            kill(guard, Signal::KILL);
+        }
+        let another = wait(|| children(pid).first().is_some_and(|now| !before.contains(now)));
+        assert!(another, "no other guard");
+    }
+    kill(pid, Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
+    assert_eq!((victims.changed(), tables(dir.path())), (None, 0));
+    assert!(!dir.path().join("socket").exists());
+}
+
+/// Runs `vlane sched run` to its end; what it said.
+fn run_to_end(dir: &Path, tids: &[u32], more: &[&str]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vlane"));
+    command.args(["sched", "run"]).args(more);
+    for tid in tids {
+        command.args(["--tid", &tid.to_string()]);
+    }
+    command.arg("--socket").arg(dir.join("socket")).arg("--state-dir").arg(dir.join("state"));
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_thread_that_ends_is_let_go_and_the_last_one_ends_the_scheduler() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut sleep = Command::new("sleep").arg("1.5").spawn().unwrap();
+    let tid = sleep.id();
+    let reaper = std::thread::spawn(move || sleep.wait());
+    let (success, said) = run_to_end(dir.path(), &[tid], &[]);
+    assert!(success && said.contains("all its threads have ended"), "{said}");
+    assert_eq!(tables(dir.path()), 0);
+    reaper.join().unwrap().unwrap();
+    // Its number is nobody's now.
+    let (success, said) = run_to_end(dir.path(), &[tid], &[]);
+    assert!(!success && said.contains("no thread") && said.contains("ended"), "{said}");
+}
+
+#[test]
+fn what_is_real_time_already_is_left_alone_and_so_is_another_schedulers() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
+    sys::set(sleep.id(), &Attr::round_robin(1)).unwrap();
+    let (success, said) = run_to_end(dir.path(), &[sleep.id()], &[]);
+    assert!(!success && said.contains("left alone"), "{said}");
+    assert_eq!(sys::get(sleep.id()).unwrap().class, Class::RoundRobin);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+
+    let victims = Victims::new();
+    let mut daemon = start(dir.path(), &victims);
+    assert!(wait(|| UnixStream::connect(dir.path().join("socket")).is_ok() && tables(dir.path()) == 1));
+    let (success, said) = run_to_end(dir.path(), &[victims.were[0].0], &[]);
+    assert!(!success && said.contains("running already"), "{said}");
+    kill(daemon.id(), Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
+}
+
+#[test]
+fn without_the_capability_nothing_is_changed_and_the_remedy_is_named() {
+    if !may_schedule() {
+        return;
+    }
+    let victims = Victims::new();
+    let dir = tempfile::tempdir().unwrap();
+    let without = Command::new("setpriv")
+        .args(["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice"])
+        .arg(env!("CARGO_BIN_EXE_vlane"))
+        .args(["sched", "run", "--tid", &victims.were[0].0.to_string(), "--state-dir"])
+        .arg(dir.path())
+        .output();
+    let Ok(output) = without else {
+        println!("SKIPPED: sched_kill::without_the_capability: no setpriv (util-linux)");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("CAP_SYS_NICE") && said.contains("setcap"), "{said}");
+    assert_eq!((victims.changed(), tables(dir.path())), (None, 0));
+}
