@@ -20,14 +20,15 @@ fn a_hang_up_waits_for_the_requests_in_flight() {
     let (wire, memory) = server.guest(USUAL);
     let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
     assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
+    // From the submission, not from the hang-up: on a busy machine the sleep may take as long as the requests.
+    let begin = Instant::now();
     rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
     std::thread::sleep(Duration::from_millis(30));
-    let begin = Instant::now();
     drop(wire);
     // The next one is taken up only when the last request is answered.
     let next = server.connect();
     assert!(next.is_alive());
-    assert!(begin.elapsed() >= LATENCY / 2, "the session ended after {:?}", begin.elapsed());
+    assert!(begin.elapsed() >= LATENCY, "the session ended after {:?}", begin.elapsed());
     for ring in &mut rings {
         assert_eq!(ring.used().len(), 8);
         assert!((0..8).all(|slot| ring.status(slot) == 0));
@@ -40,9 +41,11 @@ fn a_stop_waits_for_the_requests_in_flight() {
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(0, &ring));
+    let begin = Instant::now();
     (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512));
     std::thread::sleep(Duration::from_millis(30));
-    assert!(server.stop() >= LATENCY / 2);
+    server.stop();
+    assert!(begin.elapsed() >= LATENCY);
     assert_eq!(ring.used().len(), 8);
 }
 
