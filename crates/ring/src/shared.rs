@@ -100,7 +100,10 @@ impl SharedWords {
 
     fn map(fd: BorrowedFd<'_>, bytes: usize) -> Result<SharedWords, SharedError> {
         if bytes == 0 || !bytes.is_multiple_of(WORD) {
-            return Err(SharedError::WrongSize { len: bytes as u64, wanted: bytes.max(1).next_multiple_of(WORD) });
+            return Err(SharedError::WrongSize {
+                len: bytes as u64,
+                wanted: bytes.max(1).next_multiple_of(WORD),
+            });
         }
         let map_error = |source| SharedError::System { what: "map it", source };
         let file = File::from(fd.try_clone_to_owned().map_err(map_error)?);
