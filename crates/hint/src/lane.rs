@@ -46,13 +46,20 @@ impl LaneHint {
         self.classes |= classes.0;
     }
 
-    /// The guest is going to be signalled. Costs a load when the scheduler does not want to know.
+    /// The guest can see what was answered; `signals`: and is going to be signalled. Costs a load when the scheduler does not
+    /// want to know.
     #[inline]
-    pub fn signal(&mut self) {
+    pub fn shown(&mut self, signals: bool) {
         let classes = std::mem::take(&mut self.classes);
-        if classes & self.board.armed().0 != 0 {
+        if signals && classes & self.board.armed().0 != 0 {
             self.event();
         }
+    }
+
+    /// Whether the guest has something that it did not answer.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.since != 0
     }
 
     /// The guest has submitted.
@@ -60,6 +67,15 @@ impl LaneHint {
     pub fn submitted(&mut self) {
         if self.since != 0 {
             self.serve();
+        }
+    }
+
+    /// The lane stops: what is pending will never be told as served.
+    pub fn forget(&mut self) {
+        if std::mem::take(&mut self.since) != 0
+            && let Some(slot) = self.board.slot(self.lane)
+        {
+            slot.since.store(0, Ordering::Release);
         }
     }
 
@@ -101,10 +117,7 @@ impl LaneHint {
 }
 
 impl Drop for LaneHint {
-    /// What is pending will never be told as served.
     fn drop(&mut self) {
-        if let Some(slot) = self.board.slot(self.lane) {
-            slot.since.store(0, Ordering::Relaxed);
-        }
+        self.forget();
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     /// A signal that told of one request of some class.
     fn signal(hint: &mut LaneHint, classes: Classes) {
         hint.told(classes);
-        hint.signal();
+        hint.shown(true);
     }
 
     #[test]
@@ -195,9 +195,16 @@ mod tests {
         let mut hint = LaneHint::new(board, 0, wake).unwrap();
         signal(&mut hint, Classes::WRITES);
         assert_eq!(watch.collect(u64::MAX).count(), 0);
+        hint.told(Classes::READS);
+        hint.shown(false);
+        signal(&mut hint, Classes::WRITES);
+        assert_eq!(watch.collect(u64::MAX).count(), 0, "the guest saw the read by itself");
         hint.told(Classes::WRITES);
         signal(&mut hint, Classes::FLUSHES);
         assert_eq!(watch.collect(u64::MAX).count(), 1);
+        hint.forget();
+        hint.submitted();
+        assert_eq!(watch.collect(u64::MAX).count(), 0);
     }
 
     #[test]
