@@ -8,4 +8,4 @@ mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};
 pub use vehicle::{VcpuThreads, Vehicle};
-pub use vlane_hint::{Classes, Mark, ProcessId};
+pub use vlane_hint::{Classes, Mark, ProcessId, now};
