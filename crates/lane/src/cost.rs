@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use vlane_engine::Uring;
 use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -34,7 +36,8 @@ fn device(arena: &Arena, driver: &BlkQueue) -> Queue {
     Queue::new(config, memory).unwrap()
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); recorded, if `VLANE_COST_RECORD` is set.
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); recorded, if `VLANE_COST_RECORD` is set; with a hint
+/// that is `off` or `armed`, if `VLANE_COST_HINT` says so.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
@@ -69,7 +72,17 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
     let is_recorded = std::env::var_os("VLANE_COST_RECORD").is_some();
     lane.set_recorder(is_recorded.then(|| Box::new(recorder)));
-    let mut entries = 0;
+    let hinted = std::env::var("VLANE_COST_HINT").unwrap_or_default();
+    let (board, fd) = Board::create(1).unwrap();
+    let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+    if hinted == "off" || hinted == "armed" {
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        lane.set_hint(LaneHint::new(board, 0, Arc::new(wake)).map(Box::new));
+    }
+    if hinted == "armed" {
+        watch.arm(Classes::ALL);
+    }
+    let (mut entries, mut events) = (0, 0);
     let mut done = Vec::new();
     for batch in 0..batches {
         for slot in 0..DEPTH {
@@ -84,6 +97,11 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         done.clear();
         entries += recorded.drain(|entry| _ = std::hint::black_box(entry)) as u64;
     }
+    for (_, mark) in watch.collect(u64::MAX) {
+        let (Mark::Event { count, .. } | Mark::Served { count, .. }) = mark;
+        events += u64::from(count);
+    }
+    assert_eq!(events, if hinted == "armed" { batches } else { 0 });
     // One more for the lane's start.
     assert_eq!(entries, if is_recorded { batches * u64::from(DEPTH) + 1 } else { 0 });
     lane.store_counters();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::EventfdFlags;
+use vlane_hint::LaneHint;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
@@ -56,6 +57,11 @@ pub(crate) enum Message {
     SetRecorder {
         index: u16,
         recorder: Option<Box<Recorder>>,
+    },
+    /// The lane of that queue tells the vCPU scheduler, now or when it starts; or no longer. Not answered.
+    SetHint {
+        index: u16,
+        hint: Option<Box<LaneHint>>,
     },
     Exit,
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
+use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
 
 use crate::call::Call;
@@ -141,6 +142,10 @@ pub(crate) struct Lane {
     done: Vec<(Slot, Status)>,
     /// Told of every request, if somebody wants to know.
     recorder: Option<Box<Recorder>>,
+    /// Tells the vCPU scheduler, if there is one.
+    hint: Option<Box<LaneHint>>,
+    /// Whether there is any of the two: one branch for both per request.
+    is_observed: bool,
 }
 
 impl Lane {
@@ -178,6 +183,8 @@ impl Lane {
             has_answered: false,
             done: Vec::new(),
             recorder: None,
+            hint: None,
+            is_observed: false,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -193,6 +200,12 @@ impl Lane {
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         if self.broken || self.draining.is_some() {
             return false;
+        }
+        if let Some(hint) = &mut self.hint
+            && hint.is_pending()
+            && self.queue.has_available()
+        {
+            hint.submitted();
         }
         let (mut taken, mut show_after) = (0, 1);
         while taken < BUDGET {
@@ -231,11 +244,22 @@ impl Lane {
     /// Answers one request.
     #[inline]
     fn complete(&mut self, slot: Slot, status: Status) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.complete(slot, self.queue.request(slot), status);
+        if self.is_observed {
+            self.observe(slot, status);
         }
         self.queue.complete(slot, status);
         self.unpublished += 1;
+    }
+
+    /// Tells those who want to know that a request was answered.
+    fn observe(&mut self, slot: Slot, status: Status) {
+        let request = self.queue.request(slot);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.complete(slot, request, status);
+        }
+        if let Some(hint) = &mut self.hint {
+            hint.completed(request);
+        }
     }
 
     /// For the recorder: some requests were begun, or answered, together.
@@ -334,7 +358,12 @@ impl Lane {
         if let Some(recorder) = &mut self.recorder {
             recorder.published();
         }
-        if !self.queue.publish() {
+        let signals = self.queue.publish();
+        if let Some(hint) = &mut self.hint {
+            // First of all: when the interrupt comes, the vCPU is to run already.
+            hint.shown(signals);
+        }
+        if !signals {
             return Shown::Answers;
         }
         self.counters.signals += 1;
@@ -444,6 +473,7 @@ impl Lane {
     /// Tells a recorder of every request from now on, or nobody.
     pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) {
         self.recorder = recorder;
+        self.is_observed = self.recorder.is_some() || self.hint.is_some();
         if let Some(recorder) = &mut self.recorder {
             recorder.start(self.queue.config().size, self.queue.in_flight());
         }
@@ -453,6 +483,19 @@ impl Lane {
     pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
         self.end_batch(false);
         self.recorder.take()
+    }
+
+    /// Tells the vCPU scheduler of what completes from now on, or nobody.
+    pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
+        self.hint = hint;
+        self.is_observed = self.recorder.is_some() || self.hint.is_some();
+    }
+
+    /// Takes the hint out, for the lane that comes next.
+    pub(crate) fn take_hint(&mut self) -> Option<Box<LaneHint>> {
+        let mut hint = self.hint.take()?;
+        hint.forget();
+        Some(hint)
     }
 
     pub(crate) fn watch(&self, uring: &mut Uring) {

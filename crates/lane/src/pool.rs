@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
 use vlane_engine::Uring;
+use vlane_hint::LaneHint;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
@@ -161,6 +162,15 @@ impl Pool {
     /// [`LaneError::Gone`].
     pub fn set_recorder(&self, index: u16, recorder: Option<Box<Recorder>>) -> Result<(), LaneError> {
         self.send(index, Message::SetRecorder { index, recorder })
+    }
+
+    /// Lets the lane of queue `index` tell the vCPU scheduler from now on, or from when it starts, across its stops and starts; `None`
+    /// ends that. Does not wait.
+    ///
+    /// # Errors
+    /// [`LaneError::Gone`].
+    pub fn set_hint(&self, index: u16, hint: Option<Box<LaneHint>>) -> Result<(), LaneError> {
+        self.send(index, Message::SetHint { index, hint })
     }
 
     /// The volume has another size.

@@ -4,6 +4,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use vlane_engine::{Event, Uring};
+use vlane_hint::LaneHint;
 use vlane_ring::probes;
 
 use crate::contention::Contention;
@@ -25,6 +26,7 @@ pub(crate) struct Thread {
     lanes: Vec<Option<Lane>>,
     /// Of queues whose lane does not run.
     recorders: Vec<(u16, Box<Recorder>)>,
+    hints: Vec<(u16, Box<LaneHint>)>,
     polling: Polling,
     contention: Contention,
     turn: Turn,
@@ -43,6 +45,7 @@ impl Thread {
             inbox,
             lanes: Vec::new(),
             recorders: Vec::new(),
+            hints: Vec::new(),
             polling: Polling::new(poll_max),
             contention: Contention::new(),
             turn: Turn::Storage,
@@ -101,7 +104,7 @@ impl Thread {
             worked = true;
             self.handle(event);
         }
-        let Thread { lanes, uring, recorders, .. } = self;
+        let Thread { lanes, uring, recorders, hints, .. } = self;
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
@@ -114,6 +117,9 @@ impl Thread {
             if lane.settle() {
                 if let Some(recorder) = lane.take_recorder() {
                     recorders.push((lane.index, recorder));
+                }
+                if let Some(hint) = lane.take_hint() {
+                    hints.push((lane.index, hint));
                 }
                 if lane.kick.is_some() {
                     uring.unwatch(lane.token);
@@ -214,6 +220,7 @@ impl Thread {
                     self.with(index, &reply, |lane| lane.set_sectors(sectors));
                 }
                 Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
+                Message::SetHint { index, hint } => self.set_hint(index, hint),
                 Message::Exit => self.exit = true,
             }
         }
@@ -239,6 +246,15 @@ impl Thread {
         }
     }
 
+    fn set_hint(&mut self, index: u16, hint: Option<Box<LaneHint>>) {
+        self.hints.retain(|(queue, _)| *queue != index);
+        match (self.lane(index), hint) {
+            (Some(lane), hint) => lane.set_hint(hint),
+            (None, Some(hint)) => self.hints.push((index, hint)),
+            (None, None) => {}
+        }
+    }
+
     fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
@@ -250,6 +266,9 @@ impl Thread {
         let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
         if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
             lane.set_recorder(Some(self.recorders.swap_remove(at).1));
+        }
+        if let Some(at) = self.hints.iter().position(|(queue, _)| *queue == index) {
+            lane.set_hint(Some(self.hints.swap_remove(at).1));
         }
         lane.watch(&mut self.uring);
         match self.lanes.get_mut(place) {

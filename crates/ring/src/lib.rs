@@ -21,6 +21,7 @@ mod memory;
 mod packed;
 pub mod probes;
 mod queue;
+pub mod shared;
 mod split;
 
 pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status};

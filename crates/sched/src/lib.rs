@@ -3,7 +3,9 @@
 
 #![deny(unsafe_code)]
 
+pub mod discover;
 mod error;
+pub mod link;
 pub mod live;
 pub mod realtime;
 #[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
@@ -13,3 +15,4 @@ mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};
 pub use vehicle::{Counter, VcpuThreads, Vehicle};
+pub use vlane_hint::{Classes, Mark, ProcessId, now};

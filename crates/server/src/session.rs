@@ -26,6 +26,7 @@ use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::features;
 use crate::padded_table;
+use crate::sched::Link;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
 
@@ -74,7 +75,7 @@ impl Session {
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
-            Ok(copy) => self.serve(copy, &stream, stop),
+            Ok(copy) => self.serve(copy, &stream, stop, Link::new(&self.volume, peer)),
             Err(error) => End::Failed(Error::SocketError(error)),
         };
         probes::session_disconnect(probed);
@@ -101,22 +102,29 @@ impl Session {
     }
 
     /// `watched` is another descriptor of `stream`, which outlives this.
-    fn serve(&self, stream: UnixStream, watched: &UnixStream, stop: &OwnedFd) -> End {
+    fn serve(&self, stream: UnixStream, watched: &UnixStream, stop: &OwnedFd, mut link: Option<Link>) -> End {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
         let mut refused = 0;
         loop {
+            let timeout = link.as_ref().and_then(Link::timeout).and_then(|limit| limit.try_into().ok());
+            // Without a scheduler, its place is taken by what is waited for anyway.
+            let scheduler = link.as_ref().and_then(Link::fd).unwrap_or(stop.as_fd());
             let mut fds = [
                 PollFd::new(watched, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
                 PollFd::new(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(scheduler, PollFlags::IN),
             ];
-            match rustix::event::poll(&mut fds, None) {
+            match rustix::event::poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return End::Failed(Error::SocketError(error.into())),
             }
             let ready = fds.map(|fd| !fd.revents().is_empty());
             if ready[2] {
                 return End::Stopped;
+            }
+            if let Some(link) = &mut link {
+                link.turn();
             }
             if ready[1] {
                 self.handle_events();

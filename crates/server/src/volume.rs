@@ -9,6 +9,7 @@ use vlane_engine::{Engine, Geometry};
 use vlane_lane::{Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
 
 use crate::recording::Recording;
+use crate::sched::Schedulers;
 
 /// What makes a volume, besides its engine.
 #[derive(Debug, Clone)]
@@ -82,6 +83,7 @@ pub struct Volume {
     pub(crate) pool: Pool,
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) recording: Recording,
+    pub(crate) schedulers: Schedulers,
     sessions: AtomicU64,
     session: Mutex<Option<SessionFacts>>,
 }
@@ -106,9 +108,17 @@ impl Volume {
             pool,
             counters,
             recording: Recording::default(),
+            schedulers: Schedulers::None,
             sessions: AtomicU64::new(0),
             session: Mutex::default(),
         })
+    }
+
+    /// Tells a vCPU scheduler of completed I/O.
+    #[must_use]
+    pub fn with_schedulers(mut self, schedulers: Schedulers) -> Volume {
+        self.schedulers = schedulers;
+        self
     }
 
     /// What a guest sees.

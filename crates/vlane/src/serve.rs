@@ -15,7 +15,7 @@ use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, Topology, parse_cpu_list};
-use vlane_server::{Control, Listener, Volume, VolumeConfig};
+use vlane_server::{Control, Listener, Schedulers, Volume, VolumeConfig};
 
 /// Serve a volume over vhost-user-blk, to one front end after another.
 ///
@@ -72,6 +72,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     poll_us: u64,
 
+    /// Tell a vCPU scheduler (vlane sched run) of completed I/O: auto (one that listens at its usual socket, now or later), off,
+    /// or its socket [default for --sched alone: auto]
+    #[arg(long, value_name = "auto|off|PATH", default_value = "auto", default_missing_value = "auto", num_args = 0..=1, require_equals = true, value_parser = parse_schedulers)]
+    sched: Schedulers,
+
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
@@ -105,6 +110,15 @@ fn parse_cpus(text: &str) -> Result<CpuChoice, String> {
         "none" => Ok(CpuChoice::Unpinned),
         "auto" => Ok(CpuChoice::Auto),
         list => parse_cpu_list(list).map(CpuChoice::List).map_err(|error| error.to_string()),
+    }
+}
+
+fn parse_schedulers(text: &str) -> Result<Schedulers, String> {
+    match text {
+        "" => Err("name a socket, or auto, or off".to_owned()),
+        "auto" => Ok(Schedulers::Usual),
+        "off" => Ok(Schedulers::None),
+        path => Ok(Schedulers::At(path.into())),
     }
 }
 
@@ -145,7 +159,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let name = args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string());
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
-    let volume = Arc::new(Volume::new(engine, config).map_err(with_sources)?);
+    let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
+    let volume = Arc::new(volume);
     let listener = Arc::new(Listener::bind(&args.socket)?);
     let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));
     let control = args.control.as_ref().map(start).transpose()?;

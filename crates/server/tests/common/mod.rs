@@ -28,7 +28,7 @@ use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::Topology;
-use vlane_server::{Listener, Stopper, Volume, VolumeConfig};
+use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
 /// Whatever takes longer hangs.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -99,10 +99,21 @@ impl Server {
     }
 
     pub fn polling(engine: Arc<dyn Engine>, queues: u16, threads: u16, poll_max: Duration) -> Server {
+        Server::telling(engine, queues, threads, poll_max, Schedulers::None)
+    }
+
+    /// One that tells a vCPU scheduler.
+    pub fn telling(
+        engine: Arc<dyn Engine>,
+        queues: u16,
+        threads: u16,
+        poll_max: Duration,
+        schedulers: Schedulers,
+    ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
         let topology = Topology { queues, threads, cpus: Vec::new() };
         let config = VolumeConfig { name: "test".into(), serial: "serial-42".into(), topology, poll_max };
-        let volume = Arc::new(Volume::new(engine, config).unwrap());
+        let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
         let (sender, ended) = channel();
         let (serving, served) = (Arc::clone(&listener), Arc::clone(&volume));

@@ -1,0 +1,190 @@
+//! The board: what lies where in the memory that lanes and scheduler share.
+//!
+//! All words have 64 bits. The header has three lines of 128 bytes (two cache lines: they are fetched in pairs), so that
+//! what lanes only read is not in one line with what they write:
+//!
+//! | word | what | written by |
+//! |---|---|---|
+//! | 0 | magic | back end, once |
+//! | 1 | version, and the number of lanes in the upper half | back end, once |
+//! | 16 | armed: the classes of requests that count; 0: nobody wants to know | scheduler (and back end, 0, when the scheduler is gone) |
+//! | 32 | wake: not 0 when the scheduler wants its eventfd to be written at the next mark | scheduler sets, lanes clear |
+//! | 64 + 16 n | slot of lane n: events, since, served, served at, response | lane n |
+//!
+//! `events` counts the signals to the guest that told of completions; `since` is when the oldest of them that was not served yet came
+//! (`CLOCK_MONOTONIC`, ns), 0 when all are; `served` counts how often the guest answered, `served at` is when it did last, `response`
+//! how long that took.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vlane_ring::shared::SharedWords;
+use vlane_ring::{Kind, PriorityClass, Request};
+
+use crate::error::HintError;
+
+/// Lanes that a board may have; more than a volume has queues.
+pub const MAX_LANES: u16 = 4096;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"vlanesch");
+const VERSION: u64 = 1;
+const PAGE: usize = 4096;
+const LINE: usize = 16;
+const ARMED: usize = LINE;
+const WAKE: usize = 2 * LINE;
+const SLOTS: usize = 4 * LINE;
+
+/// Classes of requests, as bits: whose completions the scheduler wants to hear of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Classes(pub u64);
+
+impl Classes {
+    /// Nothing.
+    pub const NONE: Classes = Classes(0);
+    /// Every request.
+    pub const ALL: Classes = Classes(u64::MAX);
+    /// Reads, of any priority.
+    pub const READS: Classes = Classes(0xf);
+    /// Writes, of any priority.
+    pub const WRITES: Classes = Classes(0xf0);
+    /// Flushes: somebody waits until data is safe.
+    pub const FLUSHES: Classes = Classes(1 << 8);
+    /// Everything that is neither of these.
+    pub const OTHERS: Classes = Classes(1 << 9);
+    /// Reads and writes whose priority in the guest is real-time, best effort, or not given: all but idle ones.
+    pub const NOT_IDLE: Classes = Classes(0x77);
+
+    /// The class of a request.
+    #[inline]
+    pub(crate) fn of(request: &Request) -> Classes {
+        let priority = match request.priority().class() {
+            PriorityClass::None => 0,
+            PriorityClass::RealTime => 1,
+            PriorityClass::BestEffort => 2,
+            PriorityClass::Idle => 3,
+        };
+        match request.kind() {
+            Kind::In => Classes(1 << priority),
+            Kind::Out => Classes(1 << (4 + priority)),
+            Kind::Flush => Classes::FLUSHES,
+            _ => Classes::OTHERS,
+        }
+    }
+
+    /// Both.
+    pub const fn and(self, other: Classes) -> Classes {
+        Classes(self.0 | other.0)
+    }
+}
+
+/// A lane's slot.
+pub(crate) struct Slot<'a> {
+    pub(crate) events: &'a AtomicU64,
+    pub(crate) since: &'a AtomicU64,
+    pub(crate) served: &'a AtomicU64,
+    pub(crate) served_at: &'a AtomicU64,
+    pub(crate) response: &'a AtomicU64,
+}
+
+/// The memory that lanes and scheduler share.
+#[derive(Debug)]
+pub struct Board {
+    words: SharedWords,
+    lanes: u16,
+}
+
+/// Bytes of a board.
+fn bytes(lanes: u16) -> usize {
+    ((SLOTS + LINE * usize::from(lanes)) * size_of::<u64>()).next_multiple_of(PAGE)
+}
+
+impl Board {
+    /// A new board, off, and the descriptor to send.
+    ///
+    /// # Errors
+    /// [`HintError::Memory`]; [`HintError::Board`] for no lanes or more than [`MAX_LANES`].
+    pub fn create(lanes: u16) -> Result<(Arc<Board>, OwnedFd), HintError> {
+        check_lanes(lanes)?;
+        let (words, fd) = SharedWords::create("vlane-board", bytes(lanes))?;
+        let board = Board { words, lanes };
+        board.word(0).store(MAGIC, Ordering::Relaxed);
+        board.word(1).store(VERSION | u64::from(lanes) << 32, Ordering::Relaxed);
+        Ok((Arc::new(board), fd))
+    }
+
+    /// Maps a board that somebody sent, who said that it has so many lanes. Nothing in it is trusted.
+    ///
+    /// # Errors
+    /// [`HintError::Memory`] if it is not safe to map, [`HintError::Board`] if it is none.
+    pub fn open(fd: BorrowedFd<'_>, lanes: u16) -> Result<Board, HintError> {
+        check_lanes(lanes)?;
+        let board = Board { words: SharedWords::open(fd, bytes(lanes))?, lanes };
+        if board.word(0).load(Ordering::Relaxed) != MAGIC {
+            return Err(HintError::Board("no magic at its beginning"));
+        }
+        let head = board.word(1).load(Ordering::Relaxed);
+        if head & 0xffff_ffff != VERSION {
+            return Err(HintError::Board("another version"));
+        }
+        if head >> 32 != u64::from(lanes) {
+            return Err(HintError::Board("not as many lanes as were announced"));
+        }
+        Ok(board)
+    }
+
+    /// How many lanes it has.
+    pub fn lanes(&self) -> u16 {
+        self.lanes
+    }
+
+    /// Whose completions are to be marked from now on; [`Classes::NONE`]: nobody's.
+    pub fn arm(&self, classes: Classes) {
+        self.word(ARMED).store(classes.0, Ordering::SeqCst);
+    }
+
+    /// The classes that are marked.
+    #[inline]
+    pub fn armed(&self) -> Classes {
+        Classes(self.word(ARMED).load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn wake(&self) -> &AtomicU64 {
+        self.word(WAKE)
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        static NOWHERE: AtomicU64 = AtomicU64::new(0);
+        // Always there: the size was checked when the board was made.
+        self.words.word(at).unwrap_or(&NOWHERE)
+    }
+
+    /// The slot of a lane that the board has.
+    #[inline]
+    pub(crate) fn slot(&self, lane: u16) -> Option<Slot<'_>> {
+        match self.words.words(SLOTS + LINE * usize::from(lane), LINE)? {
+            [events, since, served, served_at, response, ..] if lane < self.lanes => {
+                Some(Slot { events, since, served, served_at, response })
+            }
+            _ => None,
+        }
+    }
+
+    /// Fills it with what makes no sense; for tests.
+    #[cfg(test)]
+    pub(crate) fn scribble(&self, mut value: impl FnMut() -> u64) {
+        for at in 2..self.words.len() {
+            self.word(at).store(value(), Ordering::Relaxed);
+        }
+    }
+}
+
+fn check_lanes(lanes: u16) -> Result<(), HintError> {
+    match lanes {
+        0 => Err(HintError::Board("no lanes")),
+        lanes if lanes > MAX_LANES => Err(HintError::Board("more lanes than a board may have")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,218 @@
+//! The back end's end of the connection to the scheduler: it waits for a scheduler to be there, introduces a session, and
+//! switches the board off when the scheduler goes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::board::{Board, Classes};
+use crate::error::HintError;
+use crate::message::{Hello, Message};
+use crate::process::ProcessId;
+
+/// How often a scheduler is looked for that was named, or was there before.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often one is looked for that nobody spoke of, or that has refused.
+const RETRY_SELDOM: Duration = Duration::from_secs(5);
+/// How long a scheduler may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where a scheduler is looked for if nobody says where: the user's own one, then the system's.
+pub fn default_sockets() -> Vec<PathBuf> {
+    let own = match rustix::process::geteuid().is_root() {
+        true => None,
+        false => std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()),
+    };
+    own.map(PathBuf::from)
+        .into_iter()
+        .chain([PathBuf::from("/run")])
+        .map(|directory| directory.join("vlane/sched.sock"))
+        .collect()
+}
+
+/// Whom a session serves.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// Its process.
+    pub process: ProcessId,
+    /// For each lane, the vCPU that waits for its completions.
+    pub vcpus: Vec<u32>,
+    /// What people call the volume.
+    pub name: String,
+}
+
+/// Something that lanes must know.
+#[derive(Debug)]
+pub enum Change {
+    /// A scheduler is there: mark this board, and write this eventfd.
+    Joined(Arc<Board>, Arc<OwnedFd>),
+    /// It is gone; its board is off already.
+    Left,
+}
+
+#[derive(Debug)]
+enum State {
+    Away { next: Instant },
+    Asked { socket: OwnedFd, board: Arc<Board>, until: Instant, path: PathBuf },
+    Joined { socket: OwnedFd, board: Arc<Board> },
+}
+
+/// A session's connection to the scheduler. Nothing in it waits.
+#[derive(Debug)]
+pub struct Client {
+    sockets: Vec<PathBuf>,
+    guest: Guest,
+    /// How soon to look again; a scheduler that nobody spoke of is looked for seldom.
+    retry: Duration,
+    state: State,
+    /// What was told last, so that it is told once.
+    told: Option<String>,
+}
+
+impl Client {
+    /// A client that looks for a scheduler at `sockets`, one after the other. `expected`: there is one, or will be; it is looked for
+    /// often, and told about when it is not there.
+    pub fn new(sockets: Vec<PathBuf>, guest: Guest, expected: bool, now: Instant) -> Client {
+        let retry = if expected { RETRY } else { RETRY_SELDOM };
+        Client { sockets, guest, retry, state: State::Away { next: now }, told: None }
+    }
+
+    /// Readable when [`Client::turn`] has something to do.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Away { .. } => None,
+            State::Asked { socket, .. } | State::Joined { socket, .. } => Some(socket.as_fd()),
+        }
+    }
+
+    /// When [`Client::turn`] has something to do, if its descriptor does not say so before.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Away { next } => Some(*next),
+            State::Asked { until, .. } => Some(*until),
+            State::Joined { .. } => None,
+        }
+    }
+
+    /// Does what there is to do.
+    pub fn turn(&mut self, now: Instant) -> Option<Change> {
+        let step = match &self.state {
+            State::Away { next } if now < *next => return None,
+            State::Away { .. } => match self.ask(now) {
+                Ok(asked) => {
+                    self.state = asked;
+                    return None;
+                }
+                Err(error) => Err(error),
+            },
+            State::Asked { socket, board, until, path } => match answer(socket) {
+                Ok(Some(wake)) => Ok((Arc::clone(board), wake, path.clone())),
+                Ok(None) if now < *until => return None,
+                Ok(None) => Err("the scheduler does not answer".to_owned()),
+                Err(error) => Err(format!("{}: {error}", path.display())),
+            },
+            State::Joined { socket, .. } => match Message::receive(socket) {
+                Ok(None) => return None,
+                Ok(Some(_)) => Err("the scheduler said what nobody asked".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        let before = std::mem::replace(&mut self.state, State::Away { next: now + self.retry });
+        match step {
+            Ok((board, wake, path)) => {
+                if let State::Asked { socket, .. } = before {
+                    self.state = State::Joined { socket, board: Arc::clone(&board) };
+                }
+                (self.retry, self.told) = (RETRY, None);
+                tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
+                Some(Change::Joined(board, Arc::new(wake)))
+            }
+            Err(why) => {
+                let joined = matches!(before, State::Joined { .. });
+                switch_off(&before);
+                if joined {
+                    tracing::info!("{}: the vCPU scheduler is gone: {why}", self.guest.name);
+                } else if self.retry == RETRY && self.told.as_ref() != Some(&why) {
+                    tracing::warn!("{}: no vCPU scheduler: {why}; trying again", self.guest.name);
+                    self.told = Some(why);
+                }
+                joined.then_some(Change::Left)
+            }
+        }
+    }
+
+    /// Connects to the first scheduler that is there, and introduces the session.
+    fn ask(&self, now: Instant) -> Result<State, String> {
+        let mut last = "no socket was named".to_owned();
+        for path in &self.sockets {
+            match introduce(path, &self.guest) {
+                Ok((socket, board)) => {
+                    return Ok(State::Asked { socket, board, until: now + ANSWER, path: path.clone() });
+                }
+                Err(error) => last = format!("{}: {}", path.display(), chain(&error)),
+            }
+        }
+        Err(last)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        switch_off(&self.state);
+    }
+}
+
+fn switch_off(state: &State) {
+    if let State::Joined { board, .. } | State::Asked { board, .. } = state {
+        board.arm(Classes::NONE);
+    }
+}
+
+fn chain(error: &HintError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    // Whoever may write to the eventfd's other end can make lanes wait: only root, or whoever could do so anyway.
+    let listener = rustix::net::sockopt::socket_peercred(&socket)?;
+    if !listener.uid.is_root() && listener.uid != rustix::process::geteuid() {
+        return Err(HintError::Protocol("the scheduler is neither root's nor this user's"));
+    }
+    let lanes = u16::try_from(guest.vcpus.len()).unwrap_or(u16::MAX);
+    let (board, fd) = Board::create(lanes)?;
+    let hello = Hello { process: guest.process, vcpus: guest.vcpus.clone(), name: guest.name.clone() };
+    Message::Hello(hello).send(&socket, Some(fd.as_fd()))?;
+    Ok((socket, board))
+}
+
+/// The scheduler's answer, if it is there: its eventfd, or why not.
+fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, String> {
+    match Message::receive(socket).map_err(|error| chain(&error))? {
+        None => Ok(None),
+        Some((Message::Welcome, Some(wake))) => match is_eventfd(&wake) {
+            true => Ok(Some(wake)),
+            false => Err("the scheduler sent no eventfd".to_owned()),
+        },
+        Some((Message::Refused(why), _)) => Err(format!("the scheduler refuses: {why}")),
+        Some(_) => Err("the scheduler said what makes no sense".to_owned()),
+    }
+}
+
+/// Anything else might make a lane wait.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    use std::os::fd::AsRawFd;
+    let is_nonblocking =
+        rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    // Without /proc it must be believed.
+    is_nonblocking && link.map_or(true, |link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
+}

@@ -1,0 +1,123 @@
+//! A lane's end of the board.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use vlane_ring::Request;
+
+use crate::board::{Board, Classes, Slot};
+use crate::now;
+
+/// What a lane tells the scheduler, in its own slot of the board.
+///
+/// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and then the
+/// interrupt finds it. It counts as served when the guest submits again on this queue: whoever waited for the answer has
+/// got to run. That the guest's driver took the answer would come earlier, but then the waiting process has not run yet.
+#[derive(Debug)]
+pub struct LaneHint {
+    board: Arc<Board>,
+    lane: u16,
+    wake: Arc<OwnedFd>,
+    events: u64,
+    served: u64,
+    /// Since when the guest has had something that it did not answer; 0: it has nothing.
+    since: u64,
+    /// Of what the guest will be told with the next signal.
+    classes: u64,
+}
+
+impl LaneHint {
+    /// The hint of lane `lane`, or nothing if the board has no such lane. There must be only one for each.
+    pub fn new(board: Arc<Board>, lane: u16, wake: Arc<OwnedFd>) -> Option<LaneHint> {
+        board.slot(lane)?;
+        Some(LaneHint { board, lane, wake, events: 0, served: 0, since: 0, classes: 0 })
+    }
+
+    /// A request was answered; the guest is not told yet.
+    #[inline]
+    pub fn completed(&mut self, request: &Request) {
+        self.classes |= Classes::of(request).0;
+    }
+
+    /// As [`LaneHint::completed`], for tests.
+    #[cfg(test)]
+    pub(crate) fn told(&mut self, classes: Classes) {
+        self.classes |= classes.0;
+    }
+
+    /// The guest can see what was answered; `signals`: and is going to be signalled. Costs a load when the scheduler does not
+    /// want to know.
+    #[inline]
+    pub fn shown(&mut self, signals: bool) {
+        let classes = std::mem::take(&mut self.classes);
+        if signals && classes & self.board.armed().0 != 0 {
+            self.event();
+        }
+    }
+
+    /// Whether the guest has something that it did not answer.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.since != 0
+    }
+
+    /// The guest has submitted.
+    #[inline]
+    pub fn submitted(&mut self) {
+        if self.since != 0 {
+            self.serve();
+        }
+    }
+
+    /// The lane stops: what is pending will never be told as served.
+    pub fn forget(&mut self) {
+        if std::mem::take(&mut self.since) != 0
+            && let Some(slot) = self.board.slot(self.lane)
+        {
+            slot.since.store(0, Ordering::Release);
+        }
+    }
+
+    fn event(&mut self) {
+        let Some(Slot { events, since, .. }) = self.board.slot(self.lane) else { return };
+        if self.since == 0 {
+            self.since = now().max(1);
+            since.store(self.since, Ordering::Relaxed);
+        }
+        self.events += 1;
+        events.store(self.events, Ordering::Release);
+        self.wake();
+    }
+
+    fn serve(&mut self) {
+        let Some(Slot { since, served, served_at, response, .. }) = self.board.slot(self.lane) else {
+            return;
+        };
+        let now = now();
+        served_at.store(now, Ordering::Relaxed);
+        response.store(now.saturating_sub(self.since), Ordering::Relaxed);
+        self.since = 0;
+        since.store(0, Ordering::Relaxed);
+        self.served += 1;
+        served.store(self.served, Ordering::Release);
+        self.wake();
+    }
+
+    /// Wakes the scheduler, if it wants to be: the same question and answer as between two sides of a virtqueue.
+    fn wake(&self) {
+        // Orders the mark before the look; the scheduler asks for the wake-up first, and looks at the marks then.
+        fence(Ordering::SeqCst);
+        let wake = self.board.wake();
+        if wake.load(Ordering::Relaxed) != 0 && wake.swap(0, Ordering::SeqCst) != 0 {
+            // One that is full is readable already.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for LaneHint {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}

@@ -1,0 +1,72 @@
+//! Which process is meant, also after its number was given to another.
+
+use crate::error::HintError;
+
+/// A process: its number and when it started. A number is used again when its process is gone, a start time is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, clock ticks since the system did (`/proc/PID/stat`, field 22).
+    pub start: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    ///
+    /// # Errors
+    /// [`HintError::Gone`] when there is none.
+    pub fn of(pid: u32) -> Result<ProcessId, HintError> {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|_| HintError::Gone { pid })?;
+        let start = start_time(&stat).ok_or(HintError::Gone { pid })?;
+        Ok(ProcessId { pid, start })
+    }
+
+    /// Whether it still lives. One that has ended and is not waited for yet does not.
+    pub fn is_alive(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        start_time(&stat) == Some(self.start)
+    }
+}
+
+/// The start time in a line of `/proc/PID/stat`; none for a process that has ended.
+fn start_time(stat: &str) -> Option<u64> {
+    // The name, in parentheses, may have any character in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    // The state is field 3.
+    fields.nth(22 - 3 - 1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_fields() {
+        let line = "7 (a) S 1 (b) R 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        assert_eq!(start_time(line), Some(4242));
+        assert_eq!(start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"), None);
+        assert_eq!(start_time(""), None);
+        assert_eq!(start_time("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_gone() {
+        let me = ProcessId::of(std::process::id()).unwrap();
+        assert!(me.is_alive());
+        assert!(!ProcessId { start: me.start + 1, ..me }.is_alive());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        assert!(id.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!id.is_alive());
+        assert!(matches!(ProcessId::of(id.pid), Err(HintError::Gone { .. })));
+    }
+}

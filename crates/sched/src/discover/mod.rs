@@ -1,0 +1,129 @@
+//! Which host threads are the vCPUs of a virtual machine.
+//!
+//! Hypervisors name the threads of their vCPUs ([`names`]); User-Mode Linux has no such threads: its kernel's process and the
+//! tasks that run guest processes for it are its one vCPU ([`uml`]). QEMU names its threads only if it is told to; without names
+//! it can be asked through QMP ([`qmp`]).
+
+mod libvirt;
+mod names;
+mod proc;
+mod qmp;
+mod uml;
+
+pub use libvirt::{pid_of_domain, pid_of_domain_in};
+pub use proc::user_of;
+pub use qmp::vcpus_by_qmp;
+use vlane_hint::ProcessId;
+
+use crate::vehicle::VcpuThreads;
+use crate::{Error, ErrorKind, Result};
+
+/// A machine whose vCPUs are known. Cheap to look at again: threads of User-Mode Linux come and go.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    process: ProcessId,
+    kind: Kind,
+    vcpus: Vec<VcpuThreads>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Threads that carry names; they stay as long as the machine.
+    Threads,
+    UserMode,
+}
+
+/// The vCPU threads of the machine that has process `pid`.
+///
+/// # Errors
+/// As [`Machine::find`].
+pub fn vcpus_of(pid: u32) -> Result<Vec<VcpuThreads>> {
+    let process = proc::process(pid)?;
+    Ok(Machine::find(process)?.vcpus)
+}
+
+impl Machine {
+    /// Looks for the vCPUs of the machine that is this process.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`]: the process has ended, or its number belongs to another one now. [`ErrorKind::Invalid`]: it has no
+    /// vCPU threads that can be told from others; the text says what to do.
+    pub fn find(process: ProcessId) -> Result<Machine> {
+        let pid = process.pid;
+        let threads = proc::threads(process)?;
+        let mut vcpus = names::vcpus(pid, &threads);
+        let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Threads };
+        if vcpus.is_empty() {
+            let name = proc::name(pid);
+            if !uml::is_one(pid) {
+                return Err(nothing_found(pid, &name));
+            }
+            vcpus.push(VcpuThreads {
+                pid,
+                index: 0,
+                tids: uml::tasks(process)?,
+                name: format!("{name} ({pid})"),
+            });
+        }
+        proc::check(process)?;
+        Ok(Machine { process, kind, vcpus })
+    }
+
+    /// Its process.
+    pub fn process(&self) -> ProcessId {
+        self.process
+    }
+
+    /// Its vCPUs, by index.
+    pub fn vcpus(&self) -> &[VcpuThreads] {
+        &self.vcpus
+    }
+
+    /// The vCPU with this number. QEMU without multi-threaded emulation has one thread for all.
+    pub fn vcpu(&self, index: u32) -> Option<&VcpuThreads> {
+        match &self.vcpus[..] {
+            [all] if all.index == names::ALL => Some(all),
+            vcpus => vcpus.iter().find(|vcpu| vcpu.index == index),
+        }
+    }
+
+    /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have changed. A few files in `/proc`; call
+    /// it some times a second.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`]: the process has ended, or one of its vCPU threads has.
+    pub fn refresh(&mut self) -> Result<bool> {
+        proc::check(self.process)?;
+        match (self.kind, &mut self.vcpus[..]) {
+            (Kind::UserMode, [vcpu]) => {
+                let tids = uml::tasks(self.process)?;
+                let changed = tids != vcpu.tids;
+                vcpu.tids = tids;
+                Ok(changed)
+            }
+            (_, vcpus) => {
+                for vcpu in vcpus {
+                    for tid in &vcpu.tids {
+                        proc::check_thread(self.process.pid, *tid, &vcpu.name)?;
+                    }
+                }
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// What to do depends on what it is.
+fn nothing_found(pid: u32, name: &str) -> Error {
+    let what = match name.starts_with("qemu") {
+        true => format!(
+            "{name} ({pid}) does not name its vCPU threads: start it with -name NAME,debug-threads=on (libvirt does), or \
+             give its QMP socket with --qmp, or the threads with --tid"
+        ),
+        false => format!(
+            "{name} ({pid}) has no vCPU threads that are known (QEMU's \"CPU n/KVM\", crosvm's, Cloud Hypervisor's, \
+             Firecracker's, libkrun's, or User-Mode Linux); name them with --tid"
+        ),
+    };
+    Error::new(ErrorKind::Invalid, what)
+}

@@ -1,0 +1,84 @@
+//! A session's connection to the vCPU scheduler: made, watched and given up in the session's own thread.
+
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vlane_hint::{Change, Client, Guest, LaneHint, ProcessId, default_sockets};
+
+use crate::volume::Volume;
+
+/// Which vCPU scheduler is told of completed I/O.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Schedulers {
+    /// None.
+    #[default]
+    None,
+    /// One that listens where schedulers usually do, if there is one, now or later.
+    Usual,
+    /// The one at this socket.
+    At(PathBuf),
+}
+
+/// A session's connection, and what its lanes know of it.
+pub(crate) struct Link {
+    volume: Arc<Volume>,
+    client: Client,
+}
+
+impl Link {
+    /// A link for the front end `pid`; none if nobody is to be told, or the front end is gone already.
+    pub(crate) fn new(volume: &Arc<Volume>, pid: Option<i32>) -> Option<Link> {
+        let (sockets, expected) = match &volume.schedulers {
+            Schedulers::None => return None,
+            Schedulers::Usual => (default_sockets(), false),
+            Schedulers::At(path) => (vec![path.clone()], true),
+        };
+        // 0 is a process that this one cannot see (another PID namespace).
+        let pid = pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
+        let process = ProcessId::of(pid).ok()?;
+        let guest = Guest {
+            process,
+            // Queue n is vCPU n's: how guests assign them when there are as many queues as vCPUs.
+            vcpus: (0..u32::from(volume.queues())).collect(),
+            name: volume.config.name.clone(),
+        };
+        let client = Client::new(sockets, guest, expected, Instant::now());
+        Some(Link { volume: Arc::clone(volume), client })
+    }
+
+    /// Readable when there is something to do.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.client.fd()
+    }
+
+    /// When there is something to do at the latest, from now.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.client.deadline().map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Does it, without waiting.
+    pub(crate) fn turn(&mut self) {
+        match self.client.turn(Instant::now()) {
+            None => {}
+            Some(Change::Left) => self.tell_lanes(|_| None),
+            Some(Change::Joined(board, wake)) => {
+                self.tell_lanes(|index| LaneHint::new(Arc::clone(&board), index, Arc::clone(&wake)));
+            }
+        }
+    }
+
+    fn tell_lanes(&self, hint: impl Fn(u16) -> Option<LaneHint>) {
+        for index in 0..self.volume.queues() {
+            // A thread that is gone has no lanes.
+            let _ = self.volume.pool.set_hint(index, hint(index).map(Box::new));
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.tell_lanes(|_| None);
+    }
+}

@@ -1,0 +1,274 @@
+//! Lanes tell a vCPU scheduler of completed I/O: both ends in this process, with a guest's side between them.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tempfile::TempDir;
+use vlane_hint::message::{Hello, Message};
+use vlane_hint::{Board, HintError};
+use vlane_sched::link::{Link, Notice, Registered, SessionId};
+use vlane_sched::{Classes, ErrorKind, Mark, ProcessId};
+use vlane_server::Schedulers;
+
+fn place() -> (TempDir, PathBuf) {
+    let directory = TempDir::with_prefix("vlane-hint-").unwrap();
+    let path = directory.path().join("run/sched.sock");
+    (directory, path)
+}
+
+fn now() -> u64 {
+    vlane_hint::now()
+}
+
+/// Waits until the link says something.
+fn notice(link: &mut Link) -> Notice {
+    let limit = Instant::now() + LIMIT;
+    loop {
+        if let Some(notice) = link.poll().unwrap().pop() {
+            return notice;
+        }
+        assert!(Instant::now() < limit, "nothing happened");
+        wait(link, Duration::from_millis(500));
+    }
+}
+
+fn wait(link: &Link, limit: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&Timespec::try_from(limit).unwrap())).unwrap() > 0
+}
+
+fn joined(link: &mut Link) -> Registered {
+    match notice(link) {
+        Notice::Joined(registered) => registered,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What is told until `events` signals have been.
+fn marks(link: &mut Link, events: u64) -> Vec<(SessionId, u16, Mark)> {
+    let (mut marks, mut count) = (Vec::new(), 0);
+    let limit = Instant::now() + LIMIT;
+    while count < events {
+        assert!(Instant::now() < limit, "only {marks:?}");
+        wait(link, Duration::from_millis(500));
+        assert!(link.poll().unwrap().is_empty());
+        for mark in link.collect(now()) {
+            let (Mark::Event { count: more, .. } | Mark::Served { count: more, .. }) = mark.2;
+            count += u64::from(more);
+            marks.push(mark);
+        }
+    }
+    assert_eq!(count, events);
+    marks
+}
+
+fn telling(path: &Path) -> Server {
+    Server::telling(null(None), 2, 1, Duration::ZERO, Schedulers::At(path.to_owned()))
+}
+
+/// Starts ring `index` and has one request answered.
+fn round(ring: &mut Ring<'_>) {
+    ring.submit(0, GET_ID, 0, 20);
+    ring.wait(1);
+}
+
+#[test]
+fn every_signal_is_told_in_order_and_so_is_that_the_guest_answered() {
+    let (_directory, path) = place();
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    let server = telling(&path);
+    let (wire, memory) = server.guest(USUAL);
+    let registered = joined(&mut link);
+    assert_eq!(registered.process, ProcessId::of(std::process::id()).unwrap());
+    assert_eq!((&registered.vcpus[..], &registered.name[..]), (&[0, 1][..], "test"));
+    let session = registered.session;
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(1, &ring));
+    // Not armed: not told.
+    round(&mut ring);
+    assert!(!wait(&link, Duration::from_millis(50)));
+    link.arm(session, Classes::ALL);
+    assert_eq!(link.collect(now()).count(), 0);
+    let begin = now();
+    round(&mut ring);
+    let told = marks(&mut link, 1);
+    let [(who, 1, Mark::Event { at, count: 1 })] = told[..] else { panic!("{told:?}") };
+    assert_eq!(who, session);
+    assert!(at >= begin && at <= now());
+    let submitted = now();
+    round(&mut ring);
+    let told = marks(&mut link, 1);
+    let (_, 1, Mark::Served { at: then, response_ns, .. }) = told[0] else { panic!("{told:?}") };
+    assert!(then >= submitted && response_ns == then - at, "{told:?}");
+    assert!(matches!(told[told.len() - 1], (_, 1, Mark::Event { .. })), "{told:?}");
+    // As many as completions were signalled.
+    const ROUNDS: u16 = 500;
+    for _ in 0..ROUNDS {
+        round(&mut ring);
+    }
+    let told = marks(&mut link, ROUNDS.into());
+    assert!(told.iter().all(|(_, lane, _)| *lane == 1));
+    // Only reads, from now on.
+    link.arm(session, Classes::READS);
+    round(&mut ring);
+    assert!(link.collect(now()).all(|(_, _, mark)| matches!(mark, Mark::Served { .. })));
+    // The front end goes: so does its session.
+    drop(wire);
+    assert!(matches!(notice(&mut link), Notice::Left { session: left, .. } if left == session));
+}
+
+#[test]
+fn lanes_go_on_without_a_scheduler_and_find_the_next_one() {
+    let (_directory, path) = place();
+    let server = telling(&path);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    round(&mut ring);
+    for _ in 0..2 {
+        let mut link = Link::bind(&path, 0o600).unwrap();
+        let session = joined(&mut link).session;
+        link.arm(session, Classes::ALL);
+        assert_eq!(link.collect(now()).count(), 0);
+        round(&mut ring);
+        assert_eq!(marks(&mut link, 1).len(), 1);
+        // As when it is killed: the board stays armed until the back end sees that nobody is there.
+        link.dismiss(session);
+        for _ in 0..50 {
+            round(&mut ring);
+        }
+        drop(link);
+    }
+    server.stop();
+}
+
+#[test]
+fn a_scheduler_that_dies_switches_nothing_else_off() {
+    let (_directory, path) = place();
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    let server = telling(&path);
+    let (wire, memory) = server.guest(USUAL);
+    let session = joined(&mut link).session;
+    link.arm(session, Classes::ALL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    drop(link);
+    for _ in 1..100 {
+        round(&mut ring);
+    }
+    assert!(!path.exists(), "it leaves its socket behind");
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    assert_ne!(joined(&mut link).process.pid, 0);
+    server.stop();
+}
+
+/// A back end that says what it likes.
+struct Hostile(OwnedFd);
+
+impl Hostile {
+    fn connect(path: &Path) -> Hostile {
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Hostile(socket)
+    }
+
+    fn hello(&self, process: ProcessId, lanes: u32, board: &OwnedFd) {
+        let hello = Hello { process, vcpus: (0..lanes).collect(), name: "x".into() };
+        Message::Hello(hello).send(&self.0, Some(board.as_fd())).unwrap();
+    }
+}
+
+#[test]
+fn who_says_what_makes_no_sense_is_refused_and_harms_nobody() {
+    let (_directory, path) = place();
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    let me = ProcessId::of(std::process::id()).unwrap();
+    let (board, fd) = Board::create(2).unwrap();
+
+    let refused = |link: &mut Link, hostile: &Hostile, why: &str| {
+        let Notice::Refused { why: told } = notice(link) else { panic!("not refused: {why}") };
+        assert!(told.contains(why), "{told}");
+        let answer = Message::receive(&hostile.0);
+        assert!(matches!(&answer, Ok(Some((Message::Refused(text), None))) if *text == told), "{answer:?}");
+        assert!(matches!(Message::receive(&hostile.0), Err(HintError::HungUp)));
+    };
+    // A process that is gone, or another one with its number.
+    let hostile = Hostile::connect(&path);
+    hostile.hello(ProcessId { start: me.start + 1, ..me }, 2, &fd);
+    refused(&mut link, &hostile, "is gone");
+    // A board of another size.
+    let hostile = Hostile::connect(&path);
+    hostile.hello(me, 3, &fd);
+    refused(&mut link, &hostile, "lanes");
+    // Memory that could shrink.
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4096).unwrap();
+    let hostile = Hostile::connect(&path);
+    hostile.hello(me, 2, &file.into());
+    refused(&mut link, &hostile, "shared memory");
+    // No message at all.
+    let hostile = Hostile::connect(&path);
+    rustix::net::send(&hostile.0, b"GET / HTTP/1.1", rustix::net::SendFlags::empty()).unwrap();
+    refused(&mut link, &hostile, "protocol");
+    // One that is silent does not keep the others from being heard.
+    let _silent = Hostile::connect(&path);
+    assert!(link.poll().unwrap().is_empty());
+    assert!(link.deadline().is_some());
+    // One that takes its own wake-ups away, and fills its eventfd, is still heard and makes nobody wait.
+    let hostile = Hostile::connect(&path);
+    hostile.hello(me, 2, &fd);
+    let session = joined(&mut link).session;
+    let Some((Message::Welcome, Some(wake))) = Message::receive(&hostile.0).unwrap() else { panic!() };
+    rustix::fs::fcntl_setfl(&wake, rustix::fs::OFlags::empty()).unwrap();
+    link.arm(session, Classes::ALL);
+    assert_eq!(link.collect(now()).count(), 0);
+    rustix::io::write(&wake, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    assert!(wait(&link, LIMIT));
+    assert!(link.poll().unwrap().is_empty());
+    rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::read(&wake, &mut [0; 8]).unwrap();
+    assert!(link.poll().unwrap().is_empty());
+    assert_eq!(link.collect(now()).count(), 0);
+    // One that goes on talking is shown the door.
+    Message::Welcome.send(&hostile.0, Some(fd.as_fd())).unwrap();
+    assert!(matches!(notice(&mut link), Notice::Left { session: left, .. } if left == session));
+    drop(board);
+
+    // All that was nothing to a back end that behaves.
+    let server = telling(&path);
+    let (_wire, _memory) = server.guest(USUAL);
+    joined(&mut link);
+}
+
+#[test]
+fn only_one_scheduler_listens_at_a_socket() {
+    let (directory, path) = place();
+    let first = Link::bind(&path, 0o600).unwrap();
+    let second = Link::bind(&path, 0o600).unwrap_err();
+    assert!(
+        second.kind() == ErrorKind::Invalid && second.to_string().contains("another scheduler"),
+        "{second}"
+    );
+    drop(first);
+    assert!(!path.exists());
+    // One that was killed leaves its socket behind.
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 1).unwrap();
+    drop(socket);
+    assert!(Link::bind(&path, 0o600).is_ok());
+    let file = directory.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    assert_eq!(Link::bind(&file, 0o600).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(std::fs::read(&file).unwrap(), b"text");
+}
