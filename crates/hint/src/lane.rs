@@ -56,6 +56,12 @@ impl LaneHint {
         }
     }
 
+    /// Whether the scheduler wants to know.
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        self.board.armed() != Classes::NONE
+    }
+
     /// Whether the guest has something that it did not answer.
     #[inline]
     pub fn is_pending(&self) -> bool {

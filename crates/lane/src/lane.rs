@@ -201,11 +201,12 @@ impl Lane {
         if self.broken || self.draining.is_some() {
             return false;
         }
-        if let Some(hint) = &mut self.hint
-            && hint.is_pending()
-            && self.queue.has_available()
-        {
-            hint.submitted();
+        if let Some(hint) = &mut self.hint {
+            // While nobody wants to know, requests are not looked at one by one.
+            self.is_observed = self.recorder.is_some() || hint.is_armed();
+            if hint.is_pending() && self.queue.has_available() {
+                hint.submitted();
+            }
         }
         let (mut taken, mut show_after) = (0, 1);
         while taken < BUDGET {

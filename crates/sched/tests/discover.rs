@@ -1,0 +1,55 @@
+//! vCPU threads are found by their names, in this very process; alone in its program, because threads are the process's.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vlane_sched::discover::{Machine, user_of, vcpus_of};
+use vlane_sched::{ErrorKind, ProcessId};
+
+/// A thread with this name, until the sender is dropped, and its number.
+fn thread(name: &str) -> (u32, Sender<()>, JoinHandle<()>) {
+    let (sender, end) = channel();
+    let (told, tid) = channel();
+    let body = move || {
+        told.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        let _ = end.recv();
+    };
+    let join = std::thread::Builder::new().name(name.to_owned()).spawn(body).unwrap();
+    (u32::try_from(tid.recv().unwrap()).unwrap(), sender, join)
+}
+
+#[test]
+fn threads_are_found_by_name_and_missed_when_they_end() {
+    let me = ProcessId::of(std::process::id()).unwrap();
+    let none = vcpus_of(me.pid).unwrap_err();
+    assert!(none.kind() == ErrorKind::Invalid && none.to_string().contains("--tid"), "{none}");
+    let (second, keep, _join) = thread("CPU 1/KVM");
+    let (first, end, join) = thread("CPU 0/KVM");
+    let mut machine = Machine::find(me).unwrap();
+    let found: Vec<_> = machine.vcpus().iter().map(|vcpu| (vcpu.index, vcpu.tids.clone())).collect();
+    assert_eq!(found, [(0, vec![first]), (1, vec![second])]);
+    assert_eq!(machine.vcpu(1).unwrap().tids, [second]);
+    assert!(machine.vcpu(2).is_none());
+    assert!(!machine.refresh().unwrap());
+    drop(end);
+    join.join().unwrap();
+    // The kernel may take a moment to forget a thread that was joined.
+    let limit = Instant::now() + Duration::from_secs(10);
+    let gone = loop {
+        match machine.refresh() {
+            Err(error) => break error,
+            Ok(_) => assert!(Instant::now() < limit, "the thread stays"),
+        }
+    };
+    assert!(gone.kind() == ErrorKind::Gone && gone.to_string().contains(&first.to_string()), "{gone}");
+    drop(keep);
+    // Another process with the same number, and a number that nobody has.
+    let reused = ProcessId { start: me.start + 1, ..me };
+    assert_eq!(Machine::find(reused).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(user_of(reused).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(vcpus_of(0x7fff_fff0).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(user_of(me).unwrap(), Some(rustix::process::geteuid().as_raw()));
+}
