@@ -24,11 +24,10 @@ fn scheduler(volume: &Volume) -> (Link, String) {
 fn joined(link: &mut Link) -> Registered {
     let limit = Instant::now() + LIMIT;
     while Instant::now() < limit {
-        for notice in link.poll().unwrap() {
-            match notice {
-                Notice::Joined(registered) => return registered,
-                other => panic!("{other:?}"),
-            }
+        match link.poll().unwrap().into_iter().next() {
+            Some(Notice::Joined(registered)) => return registered,
+            Some(other) => panic!("{other:?}"),
+            None => {}
         }
         std::thread::sleep(Duration::from_millis(10));
     }

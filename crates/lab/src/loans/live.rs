@@ -22,7 +22,7 @@ use vlane_sched::realtime::{RealTime, Settings, monotonic_ns, priority};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::thread::Thread;
 
-use super::live_report;
+use super::live_report::{self, Labels};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
@@ -132,7 +132,7 @@ fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::caused_by(ErrorKind::Io, what, error)
 }
 
-fn sched(error: vlane_sched::Error) -> Error {
+pub(super) fn sched(error: vlane_sched::Error) -> Error {
     let kind = match error.kind() {
         vlane_sched::ErrorKind::Invalid | vlane_sched::ErrorKind::Unsupported => ErrorKind::Invalid,
         _ => ErrorKind::Process,
@@ -412,5 +412,24 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     }
     drop(progress);
     let measured = Measured { cells, weights, seconds: begin.elapsed().as_secs_f64(), created };
-    live_report::make(options, &measured).context(ErrorKind::Io, || "cannot make the report")
+    let labels = Labels {
+        version: options.version.clone(),
+        command: options.command.clone(),
+        arms: options.arms.iter().map(|arm| arm.name.clone()).collect(),
+        loads: options
+            .gaps
+            .iter()
+            .map(|gap| format!("an event {gap:?} after the last one was served"))
+            .collect(),
+        ids: options.gaps.iter().map(|gap| format!("gap-{}us", gap.as_micros())).collect(),
+        about: format!(
+            "{} threads of this program compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
+             lasts from the event until it is served.",
+            options.guests, options.work
+        ),
+        rounds: options.rounds,
+        time: options.time,
+        versions: Vec::new(),
+    };
+    live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
 }

@@ -1,12 +1,37 @@
 //! The report of [`super::live`].
 
-use super::live::{Cell as Figures, Measured, Options, Sample};
+use std::time::Duration;
+
+use super::live::{Cell as Figures, Measured, Sample};
 use crate::error::{Error, ErrorKind, Result};
 use crate::machine::Machine;
 use crate::report::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
     Spread, Table,
 };
+
+/// What the report says of what was measured.
+#[derive(Debug, Clone)]
+pub(super) struct Labels {
+    /// vlane's version.
+    pub(super) version: String,
+    /// The command line.
+    pub(super) command: String,
+    /// The schedulers that were compared.
+    pub(super) arms: Vec<String>,
+    /// The loads, as in "under ...".
+    pub(super) loads: Vec<String>,
+    /// Their short names, for links.
+    pub(super) ids: Vec<String>,
+    /// What was done.
+    pub(super) about: String,
+    /// Rounds.
+    pub(super) rounds: usize,
+    /// Time of each measurement.
+    pub(super) time: Duration,
+    /// Programs that took part beside vlane.
+    pub(super) versions: Vec<(String, String)>,
+}
 
 /// What a response must be faster than EEVDF's by, on average.
 const FASTER: f64 = 10.0;
@@ -68,13 +93,13 @@ fn all_rounds(figures: &Figures, guests: usize) -> Sample {
     Sample { used, ..Sample::default() }
 }
 
-fn table(options: &Options, measured: &Measured, load: usize) -> Table {
+fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
     let seconds = |sample: &Sample| sample.time.as_secs_f64();
     let weights = &measured.weights;
-    let rows = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+    let rows = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
         let all = all_rounds(cell, weights.len());
         vec![
-            Cell::Text(arm.name.clone()),
+            Cell::Text(arm.clone()),
             figure(cell, mean_ms),
             figure(cell, |sample| percentile_ms(sample, 50)),
             figure(cell, |sample| percentile_ms(sample, 99)),
@@ -91,7 +116,7 @@ fn table(options: &Options, measured: &Measured, load: usize) -> Table {
         ]
     });
     Table {
-        caption: format!("An event {:?} after the last one was served", options.gaps[load]),
+        caption: format!("Response and fairness: {}", labels.loads[load]),
         columns: vec![
             column("scheduler", ""),
             column("mean response", "ms"),
@@ -110,8 +135,8 @@ fn table(options: &Options, measured: &Measured, load: usize) -> Table {
 }
 
 /// Cumulative distribution of all rounds' responses.
-fn distribution(options: &Options, measured: &Measured, load: usize) -> Chart {
-    let series = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+fn distribution(labels: &Labels, measured: &Measured, load: usize) -> Chart {
+    let series = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
         let mut all: Vec<u64> = cell.samples.iter().flat_map(|sample| sample.responses.clone()).collect();
         all.sort_unstable();
         let points = (1..=100_usize).filter_map(|percent| {
@@ -119,7 +144,7 @@ fn distribution(options: &Options, measured: &Measured, load: usize) -> Chart {
             let x = ms(*all.get(rank - 1)?);
             Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
         });
-        Series { name: arm.name.clone(), predicted: false, published: false, points: points.collect() }
+        Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
     });
     Chart {
         caption: "Responses of guest 1".into(),
@@ -132,14 +157,14 @@ fn distribution(options: &Options, measured: &Measured, load: usize) -> Chart {
 }
 
 /// Everybody's share, as a part of what its weight entitles it to.
-fn shares(options: &Options, measured: &Measured, load: usize) -> Chart {
+fn shares(labels: &Labels, measured: &Measured, load: usize) -> Chart {
     let guests = measured.weights.len();
-    let series = options.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+    let series = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
         let points = (0..guests).filter_map(|guest| {
             let y = spread(cell, |sample| 100.0 + sample.off(&measured.weights)[guest])?;
             Some(Point { x: number(guest as u64), y })
         });
-        Series { name: arm.name.clone(), predicted: false, published: false, points: points.collect() }
+        Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
     });
     Chart {
         caption: "CPU time, of what the weight entitles to".into(),
@@ -151,10 +176,10 @@ fn shares(options: &Options, measured: &Measured, load: usize) -> Chart {
     }
 }
 
-fn summary(options: &Options, measured: &Measured) -> Vec<String> {
+fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
     let mut lines = Vec::new();
-    let find = |name: &str| options.arms.iter().position(|arm| arm.name == name);
-    for (load, gap) in options.gaps.iter().enumerate() {
+    let find = |name: &str| labels.arms.iter().position(|arm| arm == name);
+    for (load, under) in labels.loads.iter().enumerate() {
         let cells = &measured.cells[load];
         let Some(eevdf) = find("EEVDF").map(|at| median(&cells[at], mean_ms)) else { continue };
         for name in ["loan", "adaptive"] {
@@ -163,7 +188,7 @@ fn summary(options: &Options, measured: &Measured) -> Vec<String> {
             let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);
             let verdict = |met: bool| if met { "met" } else { "NOT met" };
             lines.push(format!(
-                "An event every {gap:?}, {name}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
+                "{name}, {under}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
                  {}); nobody's share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
                 eevdf / mean,
                 verdict(eevdf / mean >= FASTER),
@@ -172,46 +197,39 @@ fn summary(options: &Options, measured: &Measured) -> Vec<String> {
         }
         if let Some(cell) = find("always-boost").map(|at| &cells[at]) {
             let off = all_rounds(cell, measured.weights.len()).off(&measured.weights)[0];
-            lines
-                .push(format!("An event every {gap:?}, always-boost: guest 1 has {off:+.1} % of its share."));
+            lines.push(format!("always-boost, {under}: guest 1 has {off:+.1} % of its share."));
         }
     }
     lines
 }
 
 /// The report.
-pub(super) fn make(options: &Options, measured: &Measured) -> Result<Report> {
+pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
     if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
         return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
     }
     let section = |load: usize| Section {
-        id: format!("gap-{}us", options.gaps[load].as_micros()),
-        title: format!("An event every {:?}", options.gaps[load]),
+        id: labels.ids[load].clone(),
+        title: capitalised(&labels.loads[load]),
         text: Vec::new(),
         command: None,
         blocks: vec![
-            Block::Table(table(options, measured, load)),
-            Block::Chart(distribution(options, measured, load)),
-            Block::Chart(shares(options, measured, load)),
+            Block::Table(table(labels, measured, load)),
+            Block::Chart(distribution(labels, measured, load)),
+            Block::Chart(shares(labels, measured, load)),
         ],
     };
-    let machine = Machine::describe(&options.version, &[]);
+    let mut machine = Machine::describe(&labels.version, &[]);
+    machine.versions.extend(labels.versions.iter().cloned());
     let note = |severity, text: String| Note { severity, text };
     let notes = vec![
-        note(
-            Severity::Info,
-            format!(
-                "{} threads on {} CPUs compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
-                 lasts from the event until it is served.",
-                options.guests, machine.cpus, options.work
-            ),
-        ),
+        note(Severity::Info, labels.about.clone()),
         note(
             Severity::Info,
             format!(
                 "{} rounds of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
                  \"All rounds\" adds up everybody's CPU time over them.",
-                options.rounds, options.time
+                labels.rounds, labels.time
             ),
         ),
     ];
@@ -219,12 +237,17 @@ pub(super) fn make(options: &Options, measured: &Measured) -> Result<Report> {
         schema: SCHEMA.into(),
         kind: "loans".into(),
         title: "Loans, live: response and fairness".into(),
-        summary: summary(options, measured),
-        command: options.command.clone(),
+        summary: summary(labels, measured),
+        command: labels.command.clone(),
         created: measured.created.clone(),
         seconds: measured.seconds,
         machine,
         notes,
-        sections: (0..options.gaps.len()).map(section).collect(),
+        sections: (0..labels.loads.len()).map(section).collect(),
     })
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }

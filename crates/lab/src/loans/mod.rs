@@ -2,5 +2,6 @@
 //!
 //! After Kim, Jang and Hong, "Loan/Redemption Scheme for I/O performance improvement of Virtual Machine Scheduler" (2016).
 
+pub mod guests;
 pub mod live;
 mod live_report;

@@ -3,6 +3,7 @@
 //! One thread, real-time above all that it boosts, waits for sources, the next deadline and the end; it allocates little and
 //! takes no lock that anybody else may hold for long.
 
+pub mod backends;
 pub mod probe;
 pub mod socket;
 pub mod source;
@@ -34,6 +35,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// How often the state is told, and threads are looked for that have ended.
 const SECOND_NS: u64 = 1_000_000_000;
+/// The shortest time for which a source that has something to say is left alone.
+const MOMENT_NS: u64 = 1_000_000;
 /// Names of descriptors in the epoll set; sources count from 0.
 const STOP: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
@@ -230,7 +233,7 @@ impl Daemon {
         let mut armed = 0;
         let mut was = own_cpu_ns();
         loop {
-            let next = self.step(monotonic_ns())?;
+            let next = self.step(monotonic_ns(), &set)?;
             if self.vcpus.is_empty() && !self.sources.iter().flatten().any(|source| source.may_bring_vcpus())
             {
                 return Ok(Ending::Alone);
@@ -269,8 +272,17 @@ impl Daemon {
     }
 
     /// Does what is due; when to come again.
-    fn step(&mut self, now: u64) -> Result<u64> {
+    fn step(&mut self, now: u64, set: &impl AsFd) -> Result<u64> {
+        let due = |source: &Option<Box<dyn Source>>| source.as_ref().and_then(|source| source.deadline());
+        for number in 0..self.sources.len() {
+            if due(&self.sources[number]).is_some_and(|deadline| deadline <= now) {
+                self.hear(set, number as u64);
+            }
+        }
         let next = self.vehicle.tick(now)?;
+        let sources = self.sources.iter().filter_map(due).min().unwrap_or(u64::MAX);
+        // Not at once: what is due again already has its turn after what came meanwhile.
+        let next = next.min(sources.max(now + MOMENT_NS));
         if now >= self.second + SECOND_NS {
             self.second = now;
             self.look_around(now);

@@ -64,6 +64,11 @@ pub trait Source: Send {
     /// The source is broken: it is not asked again.
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()>;
 
+    /// When it has something to say although the descriptor does not tell, `CLOCK_MONOTONIC` ns.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
     fn may_bring_vcpus(&self) -> bool {
         false

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use vlane_boot::Install;
 use vlane_driver::units::parse_duration;
 use vlane_lab::Interrupt;
+use vlane_lab::loans::guests;
 use vlane_lab::loans::live::{self, Arm, Options};
 use vlane_lab::report::{Report, text};
 use vlane_policy::loan::Policy;
@@ -19,17 +21,23 @@ const WIDTH: usize = 180;
 /// Measures the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
 /// CPUs, under EEVDF alone, credit, always-boost, loan and adaptive, in turns.
 ///
-/// Threads of this program stand for guests. Needs CAP_SYS_NICE, an otherwise idle machine, and some minutes.
+/// Threads of this program stand for guests, or real ones run (--real). Needs CAP_SYS_NICE, an otherwise idle machine, and some minutes.
 #[derive(Debug, Args)]
 pub struct ProveArgs {
+    /// With real guests and `vlane serve`: User-Mode Linux, or QEMU
+    #[arg(long, value_enum)]
+    real: Option<Real>,
+    /// Install or download what is missing for real guests
+    #[arg(long, requires = "real")]
+    install: bool,
     /// Guests, the one with I/O included [default: 6 per CPU]
     #[arg(long, value_name = "N")]
     guests: Option<usize>,
     /// Their weights; the last one counts for the rest
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "256")]
     weights: Vec<u32>,
-    /// Times from one I/O to the next
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration, default_value = "20ms,5ms,2ms")]
+    /// Times from one I/O to the next; what the device takes, for real guests [default: 20ms,5ms,2ms; real guests: 20ms,5ms]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration)]
     gaps: Vec<Duration>,
     /// CPU time that each I/O costs the guest
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "100us")]
@@ -58,12 +66,84 @@ pub struct ProveArgs {
     json: Option<PathBuf>,
 }
 
+/// Real guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Real {
+    /// User-Mode Linux
+    Uml,
+    /// QEMU, emulated where KVM does not work
+    Qemu,
+}
+
 /// Runs the command.
 ///
 /// # Errors
 ///
 /// Whatever keeps it from being measured or written.
 pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
+    for path in args.html.iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
+    let report = match args.real {
+        Some(real) => with_guests(args, real)?,
+        None => natively(args)?,
+    };
+    for path in args.html.iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    print!("{}", text::render(&report, WIDTH));
+    Ok(())
+}
+
+/// The command line as it was given.
+fn command() -> String {
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn gaps(args: &ProveArgs, usual: &[u64]) -> Vec<Duration> {
+    let usual = usual.iter().map(|&ms| Duration::from_millis(ms));
+    if args.gaps.is_empty() { usual.collect() } else { args.gaps.clone() }
+}
+
+fn guests(args: &ProveArgs) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    args.guests.unwrap_or(6 * cpus)
+}
+
+fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
+    anyhow::ensure!(
+        args.weights == [256],
+        "--weights does not go with --real: all real guests weigh the same"
+    );
+    let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
+    let mut arguments = Vec::new();
+    if let Some(config) = &args.config {
+        arguments.extend(["--config".to_owned(), config.display().to_string()]);
+    }
+    if let Some(hold_back) = args.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg)) {
+        arguments.extend(["--hold-back".to_owned(), hold_back.get_name().to_owned()]);
+    }
+    let options = guests::Options {
+        version: env!("CARGO_PKG_VERSION").into(),
+        command: command(),
+        program: std::env::current_exe()?,
+        machines: match real {
+            Real::Uml => guests::Machines::Uml,
+            Real::Qemu => guests::Machines::Qemu,
+        },
+        guests: guests(args),
+        latencies: gaps(args, &[20, 5]),
+        time: args.time,
+        rounds: args.rounds,
+        policies: Policy::ALL.iter().filter(wanted).map(|policy| policy.name().to_owned()).collect(),
+        arguments,
+        install: if args.install { Install::Allowed } else { Install::Never },
+    };
+    Ok(guests::run(&options, &Interrupt::listen()?)?)
+}
+
+fn natively(args: &ProveArgs) -> anyhow::Result<Report> {
     let mut config = Config::of(args.config.as_ref())?;
     config.hold_back = args.hold_back.or(config.hold_back);
     let mut arms = vec![Arm { name: "EEVDF".into(), settings: None }];
@@ -79,14 +159,12 @@ pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
         }
         arms.retain(|arm| args.only.iter().any(|name| arm.name.eq_ignore_ascii_case(name)));
     }
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
     let options = Options {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" "),
-        guests: args.guests.unwrap_or(6 * cpus),
+        command: command(),
+        guests: guests(args),
         weights: args.weights.clone(),
-        gaps: args.gaps.clone(),
+        gaps: gaps(args, &[20, 5, 2]),
         work: args.work,
         time: args.time,
         ramp: Duration::from_secs(1),
@@ -95,14 +173,5 @@ pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
         state_dir: runtime_dir(),
         guard: GuardCommand::own()?,
     };
-    for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path)?;
-    }
-    let interrupt = Interrupt::listen()?;
-    let report = live::run(&options, &interrupt)?;
-    for path in args.html.iter().chain(&args.json) {
-        report.write_to(path)?;
-    }
-    print!("{}", text::render(&report, WIDTH));
-    Ok(())
+    Ok(live::run(&options, &Interrupt::listen()?)?)
 }

@@ -1,5 +1,6 @@
 //! `vlane sched run`: the live scheduler.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -9,6 +10,9 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Claim, Policy};
+use vlane_sched::discover::pid_of_domain;
+use vlane_sched::link::Link;
+use vlane_sched::live::backends::Backends;
 use vlane_sched::live::probe::{self, Ext, Wanted};
 use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
@@ -16,22 +20,35 @@ use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, table};
 use vlane_sched::thread::Thread;
-use vlane_sched::{VcpuThreads, Vehicle};
+use vlane_sched::{Classes, ProcessId, VcpuThreads, Vehicle};
 
 use super::settings::{Config, HoldBackArg, runtime_dir};
 
 /// Schedules virtual CPUs: who has finished I/O runs at once, and everybody keeps the share of its weight.
 ///
-/// Runs until it is ended, or all its vCPUs have ended; everything is then as it was. Needs CAP_SYS_NICE.
+/// Machines whose disks vlane serves come by themselves (vlane serve --sched). Runs until it is ended, or, with --tid alone, until those
+/// threads have ended; everything is then as it was. Needs CAP_SYS_NICE.
 #[derive(Debug, Args)]
 pub struct RunArgs {
+    /// A machine, by its process: QEMU, Cloud Hypervisor, crosvm, Firecracker, libkrun, User-Mode Linux
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
+    /// A machine, by its libvirt name
+    #[arg(long, value_name = "NAME")]
+    domain: Vec<String>,
     /// A vCPU's thread; several are several machines
     #[arg(long, value_name = "TID")]
     tid: Vec<u32>,
+    /// Where back ends tell of completed I/O [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
+    #[arg(long, value_name = "PATH")]
+    listen: Option<PathBuf>,
+    /// Who may connect there, an octal file mode; a user's back ends may speak for that user's machines only
+    #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
+    listen_mode: u32,
     /// Names for them, in the same order
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Weights for them, in the same order; the last one counts for the rest [default: 256]
+    /// Weights for them (--tid, then --pid, then --domain), in the same order; the last one counts for the rest [default: 256]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
     weight: Vec<u32>,
 
@@ -51,7 +68,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Where `vlane sched top` finds it [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR]
+    /// Where `vlane sched top` finds it [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
@@ -84,7 +101,8 @@ impl RunArgs {
     /// The vCPUs that were named one by one.
     fn named(&self) -> anyhow::Result<Vec<(VcpuThreads, Claim)>> {
         anyhow::ensure!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
-        anyhow::ensure!(self.weight.len() <= self.tid.len().max(1), "there are more --weight than --tid");
+        let machines = self.tid.len() + self.pid.len() + self.domain.len();
+        anyhow::ensure!(self.weight.len() <= machines.max(1), "there are more --weight than machines");
         let mut named = Vec::new();
         for (number, &tid) in (0_u32..).zip(&self.tid) {
             let at = number as usize;
@@ -95,6 +113,38 @@ impl RunArgs {
             named.push((threads, Claim { vm: number, weight, cap_permille: 0 }));
         }
         Ok(named)
+    }
+
+    /// Where back ends register, and the machines that were named as a whole.
+    fn backends(&self) -> anyhow::Result<Option<Backends>> {
+        if !self.tid.is_empty() && self.pid.is_empty() && self.domain.is_empty() && self.listen.is_none() {
+            return Ok(None);
+        }
+        let mut pids = self.pid.clone();
+        for domain in &self.domain {
+            pids.push(pid_of_domain(domain)?);
+        }
+        let weight =
+            |at: usize| self.weight.get(at).or(self.weight.last()).copied().unwrap_or(DEFAULT_WEIGHT);
+        let mut weights = HashMap::new();
+        for (at, &pid) in (self.tid.len()..).zip(&pids) {
+            let process = ProcessId::of(pid).with_context(|| format!("--pid {pid}"))?;
+            weights.insert(process, weight(at));
+        }
+        let other = weight(usize::MAX);
+        let expected: Vec<ProcessId> = weights.keys().copied().collect();
+        let claims = move |process: ProcessId| {
+            let weight = weights.get(&process).copied().unwrap_or(other);
+            Claim { vm: process.pid, weight, cap_permille: 0 }
+        };
+        let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
+        let link = Link::bind(&path, self.listen_mode)?;
+        tracing::info!("back ends may register at {}", path.display());
+        let mut backends = Backends::new(link, Classes::ALL, Box::new(claims));
+        for process in expected {
+            backends.expect(process);
+        }
+        Ok(Some(backends))
     }
 
     /// The vehicle, and in words why it is this one.
@@ -120,6 +170,11 @@ impl RunArgs {
     }
 }
 
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -127,11 +182,12 @@ impl RunArgs {
 /// Whatever keeps it from scheduling, in words; nothing is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let settings = args.settings()?;
-    anyhow::ensure!(!args.tid.is_empty(), "nothing to schedule: name vCPU threads with --tid");
     probe::real_time()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
-    let socket = Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched.sock")))?;
+    let socket =
+        Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
+    let backends = args.backends()?;
     let repaired = table::repair(&state_dir)?;
     if repaired.changed > 0 {
         tracing::warn!(
@@ -163,6 +219,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         let id = daemon.add(threads, claim)?;
         // On the socket, a thread's number names its vCPU.
         daemon.name_vcpu(source, u64::from(tid), id);
+    }
+    if let Some(backends) = backends {
+        daemon.add_source(Box::new(backends));
     }
     tracing::info!("{} vCPUs, policy {policy}", daemon.vcpus());
     let ending = daemon.run(stop.as_fd())?;

@@ -19,7 +19,7 @@ pub struct TopArgs {
     /// Only once
     #[arg(long)]
     once: bool,
-    /// The scheduler's socket [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR]
+    /// The scheduler's socket [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -98,7 +98,7 @@ fn fitting(text: &str, columns: usize, rows: usize) -> String {
 ///
 /// There is no scheduler, or it is not understood.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
-    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
+    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock"));
     let mut client = Client::connect(&path, !args.once)?;
     let mut out = std::io::stdout();
     let live = out.is_terminal() && !args.once && !args.json;

@@ -1,0 +1,412 @@
+//! The live scheduler, measured with real guests: each has a process that computes all the time, the first also reads and writes
+//! its vlane disk, one small synchronous request after the other.
+//!
+//! Everything is as a user has it: `vlane serve` in a process of its own tells `vlane sched run`, another one, of completed I/O. What
+//! a completion waits is taken from a recording of the volume (`vlane record`): from the answer of one request to the
+//! submission of the next, so both EEVDF alone and the schedulers are seen with the same eyes, outside the guest.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vlane_boot::{
+    Backend, Boot, Choice, Disk, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram, Ready, Spec,
+    Uml, UmlProgram,
+};
+use vlane_sched::live::state::State;
+use vlane_sched::sys::{self, Attr};
+
+use super::live::{Cell, Measured, Sample};
+use super::live_report::{self, Labels};
+use crate::control::Control;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::server::{Server, Storage};
+use crate::trace::Trace;
+use crate::trace::record::{RecordOptions, record};
+use crate::work::{Role, Sampler};
+
+/// Guests beside others that compute boot slowly.
+const BOOT: Duration = Duration::from_secs(240);
+/// A guest that lives longer than any measurement.
+const LIFE: Duration = Duration::from_secs(4 * 3600);
+/// How long a scheduler may take to end.
+const END: Duration = Duration::from_secs(10);
+/// A volume that nobody fills.
+const VOLUME: u64 = 1 << 30;
+/// What is real-time beside the scheduler has this priority: the back end, alike under all schedulers.
+const BACK_END_PRIORITY: u32 = 2;
+
+/// Which guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machines {
+    /// User-Mode Linux: nearly native, one vCPU that is several host tasks.
+    Uml,
+    /// QEMU, with KVM where it works, else emulated: a vCPU is a thread.
+    Qemu,
+}
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's version.
+    pub version: String,
+    /// The command line, for the report.
+    pub command: String,
+    /// vlane's own file.
+    pub program: PathBuf,
+    /// Which guests.
+    pub machines: Machines,
+    /// How many, the one with I/O included.
+    pub guests: usize,
+    /// What the device takes for a request: the time from one completion to the next, without waiting.
+    pub latencies: Vec<Duration>,
+    /// Time of each measurement.
+    pub time: Duration,
+    /// Rounds.
+    pub rounds: usize,
+    /// Policies; EEVDF alone is measured always.
+    pub policies: Vec<String>,
+    /// More arguments of `vlane sched run`.
+    pub arguments: Vec<String>,
+    /// Missing programs may be installed.
+    pub install: Install,
+}
+
+/// Guests and their disks, and everything that ends with them.
+struct Bed {
+    _directory: TempDir,
+    listen: PathBuf,
+    state: PathBuf,
+    trace: PathBuf,
+    state_dir: PathBuf,
+    /// One for each latency.
+    disks: Vec<(Server, Control)>,
+    guests: Vec<Guest>,
+    what: String,
+}
+
+/// What the guest with I/O does: computes, and reads and writes the disk that it is told.
+const FIRST: &str = r#"
+(while :; do :; done) &
+echo RESULT ready=1
+fio=
+n=0
+while read -r disk; do
+    [ -n "$fio" ] && kill $fio && wait $fio
+    fio --name=io --filename=/dev/$disk --rw=randrw --bs=4k --direct=1 --ioengine=psync --thread --time_based --runtime=100000 \
+        --randrepeat=0 --norandommap > /tmp/fio 2>&1 &
+    fio=$!
+    n=$((n + 1))
+    echo RESULT load$n=1
+done
+"#;
+/// What the others do.
+const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
+
+/// Where guests come from.
+enum Maker {
+    Uml(Host, UmlProgram),
+    Qemu(Host, QemuProgram, Kernel, Choice),
+}
+
+impl Maker {
+    fn find(options: &Options) -> Result<Self> {
+        let host = Host::new(options.install)?;
+        Ok(match options.machines {
+            Machines::Uml => {
+                let program = UmlProgram::find(&host)?;
+                Self::Uml(host, program)
+            }
+            Machines::Qemu => {
+                let program = QemuProgram::find(&host)?;
+                let kernel = Kernel::find(&host)?;
+                let accel = Choice::probe(&host, &program, &kernel)?;
+                Self::Qemu(host, program, kernel, accel)
+            }
+        })
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Uml(_, program) => format!("User-Mode Linux {}", program.version),
+            Self::Qemu(_, program, _, choice) => {
+                format!("QEMU {}.{} ({:?})", program.version.0, program.version.1, choice.accel)
+            }
+        }
+    }
+
+    fn start(&self, sockets: Vec<PathBuf>, script: &str, programs: &[&str]) -> Result<Guest> {
+        let guest = Initramfs::new(script).programs(programs.iter().copied());
+        Ok(match self {
+            Self::Uml(host, program) => {
+                let mut machine = Uml::new(program.clone(), sockets);
+                machine.memory_mib = 128;
+                machine.start_with(host, &guest, LIFE, None)?
+            }
+            Self::Qemu(host, program, kernel, choice) => {
+                // A machine is made with one disk; those that only compute need none.
+                let first = sockets.first().cloned().unwrap_or_default();
+                let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
+                machine.disks = sockets.into_iter().map(Disk::at).collect();
+                machine.vcpus = 1;
+                machine.memory_mib = 192;
+                machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
+                machine.start_with(host, kernel, &guest, LIFE, None)?
+            }
+        })
+    }
+}
+
+impl Bed {
+    fn make(options: &Options, progress: &mut Progress, interrupt: &Interrupt) -> Result<Self> {
+        let maker = Maker::find(options)?;
+        let directory = TempDir::with_prefix("vlane-loans-")
+            .context(ErrorKind::Io, || "cannot make a temporary directory")?;
+        let beside = |name: &str| directory.path().join(name);
+        let listen = beside("sched.sock");
+        let mut disks = Vec::new();
+        for (number, latency) in options.latencies.iter().enumerate() {
+            let control = beside(&format!("control-{number}"));
+            let arguments: Vec<OsString> = vec![
+                "--latency".into(),
+                latency.as_micros().to_string().into(),
+                "--queues".into(),
+                "1".into(),
+                "--control".into(),
+                control.clone().into(),
+                format!("--sched={}", listen.display()).into(),
+            ];
+            let home = beside(&format!("disk-{number}"));
+            std::fs::create_dir(&home).context(ErrorKind::Io, || "cannot make a directory")?;
+            let storage = Storage::Null { bytes: VOLUME };
+            let server = Server::vlane(&options.program, &home, storage, &[], &arguments)?;
+            // Also under EEVDF alone: a back end that waits for its turn would be measured instead of the guest.
+            for tid in threads_of(server.pid())? {
+                let attr = Attr::round_robin(BACK_END_PRIORITY);
+                sys::set(tid, &attr).context(
+                    ErrorKind::Process,
+                    || "the back end cannot be real-time: CAP_SYS_NICE is missing",
+                )?;
+            }
+            disks.push((server, Control::new(control)));
+        }
+        let mut guests = Vec::new();
+        for number in 0..options.guests {
+            interrupt.check()?;
+            progress.detail(&format!("guest {} of {} boots", number + 1, options.guests));
+            let guest = if number == 0 {
+                let sockets = disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
+                maker.start(sockets, FIRST, &["fio"])?
+            } else {
+                maker.start(Vec::new(), OTHERS, &[])?
+            };
+            guest.wait_result("ready", BOOT)?;
+            guests.push(guest);
+        }
+        Ok(Self {
+            listen,
+            state: beside("state.sock"),
+            trace: beside("trace"),
+            state_dir: beside("run"),
+            disks,
+            guests,
+            what: maker.describe(),
+            _directory: directory,
+        })
+    }
+
+    /// Starts a policy's scheduler.
+    fn schedule(&self, options: &Options, policy: &str) -> Result<Backend> {
+        let mut words: Vec<OsString> =
+            ["sched", "run", "--json", "--vehicle", "realtime", "--policy", policy]
+                .map(OsString::from)
+                .to_vec();
+        words.extend([OsString::from("--listen"), self.listen.clone().into()]);
+        words.extend([OsString::from("--socket"), self.state.clone().into()]);
+        words.extend([OsString::from("--state-dir"), self.state_dir.clone().into()]);
+        for guest in &self.guests {
+            words.extend([OsString::from("--pid"), guest.id().to_string().into()]);
+        }
+        words.extend(options.arguments.iter().map(OsString::from));
+        Ok(Backend::start(&Spec::new(&options.program, words), &self.listen, Ready::Socket, None)?)
+    }
+
+    /// One measurement.
+    fn measure(
+        &self,
+        options: &Options,
+        load: usize,
+        policy: Option<&str>,
+        interrupt: &Interrupt,
+    ) -> Result<Sample> {
+        let running = policy.map(|policy| self.schedule(options, policy)).transpose()?;
+        // The back end looks for a scheduler once a second; then everything has to come to rest.
+        let settled = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < settled {
+            interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let roles = self.guests.iter().enumerate().flat_map(|(number, guest)| {
+            Role::program(format!("guest {}", number + 1), guest.id().cast_signed())
+        });
+        let mut sampler = Sampler::new(roles.collect());
+        let before = sampler.take();
+        let begin = Instant::now();
+        let recording = RecordOptions {
+            output: self.trace.clone(),
+            time: Some(options.time),
+            count: None,
+            hashes: false,
+        };
+        record(&self.disks[load].1, &recording, interrupt, &mut |_| ())?;
+        let used = sampler.take().since(&before);
+        let time = begin.elapsed();
+        interrupt.check()?;
+        let told = running.map(|running| running.stop(END)).transpose()?;
+        let state = told.map(|stopped| last_state(&stopped.log)).transpose()?;
+        let mut sample = Sample {
+            responses: responses(&Trace::load(&self.trace)?)?,
+            used: used.roles.iter().map(|role| ns(role.cpu)).collect(),
+            time,
+            ..Sample::default()
+        };
+        if let Some(state) = state {
+            let first = self.guests[0].id();
+            let known = state.vcpus.iter().find(|vcpu| vcpu.pid == first);
+            let known = known.ok_or_else(|| {
+                Error::new(ErrorKind::Process, "the scheduler never found the guest with I/O")
+            })?;
+            if known.events == 0 {
+                let text = "the back end never told the scheduler of a completion";
+                return Err(Error::new(ErrorKind::Process, text));
+            }
+            if state.vcpus.len() != self.guests.len() {
+                let text = format!("the scheduler has {} vCPUs of {}", state.vcpus.len(), self.guests.len());
+                return Err(Error::new(ErrorKind::Process, text));
+            }
+            let denied = state.counters.get("denied_rt_budget").copied().unwrap_or(0);
+            sample.boosts = [known.boosts + known.wake_boosts, known.denied, denied];
+            let part = time.as_secs_f64() / state.uptime.max(1e-3);
+            sample.daemon_ns = ns(Duration::from_secs_f64(state.daemon_cpu * part.min(1.0)));
+        }
+        Ok(sample)
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn threads_of(pid: u32) -> Result<Vec<u32>> {
+    let path = format!("/proc/{pid}/task");
+    let entries =
+        std::fs::read_dir(Path::new(&path)).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The state that `vlane sched run --json` prints when it ends.
+fn last_state(log: &str) -> Result<State> {
+    let line = log.lines().rfind(|line| line.starts_with('{'));
+    let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
+    serde_json::from_str(line).context(ErrorKind::Format, || "what the scheduler prints is not understood")
+}
+
+/// From each answer to the next request: with one request at a time, what the guest needs to take it and to go on.
+fn responses(trace: &Trace) -> Result<Vec<u64>> {
+    let mut requests: Vec<(u64, u64)> =
+        trace.requests.iter().map(|request| (request.record.submit, request.record.completed())).collect();
+    requests.sort_unstable();
+    let pairs = requests.windows(2).filter_map(|pair| pair[1].0.checked_sub(pair[0].1));
+    let responses: Vec<u64> = pairs.collect();
+    if responses.is_empty() {
+        return Err(Error::new(ErrorKind::Process, "the guest with I/O did none while it was measured"));
+    }
+    Ok(responses)
+}
+
+fn check(options: &Options) -> Result<()> {
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Invalid, text));
+    if !(2..=64).contains(&options.guests) {
+        return invalid("there are between 2 and 64 real guests; change --guests");
+    }
+    if options.rounds == 0 || options.time < Duration::from_secs(1) || options.latencies.is_empty() {
+        return invalid("measure at least once, for a second, with one --gap");
+    }
+    Ok(())
+}
+
+/// Measures, and makes the report of it.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for options that make no sense and for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
+/// what guests, back ends and schedulers say.
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
+    check(options)?;
+    vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
+    let begin = Instant::now();
+    let created = crate::date::now();
+    let arms: Vec<Option<&str>> =
+        std::iter::once(None).chain(options.policies.iter().map(|policy| Some(policy.as_str()))).collect();
+    let steps = 1 + options.rounds * options.latencies.len() * arms.len();
+    let mut progress = Progress::new(steps).expecting(options.time + Duration::from_secs(5));
+    progress.step(format!("{} guests boot", options.guests));
+    let mut bed = Bed::make(options, &mut progress, interrupt)?;
+    let mut cells = vec![vec![Cell::default(); arms.len()]; options.latencies.len()];
+    let mut switched = 0;
+    for round in 0..options.rounds {
+        for (load, latency) in options.latencies.iter().enumerate() {
+            let disk = char::from(b'a' + u8::try_from(load).unwrap_or(0));
+            switched += 1;
+            bed.guests[0].send(&format!("vd{disk}\n"))?;
+            bed.guests[0].wait_result(&format!("load{switched}"), BOOT)?;
+            wait_for_io(&bed.disks[load].1, interrupt)?;
+            for turn in 0..arms.len() {
+                let number = (turn + round) % arms.len();
+                let name = arms[number].unwrap_or("EEVDF");
+                progress.step(format!("a device of {latency:?}, {name}"));
+                let sample = bed.measure(options, load, arms[number], interrupt)?;
+                cells[load][number].samples.push(sample);
+            }
+        }
+    }
+    drop(progress);
+    let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
+    let measured = Measured { cells, weights, seconds: begin.elapsed().as_secs_f64(), created };
+    let names = arms.iter().map(|arm| arm.unwrap_or("EEVDF").to_owned());
+    let labels = Labels {
+        version: options.version.clone(),
+        command: options.command.clone(),
+        arms: names.collect(),
+        loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
+        ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
+        about: format!(
+            "{} guests ({}), each with a process that computes all the time; the first also reads and writes 4 KiB of its vlane disk, \
+             synchronously, as fast as it can. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
+             real-time under all schedulers, EEVDF included.",
+            options.guests, bed.what
+        ),
+        rounds: options.rounds,
+        time: options.time,
+        versions: vec![("guests".into(), bed.what.clone())],
+    };
+    live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+}
+
+/// fio has started and does something.
+fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
+    let begin = Instant::now();
+    let done = || control.counters().map(|counters| counters.sum.get("reads").copied().unwrap_or(0));
+    let first = done()?;
+    while done()? < first + 20 {
+        interrupt.check()?;
+        if begin.elapsed() > BOOT {
+            return Err(Error::new(ErrorKind::Timeout, "the guest with I/O does none"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
