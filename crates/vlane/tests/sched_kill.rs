@@ -56,11 +56,11 @@ impl Victims {
                     }
                     tell.send((tid(), sys::get(tid()).unwrap())).unwrap();
                     while !stop.load(Ordering::Relaxed) {
-                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 500 });
+                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 100 });
                         while Instant::now() < until {
                             std::hint::spin_loop();
                         }
-                        std::thread::sleep(Duration::from_millis(1));
+                        std::thread::sleep(Duration::from_millis(2));
                     }
                 })
             })
@@ -159,7 +159,7 @@ fn boost(dir: &Path, victims: &Victims, until: Instant) -> bool {
         if to.write_all(lines.as_bytes()).is_err() {
             return seen;
         }
-        std::thread::sleep(Duration::from_micros(100));
+        std::thread::sleep(Duration::from_micros(300));
         seen |= victims.changed().is_some();
     }
     seen

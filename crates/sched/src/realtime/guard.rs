@@ -169,7 +169,8 @@ pub fn guard(table: &Path) -> Result<()> {
     sys::set(me, &Attr::round_robin(priority::GUARD))
         .map_err(|error| Error::caused_by(ErrorKind::Permission, "the guard cannot be real-time", error))?;
     let mut out = io::stdout();
-    out.write_all(b"!").and_then(|()| out.flush()).map_err(fail)?;
+    // A daemon that is gone already does not read it; the loop below sees that.
+    let _ = out.write_all(b"!").and_then(|()| out.flush());
     let stdin = io::stdin();
     let mut told = false;
     while !readable(stdin.as_fd(), LOOK).map_err(fail)? {

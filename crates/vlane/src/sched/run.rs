@@ -1,5 +1,6 @@
 //! `vlane sched run`: the live scheduler.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -120,6 +121,22 @@ impl RunArgs {
     }
 }
 
+/// Nice values hold within a group only: says so when vCPUs are in several.
+fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
+    let tids = named.iter().flat_map(|(threads, _)| &threads.tids);
+    let groups: BTreeSet<String> =
+        tids.filter_map(|&tid| Thread::open(tid).ok()).map(|thread| thread.competes_in()).collect();
+    if groups.len() > 1 {
+        let groups: Vec<String> = groups.into_iter().collect();
+        tracing::warn!(
+            "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a vCPU that owes cannot be held back \
+             against those of other groups, and boosts come on top of its group's share, up to what its loan allows",
+            groups.len(),
+            groups.join(", ")
+        );
+    }
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -158,6 +175,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     socket.serve(daemon.hub(), poster)?;
     Daemon::raise()?;
     let source = daemon.add_source(Box::new(mailbox));
+    warn_of_groups(&named);
     for (threads, claim) in named {
         let tid = threads.tids[0];
         let id = daemon.add(threads, claim)?;
