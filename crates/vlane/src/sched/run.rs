@@ -45,7 +45,7 @@ pub struct RunArgs {
     /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     rt_share: Option<u8>,
-    /// How a vCPU is held back that has used more than its share [default: idle]
+    /// How a vCPU is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
     /// A TOML file with all of this and the policy's parameters
