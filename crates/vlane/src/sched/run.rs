@@ -130,7 +130,8 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
         let groups: Vec<String> = groups.into_iter().collect();
         tracing::warn!(
             "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a vCPU that owes cannot be held back \
-             against those of other groups, and boosts come on top of its group's share, up to what its loan allows",
+             against those of other groups, so shares stay fair, but one that computes all the time is soon denied its boosts; \
+             put them into one group (or session) to have both",
             groups.len(),
             groups.join(", ")
         );
