@@ -153,6 +153,30 @@ impl Thread {
         }
     }
 
+    /// What its nice value counts within: its cgroup, or in none its session's autogroup. Threads with the same text
+    /// compete with each other.
+    #[must_use]
+    pub fn competes_in(&self) -> String {
+        let read =
+            |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default();
+        let groups = read("cgroup");
+        let path = groups.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|name| name == "cpu").then_some(path)
+        });
+        // Without a controller of version 1 it is the only hierarchy of version 2.
+        let path = path.or_else(|| groups.lines().find_map(|line| line.strip_prefix("0::"))).unwrap_or("/");
+        let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+        if path == "/" && enabled.trim() == "1" {
+            let autogroup = read("autogroup");
+            return autogroup
+                .split_whitespace()
+                .next()
+                .map_or_else(|| "/".into(), |name| format!("session {name}"));
+        }
+        format!("cgroup {path}")
+    }
+
     /// The group whose real-time budget counts for it, as a message for people; empty if nothing is known.
     #[must_use]
     pub fn describe_group(&self) -> String {

@@ -56,11 +56,11 @@ impl Victims {
                     }
                     tell.send((tid(), sys::get(tid()).unwrap())).unwrap();
                     while !stop.load(Ordering::Relaxed) {
-                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 500 });
+                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 100 });
                         while Instant::now() < until {
                             std::hint::spin_loop();
                         }
-                        std::thread::sleep(Duration::from_millis(1));
+                        std::thread::sleep(Duration::from_millis(2));
                     }
                 })
             })
@@ -159,7 +159,7 @@ fn boost(dir: &Path, victims: &Victims, until: Instant) -> bool {
         if to.write_all(lines.as_bytes()).is_err() {
             return seen;
         }
-        std::thread::sleep(Duration::from_micros(100));
+        std::thread::sleep(Duration::from_micros(300));
         seen |= victims.changed().is_some();
     }
     seen
@@ -377,4 +377,39 @@ fn without_the_capability_nothing_is_changed_and_the_remedy_is_named() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("CAP_SYS_NICE") && said.contains("setcap"), "{said}");
     assert_eq!((victims.changed(), tables(dir.path())), (None, 0));
+}
+
+/// A group of processes without a real-time budget, removed when this is dropped.
+struct Group(std::path::PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A thread that has just ended may still be counted.
+        wait(|| std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn a_group_without_a_real_time_budget_is_named_and_nothing_is_changed() {
+    if !may_schedule() {
+        return;
+    }
+    let group = Path::new("/sys/fs/cgroup/cpu").join(format!("vlane-test-{}", std::process::id()));
+    if std::fs::create_dir(&group).is_err() || !group.join("cpu.rt_runtime_us").exists() {
+        let _ = std::fs::remove_dir(&group);
+        println!("SKIPPED: sched_kill::a_group_without_a_budget: no cgroup v1 with RT_GROUP_SCHED here");
+        return;
+    }
+    let group = Group(group);
+    let dir = tempfile::tempdir().unwrap();
+    let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
+    let was = sys::get(sleep.id()).unwrap();
+    std::fs::write(group.0.join("tasks"), sleep.id().to_string()).unwrap();
+    let (success, said) = run_to_end(dir.path(), &[sleep.id()], &[]);
+    let is = sys::get(sleep.id()).unwrap();
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert!(!success && said.contains("RT_GROUP_SCHED"), "{said}");
+    assert!(said.contains(group.0.join("cpu.rt_runtime_us").to_str().unwrap()), "{said}");
+    assert_eq!((is, tables(dir.path())), (was, 0));
 }

@@ -88,7 +88,9 @@ impl Watch {
         // What was allotted and not used does not make up for another window: a share is a share of each.
         let tolerated = self.allotted_ns + mul_div(self.allotted_ns, goal.tolerance_permille, PERMILLE);
         let (mut redemption, mut line) = (account.redemption_permille, account.base_line_ns);
-        if self.used_ns > tolerated && account.credit_ns < 0 {
+        // Credits tell more finely than a live host charges: a few milliseconds below nothing are noise.
+        let owes = i64::try_from(params.overdraft_ns / 3 * 2).unwrap_or(i64::MAX);
+        if self.used_ns > tolerated && account.credit_ns < -owes {
             redemption /= 2;
             line /= 2;
         } else if self.responses >= LEAST_RESPONSES && self.late * 100 > self.responses {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -100,7 +100,7 @@ impl Guard {
         let mut ready = [0];
         match out.read(&mut ready)? {
             1 => Ok(pidfd),
-            _ => Err(io::Error::other("it ended at once; its own message is above")),
+            _ => Err(io::Error::other("it ended at once")),
         }
     }
 
@@ -127,11 +127,16 @@ impl Drop for Guard {
 
 fn readable(fd: std::os::fd::BorrowedFd<'_>, within: Duration) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let timeout = Timespec { tv_sec: within.as_secs().cast_signed(), tv_nsec: within.subsec_nanos().into() };
-    match poll(&mut fds, Some(&timeout)) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
+    let until = Instant::now() + within;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            // A signal is no answer.
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -155,12 +160,17 @@ pub fn guard(table: &Path) -> Result<()> {
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).map_err(fail)?;
     }
-    let reader = Reader::open(table).map_err(fail)?;
+    let reader = match Reader::open(table) {
+        // The daemon has ended since, and somebody has tidied up: nothing to guard.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        reader => reader.map_err(fail)?,
+    };
     let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
     sys::set(me, &Attr::round_robin(priority::GUARD))
         .map_err(|error| Error::caused_by(ErrorKind::Permission, "the guard cannot be real-time", error))?;
     let mut out = io::stdout();
-    out.write_all(b"!").and_then(|()| out.flush()).map_err(fail)?;
+    // A daemon that is gone already does not read it; the loop below sees that.
+    let _ = out.write_all(b"!").and_then(|()| out.flush());
     let stdin = io::stdin();
     let mut told = false;
     while !readable(stdin.as_fd(), LOOK).map_err(fail)? {

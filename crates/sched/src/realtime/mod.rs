@@ -77,7 +77,7 @@ impl Settings {
     #[must_use]
     pub fn new(params: Params, goal: Goal) -> Self {
         // Under the authors' third scheduler boosts cost nothing: there is nothing to pay back.
-        let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Idle };
+        let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
         Self { params, goal, rt_percent: 50, hold_back, owes_ns: 8_000_000, paid_ns: 2_000_000 }
     }
 }

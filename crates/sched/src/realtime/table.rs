@@ -125,8 +125,12 @@ impl Table {
         std::fs::create_dir_all(dir).map_err(fail)?;
         // A process may have several, and a number may come again: the first free name.
         for attempt in 0..10_000_u32 {
-            let path = dir.join(format!("{PREFIX}{}-{attempt}{SUFFIX}", std::process::id()));
-            let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+            let name = format!("{PREFIX}{}-{attempt}", std::process::id());
+            let (path, new) = (dir.join(format!("{name}{SUFFIX}")), dir.join(format!("{name}.new")));
+            if path.exists() {
+                continue;
+            }
+            let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new);
             match opened {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(fail(error)),
@@ -134,6 +138,8 @@ impl Table {
                     flock(&file, FlockOperation::LockShared).map_err(|error| fail(error.into()))?;
                     // The first slot is no thread's: heartbeat and interventions.
                     file.set_len(SLOT).map_err(fail)?;
+                    // Found only once it is held: `repair` takes what nobody holds.
+                    std::fs::rename(&new, &path).map_err(fail)?;
                     return Ok(Self { file, path, used: Vec::new() });
                 }
             }

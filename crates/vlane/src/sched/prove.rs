@@ -51,7 +51,7 @@ pub struct ProveArgs {
     /// Only these: eevdf, credit, always-boost, loan, adaptive
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Vec<String>,
-    /// How a guest is held back that has used more than its share [default: idle]
+    /// How a guest is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
     /// A TOML file with the scheduler's settings

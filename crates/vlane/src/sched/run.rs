@@ -1,6 +1,6 @@
 //! `vlane sched run`: the live scheduler.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub struct RunArgs {
     /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     rt_share: Option<u8>,
-    /// How a vCPU is held back that has used more than its share [default: idle]
+    /// How a vCPU is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
     /// A TOML file with all of this and the policy's parameters
@@ -175,6 +175,23 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
 }
 
+/// Nice values hold within a group only: says so when vCPUs are in several.
+fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
+    let tids = named.iter().flat_map(|(threads, _)| &threads.tids);
+    let groups: BTreeSet<String> =
+        tids.filter_map(|&tid| Thread::open(tid).ok()).map(|thread| thread.competes_in()).collect();
+    if groups.len() > 1 {
+        let groups: Vec<String> = groups.into_iter().collect();
+        tracing::warn!(
+            "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a vCPU that owes cannot be held back \
+             against those of other groups, so shares stay fair, but one that computes all the time is soon denied its boosts; \
+             put them into one group (or session) to have both",
+            groups.len(),
+            groups.join(", ")
+        );
+    }
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -214,6 +231,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     socket.serve(daemon.hub(), poster)?;
     Daemon::raise()?;
     let source = daemon.add_source(Box::new(mailbox));
+    warn_of_groups(&named);
     for (threads, claim) in named {
         let tid = threads.tids[0];
         let id = daemon.add(threads, claim)?;
