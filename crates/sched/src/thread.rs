@@ -106,6 +106,13 @@ impl Thread {
         self.tid
     }
 
+    /// The parent of its process, if it still runs.
+    #[must_use]
+    pub fn parent(&self) -> Option<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+    }
+
     /// Its process.
     #[must_use]
     pub const fn pid(&self) -> u32 {

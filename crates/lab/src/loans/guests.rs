@@ -144,7 +144,7 @@ impl Maker {
         Ok(match self {
             Self::Uml(host, program) => {
                 let mut machine = Uml::new(program.clone(), sockets);
-                machine.memory_mib = 128;
+                machine.memory_mib = 256;
                 machine.start_with(host, &guest, LIFE, None)?
             }
             Self::Qemu(host, program, kernel, choice) => {
@@ -267,7 +267,9 @@ impl Bed {
         let time = begin.elapsed();
         interrupt.check()?;
         let told = running.map(|running| running.stop(END)).transpose()?;
-        let state = told.map(|stopped| last_state(&stopped.log)).transpose()?;
+        let log = told.map(|stopped| stopped.log);
+        let state = log.as_deref().map(last_state).transpose()?;
+        let log = log.unwrap_or_default();
         let mut sample = Sample {
             responses: responses(&Trace::load(&self.trace)?)?,
             used: used.roles.iter().map(|role| ns(role.cpu)).collect(),
@@ -278,10 +280,11 @@ impl Bed {
             let first = self.guests[0].id();
             let known = state.vcpus.iter().find(|vcpu| vcpu.pid == first);
             let known = known.ok_or_else(|| {
-                Error::new(ErrorKind::Process, "the scheduler never found the guest with I/O")
+                let text = format!("the scheduler never found the guest with I/O; it said:\n{log}");
+                Error::new(ErrorKind::Process, text)
             })?;
             if known.events == 0 {
-                let text = "the back end never told the scheduler of a completion";
+                let text = format!("the back end never told the scheduler of a completion; it said:\n{log}");
                 return Err(Error::new(ErrorKind::Process, text));
             }
             if state.vcpus.len() != self.guests.len() {
@@ -391,9 +394,26 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         ),
         rounds: options.rounds,
         time: options.time,
+        warnings: warnings(options),
         versions: vec![("guests".into(), bed.what.clone())],
     };
     live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+}
+
+fn warnings(options: &Options) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let autogroup = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    if autogroup.trim() == "1" {
+        let text = "Each guest is in a session of its own, which the kernel's autogroups give equal shares: who owes cannot be held back against \
+                    other sessions. Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more often.";
+        warnings.push(text.to_owned());
+    }
+    if options.machines == Machines::Uml {
+        let text = "A User-Mode Linux guest lets its present process run on until its own timer tick (10 ms) when an interrupt comes: the host's \
+                    scheduler cannot shorten that, and it is in every response.";
+        warnings.push(text.to_owned());
+    }
+    warnings
 }
 
 /// fio has started and does something.

@@ -429,6 +429,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         ),
         rounds: options.rounds,
         time: options.time,
+        warnings: Vec::new(),
         versions: Vec::new(),
     };
     live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")

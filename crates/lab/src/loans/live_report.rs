@@ -29,6 +29,8 @@ pub(super) struct Labels {
     pub(super) rounds: usize,
     /// Time of each measurement.
     pub(super) time: Duration,
+    /// What a reader must know before believing the figures.
+    pub(super) warnings: Vec<String>,
     /// Programs that took part beside vlane.
     pub(super) versions: Vec<(String, String)>,
 }
@@ -222,7 +224,8 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
     let mut machine = Machine::describe(&labels.version, &[]);
     machine.versions.extend(labels.versions.iter().cloned());
     let note = |severity, text: String| Note { severity, text };
-    let notes = vec![
+    let warnings = labels.warnings.iter().map(|text| note(Severity::Warning, text.clone()));
+    let facts = [
         note(Severity::Info, labels.about.clone()),
         note(
             Severity::Info,
@@ -242,7 +245,7 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         created: measured.created.clone(),
         seconds: measured.seconds,
         machine,
-        notes,
+        notes: warnings.chain(facts).collect(),
         sections: (0..labels.loads.len()).map(section).collect(),
     })
 }

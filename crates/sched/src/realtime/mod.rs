@@ -250,7 +250,8 @@ impl RealTime {
     /// Takes one thread: written down, then tried.
     fn take(&mut self, name: &str, tid: u32, pid: u32) -> Result<Member> {
         let thread = Thread::open(tid)?;
-        if pid != 0 && thread.pid() != pid {
+        // User-Mode Linux runs its guest's processes in children of its own.
+        if pid != 0 && thread.pid() != pid && thread.parent() != Some(pid) {
             let text = format!("{name}: thread {tid} is one of process {} now, not of {pid}", thread.pid());
             return Err(Error::new(ErrorKind::Gone, text));
         }
@@ -545,6 +546,8 @@ impl Vehicle for RealTime {
         for &tid in &vcpu.tids {
             match self.take(&vcpu.name, tid, vcpu.pid) {
                 Ok(member) => members.push(member),
+                // One of several that has ended since it was found; the others stay.
+                Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
                 Err(error) => {
                     for member in &members {
                         let _ = self.give_back(member);
@@ -552,6 +555,9 @@ impl Vehicle for RealTime {
                     return Err(error);
                 }
             }
+        }
+        if members.is_empty() {
+            return Err(Error::new(ErrorKind::Gone, format!("{}: all its threads have ended", vcpu.name)));
         }
         let charged_ns =
             members.iter().filter_map(|member| member.thread.clock().ok()).map(|c| c.ran_ns).sum();
@@ -585,7 +591,11 @@ impl Vehicle for RealTime {
             self.give_back(member)?;
         }
         for &tid in vcpu.tids.iter().filter(|tid| !known.contains(tid)) {
-            let mut member = self.take(&vcpu.name, tid, vcpu.pid)?;
+            let mut member = match self.take(&vcpu.name, tid, vcpu.pid) {
+                Ok(member) => member,
+                Err(error) if error.kind() == ErrorKind::Gone => continue,
+                Err(error) => return Err(error),
+            };
             if let Some(first) = first
                 && first != member.was
                 && (member.was.class, member.was.nice)
