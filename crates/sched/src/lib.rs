@@ -2,6 +2,7 @@
 //! [`vlane_policy::loan`].
 
 mod error;
+pub mod simulate;
 mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};
