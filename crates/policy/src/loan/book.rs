@@ -135,10 +135,11 @@ impl Book {
     /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
     ///
     /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps
-    /// does not keep the others from what it leaves. The pool of a simulated host is CPUs times the period. On a
-    /// live host it is what the vCPUs have used together since the last accounting: the host may have other work, and
-    /// shares are then shares of the rest.
+    /// does not keep the others from what it leaves. The pool is what the vCPUs have used together since the last
+    /// accounting: the host may have other work, and shares are then shares of the rest. It is levelled
+    /// ([`Params::level_permille`]), so that those who contend neither own nor owe much together.
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
+        let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
         for (vcpu, &allotment) in self.vcpus.iter_mut().zip(&self.plan.allotments) {
             let Some(vcpu) = vcpu else { continue };
@@ -148,6 +149,17 @@ impl Book {
                 vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
             }
         }
+    }
+
+    /// The pool without what the contenders own together, or with what they owe; half of it or one and a half at the most.
+    fn levelled(&self, pool_ns: u64) -> u64 {
+        let ceiling = i64::try_from(self.params.credit_max_ns).unwrap_or(i64::MAX);
+        // Who has more than half of what it may save sleeps more than it contends.
+        let credits = self.vcpus.iter().flatten().map(|vcpu| vcpu.account.credit_ns);
+        let own: i128 = credits.filter(|&credit| credit < ceiling / 2).map(i128::from).sum();
+        let (pool, level) = (i128::from(pool_ns), i128::from(self.params.level_permille));
+        let change = (own * level / i128::from(PERMILLE)).clamp(-pool / 2, pool / 2);
+        u64::try_from(pool - change).unwrap_or(pool_ns)
     }
 
     /// What the accounts got at the last accounting, by place.

@@ -114,6 +114,10 @@ pub struct Params {
     pub overdraft_ns: u64,
     /// Credits never fall below minus so much CPU time; what is beyond is forgiven, and counted.
     pub credit_min_ns: u64,
+    /// How much of what the contenders own or owe together an accounting takes back or gives, parts per thousand. 0: nothing
+    /// (Xen). Without it their sum drifts: up with every switch that uses CPU time nobody is charged for, until all are
+    /// UNDER and nobody is held back; down with every sleeper that saves credits, until all are overdrawn.
+    pub level_permille: u64,
 }
 
 impl Default for Params {
@@ -142,6 +146,7 @@ impl Params {
             credit_max_ns: 600 * CREDIT_NS,
             overdraft_ns: 300 * CREDIT_NS,
             credit_min_ns: 3000 * CREDIT_NS,
+            level_permille: 125,
         }
     }
 
@@ -166,6 +171,7 @@ impl Params {
             credit_max_ns: 300 * CREDIT_NS,
             overdraft_ns: 300 * CREDIT_NS,
             credit_min_ns: 3000 * CREDIT_NS,
+            level_permille: 0,
         }
     }
 
@@ -195,6 +201,7 @@ impl Params {
         range("credit_max_ns", self.credit_max_ns, MS, 100 * second)?;
         range("overdraft_ns", self.overdraft_ns, MS, self.credit_min_ns)?;
         range("credit_min_ns", self.credit_min_ns, MS, 100 * second)?;
+        range("level_permille", self.level_permille, 0, PERMILLE)?;
         Ok(self)
     }
 }
