@@ -143,6 +143,7 @@ impl Book {
         self.plan.make(&self.vcpus, pool_ns, &self.params);
         for (vcpu, &allotment) in self.vcpus.iter_mut().zip(&self.plan.allotments) {
             let Some(vcpu) = vcpu else { continue };
+            vcpu.watch.owes(vcpu.account.loan.debt_ns());
             vcpu.account.allot(now, allotment, &self.params);
             if self.params.policy == Policy::Adaptive {
                 vcpu.watch.allotted(allotment);
