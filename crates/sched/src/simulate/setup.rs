@@ -83,7 +83,7 @@ const SLICE_NS: u64 = 30 * MS;
 const TICK_NS: u64 = 10 * MS;
 
 /// Names of all that can be asked for, in the order in which they are compared.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "eevdf",
     "credit",
     "always-boost",
@@ -96,15 +96,27 @@ pub const NAMES: [&str; 13] = [
     "paper+always",
     "paper+share",
     "paper+all",
-    "loan-whole",
+    "loan-unlevelled",
+    "loan-inflated",
 ];
 
 /// What is compared unless something else is asked for.
 pub const COMPARED: [&str; 6] = ["eevdf", "credit", "always-boost", "loan", "adaptive", "paper"];
 
 /// The ablation: the paper's parameters, one change at a time, then all of them, then vlane's.
-pub const ABLATION: [&str; 8] =
-    ["eevdf", "xen", "paper", "paper+small", "paper+served", "paper+always", "paper+share", "paper+all"];
+pub const ABLATION: [&str; 11] = [
+    "eevdf",
+    "xen",
+    "paper",
+    "paper+small",
+    "paper+served",
+    "paper+always",
+    "paper+share",
+    "paper+all",
+    "loan-unlevelled",
+    "loan-inflated",
+    "loan",
+];
 
 impl Setup {
     /// The one of that name.
@@ -130,7 +142,8 @@ impl Setup {
                 payment: Payment::Share,
                 ..Params::paper()
             }))),
-            "loan-whole" => credit(Params::sound(Policy::Loan), Ends::Served, Pool::Whole),
+            "loan-unlevelled" => credit(unlevelled(), Ends::Served, Pool::Used),
+            "loan-inflated" => credit(unlevelled(), Ends::Served, Pool::Whole),
             _ => {
                 let context = format!("no scheduler {name:?}: there are {}", NAMES.join(", "));
                 return Err(Error::new(ErrorKind::Invalid, context));
@@ -157,7 +170,8 @@ impl Setup {
             "paper+always" => "paper, with redemption at every accounting",
             "paper+share" => "paper, with boosts charged to the own share too",
             "paper+all" => "paper, with all four changes (and its 20 % redemption)",
-            "loan-whole" => "vlane's loans, with credits given out for all of the CPUs' time, as in Xen",
+            "loan-unlevelled" => "loan, but sleepers' savings are the contenders' debts",
+            "loan-inflated" => "loan, but credits are given out for switches' time too, as in Xen",
             _ => "",
         }
     }
@@ -178,6 +192,10 @@ const fn ticking(params: Params) -> Host {
 
 const fn served(params: Params) -> Host {
     credit(params, Ends::Served, Pool::Whole)
+}
+
+const fn unlevelled() -> Params {
+    Params { level_permille: 0, ..Params::sound(Policy::Loan) }
 }
 
 /// Loans of vlane's size, by cm.
