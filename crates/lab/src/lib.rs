@@ -11,6 +11,7 @@ pub mod date;
 pub mod error;
 pub mod image;
 pub mod interrupt;
+pub mod loans;
 pub mod machine;
 pub mod peers;
 pub mod progress;

@@ -1,5 +1,7 @@
 //! `vlane sched`: the vCPU scheduler, simulated and live.
 
+mod simulate;
+
 use clap::{Args, Subcommand};
 
 /// `vlane sched`
@@ -11,9 +13,17 @@ pub struct SchedArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Simulate host schedulers: any number of CPUs, the same result every time
+    Simulate(simulate::SimulateArgs),
 }
 
+/// Runs the command.
+///
+/// # Errors
+///
+/// What the command says.
 pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
     match &args.command {
+        Command::Simulate(args) => simulate::run(args),
     }
 }

@@ -1,0 +1,5 @@
+//! Loans: what boosting the one whose I/O completes does to its response and to everybody's share of the CPU.
+//!
+//! After Kim, Jang and Hong, "Loan/Redemption Scheme for I/O performance improvement of Virtual Machine Scheduler" (2016).
+
+pub mod simulated;
