@@ -166,7 +166,7 @@ impl Setup {
             }
             "xen" => "Xen's Credit scheduler: the paper's base line",
             "paper+small" => "paper, with loans of 5 to 100 credits, 20 to begin with",
-            "paper+served" => "paper, with boosts that end when served, 0.5 ms at most",
+            "paper+served" => "paper, with boosts that end when served, 1 ms at most",
             "paper+always" => "paper, with redemption at every accounting",
             "paper+share" => "paper, with boosts charged to the own share too",
             "paper+all" => "paper, with all four changes (and its 20 % redemption)",
