@@ -155,9 +155,14 @@ impl Book {
     /// The pool without what the contenders own together, or with what they owe; half of it or one and a half at the most.
     fn levelled(&self, pool_ns: u64) -> u64 {
         let ceiling = i64::try_from(self.params.credit_max_ns).unwrap_or(i64::MAX);
-        // Who has more than half of what it may save sleeps more than it contends.
+        // Who has more than half of what it may save sleeps more than it contends, or has more weight than it can use yet.
         let credits = self.vcpus.iter().flatten().map(|vcpu| vcpu.account.credit_ns);
-        let own: i128 = credits.filter(|&credit| credit < ceiling / 2).map(i128::from).sum();
+        let contend = credits.filter(|&credit| credit < ceiling / 2);
+        let (number, sum) =
+            contend.fold((0i128, 0i128), |(n, sum), credit| (n + 1, sum + i128::from(credit)));
+        // Debts of a period each are left: they are what puts who has more weight before the others.
+        let least = -number * i128::from(self.params.period_ns);
+        let own = sum - sum.clamp(least, 0);
         let (pool, level) = (i128::from(pool_ns), i128::from(self.params.level_permille));
         let change = (own * level / i128::from(PERMILLE)).clamp(-pool / 2, pool / 2);
         u64::try_from(pool - change).unwrap_or(pool_ns)

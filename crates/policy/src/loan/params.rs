@@ -114,7 +114,8 @@ pub struct Params {
     pub overdraft_ns: u64,
     /// Credits never fall below minus so much CPU time; what is beyond is forgiven, and counted.
     pub credit_min_ns: u64,
-    /// How much of what the contenders own or owe together an accounting takes back or gives, parts per thousand. 0: nothing
+    /// How much of what the contenders own together, or owe beyond a period each, an accounting takes back or gives, parts
+    /// per thousand. 0: nothing
     /// (Xen). Without it their sum drifts: up with every switch that uses CPU time nobody is charged for, until all are
     /// UNDER and nobody is held back; down with every sleeper that saves credits, until all are overdrawn.
     pub level_permille: u64,
@@ -147,7 +148,8 @@ impl Params {
             charge_max_ns: 2 * MS,
             review_ns: 10 * PERIOD_NS,
             credit_max_ns: 600 * CREDIT_NS,
-            overdraft_ns: 300 * CREDIT_NS,
+            // Contenders may owe a period each (see `level_permille`), and a turn of 30 ms comes on top of that.
+            overdraft_ns: 1000 * CREDIT_NS,
             credit_min_ns: 3000 * CREDIT_NS,
             level_permille: 125,
         }
