@@ -141,7 +141,7 @@ impl Params {
             redemption_permille: 500,
             redemption: Redemption::Always,
             payment: Payment::Share,
-            // Long enough for nearly every service: what is left of a longer one waits for its turn. In the simulator, services of
+            // Long enough for nearly every service: what is left of a longer one waits for its turn. In the simulator (`classes`, A), services of
             // 0.4 ms in the mean (exponential) are answered after 10.5 ms with 0.5 ms, after 3.7 ms with this, after 0.9 ms with
             // 2 ms; but where nobody sees an event served, each takes all of it.
             boost_max_ns: MS,
