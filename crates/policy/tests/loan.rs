@@ -297,3 +297,30 @@ fn machines_share_by_weight_however_many_vcpus_they_have_and_a_cap_holds() {
     assert_eq!(got(narrow), 15 * 1_000_000);
     assert_eq!(wide.iter().map(|&id| got(id)).sum::<i64>(), 15 * 1_000_000);
 }
+
+#[test]
+fn contenders_neither_gain_from_time_that_nobody_used_nor_pay_for_sleepers_savings() {
+    // Switches take 1 % of the CPU, which is given out all the same; and one vCPU in five sleeps and saves.
+    let contend = |params: &Params, given: u64| {
+        let mut book = Book::new(params.clone(), Goal::default());
+        let ids: Vec<_> = (0..10).map(|vm| book.open(Claim::of(vm))).collect();
+        for period in 1..=1000 {
+            for id in &ids[..8] {
+                book.ran(*id, period * params.period_ns, 7 * MS + MS / 2);
+            }
+            book.account_all(period * params.period_ns, given);
+        }
+        ids[..8].iter().map(|id| book.account(*id).unwrap().credit_ns).sum::<i64>() / 8
+    };
+    let params = Params::sound(Policy::Loan);
+    let unlevelled = Params { level_permille: 0, ..params.clone() };
+    for given in [60 * MS, 60 * MS * 101 / 100] {
+        // An accounting has just given what a period uses.
+        let own = contend(&params, given) - 7_500_000;
+        assert!((-31_000_000..1_000_000).contains(&own), "{own}");
+    }
+    // Two of ten save 60 ms each, at the cost of eight.
+    let (saved, inflated) = (contend(&unlevelled, 60 * MS), contend(&unlevelled, 60 * MS * 101 / 100));
+    assert!(saved < -12_000_000, "{saved}");
+    assert!(inflated > 40_000_000, "{inflated}");
+}

@@ -11,6 +11,7 @@ pub mod realtime;
 #[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
 pub mod sys;
 pub mod thread;
+pub mod simulate;
 mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};

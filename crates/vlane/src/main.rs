@@ -58,6 +58,7 @@ enum Command {
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
     /// Schedule virtual CPUs: who has finished I/O runs at once, and everybody keeps its share
+    /// The virtual CPU scheduler: boost who has I/O, and stay fair
     Sched(sched::SchedArgs),
 }
 

@@ -5,6 +5,7 @@ mod prove;
 mod run;
 mod settings;
 mod top;
+mod simulate;
 
 use clap::{Args, Subcommand};
 
@@ -28,6 +29,8 @@ enum Command {
     /// The scheduler's guard
     #[command(hide = true)]
     Guard(guard::GuardArgs),
+    /// Simulate host schedulers: any number of CPUs, the same result every time
+    Simulate(simulate::SimulateArgs),
 }
 
 /// Runs the command.
@@ -42,5 +45,6 @@ pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
         Command::Prove(args) => prove::run(args),
         Command::Repair(args) => guard::repair(args),
         Command::Guard(args) => guard::run(args),
+        Command::Simulate(args) => simulate::run(args),
     }
 }

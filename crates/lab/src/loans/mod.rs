@@ -5,3 +5,4 @@
 pub mod guests;
 pub mod live;
 mod live_report;
+pub mod simulated;

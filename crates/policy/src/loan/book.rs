@@ -142,19 +142,37 @@ impl Book {
     /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
     ///
     /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps
-    /// does not keep the others from what it leaves. The pool of a simulated host is CPUs times the period. On a
-    /// live host it is what the vCPUs have used together since the last accounting: the host may have other work, and
-    /// shares are then shares of the rest.
+    /// does not keep the others from what it leaves. The pool is what the vCPUs have used together since the last
+    /// accounting: the host may have other work, and shares are then shares of the rest. It is levelled
+    /// ([`Params::level_permille`]), so that those who contend neither own nor owe much together.
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
+        let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
         for (vcpu, &allotment) in self.vcpus.iter_mut().zip(&self.plan.allotments) {
             let Some(vcpu) = vcpu else { continue };
+            vcpu.watch.owes(vcpu.account.loan.debt_ns());
             vcpu.account.allot(now, allotment, &self.params);
             if self.params.policy == Policy::Adaptive {
                 vcpu.watch.allotted(allotment);
                 vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
             }
         }
+    }
+
+    /// The pool without what the contenders own together, or with what they owe; half of it or one and a half at the most.
+    fn levelled(&self, pool_ns: u64) -> u64 {
+        let ceiling = i64::try_from(self.params.credit_max_ns).unwrap_or(i64::MAX);
+        // Who has more than half of what it may save sleeps more than it contends, or has more weight than it can use yet.
+        let credits = self.vcpus.iter().flatten().map(|vcpu| vcpu.account.credit_ns);
+        let contend = credits.filter(|&credit| credit < ceiling / 2);
+        let (number, sum) =
+            contend.fold((0i128, 0i128), |(n, sum), credit| (n + 1, sum + i128::from(credit)));
+        // Debts of a period each are left: they are what puts who has more weight before the others.
+        let least = -number * i128::from(self.params.period_ns);
+        let own = sum - sum.clamp(least, 0);
+        let (pool, level) = (i128::from(pool_ns), i128::from(self.params.level_permille));
+        let change = (own * level / i128::from(PERMILLE)).clamp(-pool / 2, pool / 2);
+        u64::try_from(pool - change).unwrap_or(pool_ns)
     }
 
     /// What the accounts got at the last accounting, by place.

@@ -2,8 +2,8 @@
 //!
 //! The paper fixes both (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched over
 //! windows: when more than one response in a hundred is later than the goal, the account may owe more and redeems
-//! faster; when it has used more than its share by more than the tolerance, both are halved; when all is well for long,
-//! both fall slowly, towards the least that keeps the promise.
+//! faster; when it has used more than its share by more than the tolerance, both are halved; when all is well,
+//! both fall slowly as long as a quarter of them would do.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,10 @@ pub(crate) struct Watch {
     allotted_ns: u64,
     responses: u64,
     late: u64,
+    /// The largest debt seen at an accounting.
+    peak_debt_ns: u64,
+    /// What had been lent when the window began.
+    lent_before_ns: u64,
 }
 
 impl Watch {
@@ -72,6 +76,11 @@ impl Watch {
 
     pub(crate) const fn allotted(&mut self, ns: u64) {
         self.allotted_ns += ns;
+    }
+
+    /// An accounting begins: the debt is as large as it will be until the next.
+    pub(crate) fn owes(&mut self, debt_ns: u64) {
+        self.peak_debt_ns = self.peak_debt_ns.max(debt_ns);
     }
 
     pub(crate) const fn served(&mut self, response_ns: u64, goal_ns: u64) {
@@ -88,20 +97,27 @@ impl Watch {
         // What was allotted and not used does not make up for another window: a share is a share of each.
         let tolerated = self.allotted_ns + mul_div(self.allotted_ns, goal.tolerance_permille, PERMILLE);
         let (mut redemption, mut line) = (account.redemption_permille, account.base_line_ns);
-        // Credits tell more finely than a live host charges: a few milliseconds below nothing are noise.
-        let owes = i64::try_from(params.overdraft_ns / 3 * 2).unwrap_or(i64::MAX);
-        if self.used_ns > tolerated && account.credit_ns < -owes {
+        // A turn more in one window and less in the next is no unfairness: a turn may be as long as a period.
+        let turn = params.period_ns;
+        let is_ahead = account.credit_ns < -i64::try_from(turn).unwrap_or(i64::MAX);
+        if self.used_ns > tolerated + turn && is_ahead {
             redemption /= 2;
             line /= 2;
         } else if self.responses >= LEAST_RESPONSES && self.late * 100 > self.responses {
             redemption += redemption / 4 + 10;
             line += line / 4;
         } else if self.late * 500 <= self.responses {
-            redemption -= redemption / 50;
-            line -= line / 50;
+            // Only what is not needed: a step too far is paid for with many late responses before it is taken back.
+            let lent = account.totals.lent_ns - self.lent_before_ns;
+            if lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4 {
+                redemption -= redemption / 50;
+            }
+            if self.peak_debt_ns < line / 4 {
+                line -= line / 50;
+            }
         }
         account.redemption_permille = redemption.clamp(REDEMPTION_MIN_PERMILLE, PERMILLE);
         account.base_line_ns = line.clamp(params.line_min_ns, params.line_max_ns);
-        *self = Self { since: Some(now), ..Self::default() };
+        *self = Self { since: Some(now), lent_before_ns: account.totals.lent_ns, ..Self::default() };
     }
 }

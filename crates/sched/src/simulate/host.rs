@@ -1,0 +1,57 @@
+//! What the simulated machine asks of a host scheduler.
+
+use vlane_policy::loan::{Account, Doing};
+
+/// A host scheduler: who waits, who is next, when the CPU comes back. Times are simulated nanoseconds, `vcpu` and `cpu` are
+/// indexes. The machine tells it of all CPU time before it asks anything.
+pub(super) trait Scheduler: std::fmt::Debug {
+    /// An I/O of the vCPU completed. True: it is put before the others now (and was moved, if it waited).
+    fn event(&mut self, vcpu: usize, now: u64, doing: Doing) -> bool;
+    /// The CPU at which a vCPU that waits, or is about to, should look: idle, or the one that it would preempt.
+    fn target(&self, vcpu: usize, last: usize) -> usize;
+    /// A vCPU that slept waits from now on; `cpu` is what [`Scheduler::target`] said.
+    fn wake(&mut self, vcpu: usize, cpu: usize, now: u64);
+    /// Whether a waiting vCPU takes the CPU from who runs there.
+    fn preempts(&mut self, vcpu: usize, cpu: usize) -> bool;
+    /// Who runs next: it waits no more. `None`: nobody waits that this CPU could run.
+    fn pick(&mut self, cpu: usize, now: u64) -> Option<usize>;
+    /// Who ran waits again.
+    fn put_back(&mut self, vcpu: usize, cpu: usize, now: u64);
+    /// Who ran sleeps.
+    fn sleep(&mut self, vcpu: usize, cpu: usize, now: u64);
+    /// Who runs has used so much.
+    fn ran(&mut self, vcpu: usize, cpu: usize, now: u64, ns: u64);
+    /// Whether who runs has to go back to the queue (its turn or its boost is over).
+    fn yields(&mut self, vcpu: usize, cpu: usize, now: u64) -> bool;
+    /// When the CPU has to be looked at again at the latest, if who runs goes on from `from`.
+    fn until(&self, vcpu: usize, cpu: usize, from: u64) -> u64;
+    /// An event was served; whether it was the last that the vCPU knew of.
+    fn served(&mut self, vcpu: usize, response_ns: u64, last: bool);
+    /// When [`Scheduler::periodic`] is to be called next.
+    fn next_periodic(&self) -> u64;
+    /// Accounting, ticks, balancing.
+    fn periodic(&mut self, now: u64);
+    /// The account of a vCPU, if there are any.
+    fn account(&self, vcpu: usize) -> Option<&Account>;
+    /// What was seen of the vCPU's loans.
+    fn loans(&self, vcpu: usize) -> Loans;
+    /// From now on is measured.
+    fn measure(&mut self, now: u64);
+}
+
+/// What was seen of a vCPU's loans, accounting by accounting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Loans {
+    /// Accountings at which cm was known.
+    pub samples: u64,
+    /// Sum of cm over them, parts per million of a CPU.
+    pub cm_ppm: u64,
+    /// Sum of the next loan over them, nanoseconds.
+    pub next_ns: u64,
+    /// Loans redeemed from the end of their line to the last credit.
+    pub redemptions: u64,
+    /// How long these took, nanoseconds.
+    pub redeeming_ns: u64,
+    /// Time during which a spent loan kept the vCPU from boosts, ended or not, nanoseconds.
+    pub barred_ns: u64,
+}

@@ -1,0 +1,420 @@
+//! What is simulated: CPUs, virtual machines, and what they do. Written in TOML; what is not known is an error.
+
+use serde::{Deserialize, Serialize};
+use vlane_policy::loan::units::DEFAULT_WEIGHT;
+
+use super::random::Span;
+use crate::{Error, ErrorKind, Result};
+
+/// A scenario.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// What it stands for.
+    #[serde(default)]
+    pub about: String,
+    /// Physical CPUs.
+    pub cpus: u32,
+    /// Simulated time that is measured.
+    pub seconds: f64,
+    /// Simulated time before that, which is not.
+    #[serde(default)]
+    pub warmup_seconds: f64,
+    /// All chance follows from it.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Parts, each a run of its own, in which only the loads of that part are on. None: one part with all loads.
+    #[serde(default)]
+    pub phases: Vec<String>,
+    /// What switching costs.
+    #[serde(default)]
+    pub costs: Costs,
+    /// The virtual machines.
+    pub vm: Vec<Machine>,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+const fn one_vcpu() -> u32 {
+    1
+}
+
+const fn default_weight() -> u32 {
+    DEFAULT_WEIGHT
+}
+
+/// CPU time that belongs to no virtual machine.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Costs {
+    /// From one vCPU to another, microseconds.
+    pub switch_us: f64,
+    /// To put a vCPU before the others, microseconds (`sched_setattr` on a runnable thread: 5 to 12).
+    pub boost_us: f64,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self { switch_us: 2.0, boost_us: 5.0 }
+    }
+}
+
+/// Virtual machines that are alike.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// The name; with several, a number follows it.
+    pub name: String,
+    /// How many of them.
+    #[serde(default = "one_vcpu")]
+    pub count: u32,
+    /// The number of the first, if there are several.
+    #[serde(default = "one_vcpu")]
+    pub first: u32,
+    /// The weight of each against other machines.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
+    /// vCPUs of each.
+    #[serde(default = "one_vcpu")]
+    pub vcpus: u32,
+    /// What each vCPU computes besides its I/O.
+    #[serde(default)]
+    pub compute: Compute,
+    /// The I/O of each vCPU.
+    #[serde(default)]
+    pub load: Vec<Load>,
+}
+
+/// What a vCPU computes, whenever there is no event to be served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Compute {
+    /// Nothing: it sleeps between events.
+    #[default]
+    Never,
+    /// All it can get (`stress -c`).
+    Always,
+    /// For a time, then not for a time.
+    Mixed {
+        /// CPU time of a burst.
+        on: Span,
+        /// Time from its end to the next.
+        off: Span,
+    },
+}
+
+/// A source of events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
+pub enum Load {
+    /// Requests from outside that come when they come (hping). The response is what the client sees of the host.
+    Ping {
+        /// Its name.
+        name: String,
+        /// The part in which it is on; all of them without.
+        phase: Option<String>,
+        /// Time between two requests.
+        every: Span,
+        /// CPU time of the vCPU per request.
+        service: Span,
+        /// The machine that each request passes on its way in and out (Xen's domain 0).
+        via: Option<Via>,
+    },
+    /// Traffic with a window (iperf): a segment follows when an earlier one was served.
+    Window {
+        /// Its name.
+        name: String,
+        /// The part in which it is on; all of them without.
+        phase: Option<String>,
+        /// Segments under way at once.
+        segments: u32,
+        /// Bytes of each.
+        segment_bytes: u32,
+        /// What the link carries, megabits per second.
+        link_mbit: f64,
+        /// Way of an answer to the other side and of the next segment back.
+        rtt: Span,
+        /// CPU time of the vCPU per segment.
+        service: Span,
+        /// The machine that each segment passes on its way in.
+        via: Option<Via>,
+    },
+    /// Synchronous requests to a disk: the next follows when the last was served (fio; `stress -i`, which calls `sync`).
+    Disk {
+        /// Its name.
+        name: String,
+        /// The part in which it is on; all of them without.
+        phase: Option<String>,
+        /// Requests under way at once.
+        #[serde(default = "one_vcpu")]
+        depth: u32,
+        /// Time of the device.
+        device: Span,
+        /// Time before the next request.
+        think: Span,
+        /// CPU time of the vCPU per completion.
+        service: Span,
+        /// The machine that each completion passes on its way in.
+        via: Option<Via>,
+    },
+}
+
+/// A machine between the world and another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Via {
+    /// Its name in the scenario.
+    pub vm: String,
+    /// CPU time that passing takes it, each way.
+    pub service: Span,
+}
+
+impl Load {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Ping { name, .. } | Self::Window { name, .. } | Self::Disk { name, .. } => name,
+        }
+    }
+
+    /// The part in which it is on.
+    #[must_use]
+    pub fn phase(&self) -> Option<&str> {
+        match self {
+            Self::Ping { phase, .. } | Self::Window { phase, .. } | Self::Disk { phase, .. } => {
+                phase.as_deref()
+            }
+        }
+    }
+
+    /// CPU time of the vCPU per event.
+    #[must_use]
+    pub const fn service(&self) -> Span {
+        match self {
+            Self::Ping { service, .. } | Self::Window { service, .. } | Self::Disk { service, .. } => {
+                *service
+            }
+        }
+    }
+
+    /// The machine between.
+    #[must_use]
+    pub const fn via(&self) -> Option<&Via> {
+        match self {
+            Self::Ping { via, .. } | Self::Window { via, .. } | Self::Disk { via, .. } => via.as_ref(),
+        }
+    }
+
+    fn spans(&self) -> Vec<(&'static str, Span)> {
+        let mut spans = vec![("service", self.service())];
+        match self {
+            Self::Ping { every, .. } => spans.push(("every", *every)),
+            Self::Window { rtt, .. } => spans.push(("rtt", *rtt)),
+            Self::Disk { device, think, .. } => spans.extend([("device", *device), ("think", *think)]),
+        }
+        spans.extend(self.via().map(|via| ("via.service", via.service)));
+        spans
+    }
+}
+
+/// Scenarios that come with the program.
+pub const EMBEDDED: [(&str, &str); 4] = [
+    ("paper", include_str!("scenarios/paper.toml")),
+    ("table-7", include_str!("scenarios/table-7.toml")),
+    ("classes", include_str!("scenarios/classes.toml")),
+    ("large", include_str!("scenarios/large.toml")),
+];
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}
+
+impl Scenario {
+    /// One that comes with the program, or the file of that name.
+    ///
+    /// # Errors
+    ///
+    /// There is neither, or it makes no sense.
+    pub fn named(name: &str) -> Result<Self> {
+        if let Some((_, text)) = EMBEDDED.iter().find(|(own, _)| *own == name) {
+            return Self::parse(name, text);
+        }
+        let text = std::fs::read_to_string(name).map_err(|error| {
+            let names: Vec<_> = EMBEDDED.iter().map(|(name, _)| *name).collect();
+            let context = format!(
+                "{name}: cannot be read as a scenario's file, and is none of those that come with vlane ({})",
+                names.join(", ")
+            );
+            Error::caused_by(ErrorKind::Io, context, error)
+        })?;
+        Self::parse(name, &text)
+    }
+
+    /// Reads a scenario; `origin` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// It is not TOML, has a key that nobody knows, or makes no sense.
+    pub fn parse(origin: &str, text: &str) -> Result<Self> {
+        let scenario: Self = toml::from_str(text).map_err(|error| {
+            Error::caused_by(ErrorKind::Invalid, format!("{origin}: not a scenario"), error)
+        })?;
+        scenario.checked()
+    }
+
+    /// This scenario, or what cannot be about it.
+    ///
+    /// # Errors
+    ///
+    /// Names the value and the range.
+    pub fn checked(self) -> Result<Self> {
+        let check = |what: &str, value: f64, low: f64, high: f64| {
+            let inside = (low..=high).contains(&value);
+            inside.then_some(()).ok_or_else(|| {
+                invalid(format!("{}: {what} = {value}: must be between {low} and {high}", self.name))
+            })
+        };
+        check("cpus", f64::from(self.cpus), 1.0, 4096.0)?;
+        check("seconds", self.seconds, 0.1, 100_000.0)?;
+        check("warmup_seconds", self.warmup_seconds, 0.0, 100_000.0)?;
+        check("costs.switch_us", self.costs.switch_us, 0.0, 1000.0)?;
+        check("costs.boost_us", self.costs.boost_us, 0.0, 1000.0)?;
+        if self.vm.is_empty() {
+            return Err(invalid(format!("{}: there is no [[vm]]", self.name)));
+        }
+        check("vCPUs in all", self.vcpus(), 1.0, 1e6)?;
+        for (at, vm) in self.vm.iter().enumerate() {
+            let of = |what: &str| format!("{}: {what}", vm.name);
+            if self.vm[..at].iter().any(|other| other.name == vm.name && other.count == vm.count) {
+                return Err(invalid(format!("{}: two [[vm]] of that name", vm.name)));
+            }
+            check(&of("count"), f64::from(vm.count), 1.0, 100_000.0)?;
+            check(&of("vcpus"), f64::from(vm.vcpus), 1.0, 1024.0)?;
+            check(&of("weight"), f64::from(vm.weight), 1.0, 65_535.0)?;
+            if let Compute::Mixed { on, off } = vm.compute {
+                check(&of("compute.on.us"), on.us, 1.0, 1e8)?;
+                check(&of("compute.off.us"), off.us, 1.0, 1e8)?;
+            }
+            for load in &vm.load {
+                let of = |what: &str| format!("{}: load {}: {what}", vm.name, load.name());
+                if let Some(phase) = load.phase().filter(|phase| !self.phases.iter().any(|p| p == phase)) {
+                    return Err(invalid(format!("{} is none of `phases`", of(&format!("phase {phase:?}")))));
+                }
+                if let Some(via) = load.via()
+                    && !self.vm.iter().any(|other| other.name == via.vm && other.count == 1)
+                {
+                    return Err(invalid(format!(
+                        "{} is not a single [[vm]]",
+                        of(&format!("via {:?}", via.vm))
+                    )));
+                }
+                for (name, span) in load.spans() {
+                    // A source without any time would go round for ever in the same moment.
+                    let least = if matches!(name, "service" | "every") { 0.1 } else { 0.0 };
+                    check(&of(&format!("{name}.us")), span.us, least, 1e9)?;
+                }
+                if let Load::Window { segments, segment_bytes, link_mbit, .. } = load {
+                    check(&of("segments"), f64::from(*segments), 1.0, 65_536.0)?;
+                    check(&of("segment_bytes"), f64::from(*segment_bytes), 1.0, 1e8)?;
+                    check(&of("link_mbit"), *link_mbit, 0.001, 1e6)?;
+                }
+                if let Load::Disk { depth, .. } = load {
+                    check(&of("depth"), f64::from(*depth), 1.0, 65_536.0)?;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// vCPUs in all.
+    #[must_use]
+    pub fn vcpus(&self) -> f64 {
+        self.vm.iter().map(|vm| f64::from(vm.count) * f64::from(vm.vcpus)).sum()
+    }
+
+    /// Machines in all.
+    #[must_use]
+    pub fn machines(&self) -> u64 {
+        self.vm.iter().map(|vm| u64::from(vm.count)).sum()
+    }
+
+    /// Makes the last machines of which there are several so many that there are `vms` in all.
+    ///
+    /// # Errors
+    ///
+    /// The others are too many already, or there are no several.
+    pub fn with_machines(mut self, vms: u32) -> Result<Self> {
+        let all = self.machines();
+        let name = self.name.clone();
+        let Some(last) = self.vm.iter_mut().rev().find(|vm| vm.count > 1) else {
+            return Err(invalid(format!("{name}: no [[vm]] has a `count` that could be changed")));
+        };
+        let others = all - u64::from(last.count);
+        match u64::from(vms).checked_sub(others).and_then(|count| u32::try_from(count).ok()) {
+            Some(count) if count > 0 => last.count = count,
+            _ => return Err(invalid(format!("{vms} machines: {name} has {others} besides `{}`", last.name))),
+        }
+        self.checked()
+    }
+
+    /// The parts, each with its loads only.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(String, Self)> {
+        if self.phases.is_empty() {
+            return vec![(String::new(), self.clone())];
+        }
+        let part = |phase: &String| {
+            let mut part = self.clone();
+            for vm in &mut part.vm {
+                vm.load.retain(|load| load.phase().is_none_or(|of| of == phase));
+            }
+            (phase.clone(), part)
+        };
+        self.phases.iter().map(part).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_scenarios_are_sound_and_as_large_as_they_say() {
+        for (name, _) in EMBEDDED {
+            let scenario = Scenario::named(name).unwrap();
+            assert_eq!(scenario.name, name);
+            let again = Scenario::parse(name, &toml::to_string(&scenario).unwrap()).unwrap();
+            assert_eq!(again, scenario);
+        }
+        let large = Scenario::named("large").unwrap();
+        assert!(large.cpus == 256 && (large.vcpus() - 4000.0).abs() < 0.5);
+        let paper = Scenario::named("paper").unwrap();
+        assert_eq!((paper.cpus, paper.machines(), paper.parts().len()), (2, 13, 2));
+        assert_eq!(paper.with_machines(20).unwrap().machines(), 20);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let (_, paper) = EMBEDDED[0];
+        let said = |text: &str| {
+            let error = Scenario::parse("x", text).unwrap_err();
+            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            format!("{error} {cause}")
+        };
+        assert!(
+            said(&paper.replace("cpus = 2", "cpus = 0")).contains("cpus = 0: must be between 1 and 4096")
+        );
+        assert!(said(&paper.replace("cpus = 2", "cpus = 2\nfast = true")).contains("fast"));
+        assert!(said(&paper.replace("phase = \"hping\"", "phase = \"hpong\"")).contains("hpong"));
+        assert!(said(&paper.replace("vm = \"domain-0\"", "vm = \"nobody\"")).contains("nobody"));
+        assert!(said(&paper.replacen("service = {", "serwice = {", 1)).contains("serwice"));
+        assert!(Scenario::named("no such").unwrap_err().to_string().contains("table-7"));
+        assert!(Scenario::named("paper").unwrap().with_machines(2).is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! Host schedulers to simulate, by name.
+
+use vlane_policy::loan::units::MS;
+use vlane_policy::loan::{Goal, Params, Payment, Policy, Redemption};
+
+use crate::{Error, ErrorKind, Result};
+
+/// When a boost ends, besides at its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ends {
+    /// When the vCPU has served all events that it knows of.
+    Served,
+    /// At the host's next tick of so many nanoseconds, served or not; or when the vCPU goes to sleep (Xen).
+    Tick(u64),
+}
+
+/// Queues as in Xen's Credit scheduler, with the decisions of [`vlane_policy::loan`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credit {
+    /// What the policy is set to.
+    pub params: Params,
+    /// What [`Policy::Adaptive`] is to reach.
+    pub goal: Goal,
+    /// A turn, nanoseconds (Xen: 30 ms).
+    pub slice_ns: u64,
+    /// When a boost ends.
+    pub ends: Ends,
+    /// What an accounting gives out.
+    pub pool: Pool,
+}
+
+/// The CPU time that an accounting gives out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// What all CPUs have, used or not (Xen). Switches use some of it that nobody is charged for: over time everybody has
+    /// credits up to the limit, all are UNDER, and nothing holds back who is boosted.
+    Whole,
+    /// What the vCPUs have used since the last one: what one gets is what another has paid.
+    Used,
+}
+
+/// Linux' EEVDF.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Eevdf {
+    /// The slice on one CPU, nanoseconds; more CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 + log2 of the CPUs, 8
+    /// at most: 3 ms).
+    pub base_slice_ns: u64,
+    /// The tick at which a used-up slice is seen, nanoseconds (HZ = 250).
+    pub tick_ns: u64,
+    /// Whether a wake-up lets the running one finish its slice while it is eligible (RUN_TO_PARITY, Linux' default).
+    pub run_to_parity: bool,
+    /// Time between two balancings of the CPUs' queues, nanoseconds.
+    pub balance_ns: u64,
+}
+
+impl Default for Eevdf {
+    fn default() -> Self {
+        Self { base_slice_ns: 750_000, tick_ns: 4 * MS, run_to_parity: true, balance_ns: 16 * MS }
+    }
+}
+
+/// A host scheduler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Host {
+    /// Linux' EEVDF, which knows nothing of vCPUs.
+    Eevdf(Eevdf),
+    /// Xen's queues.
+    Credit(Credit),
+}
+
+/// A host scheduler with a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setup {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub host: Host,
+}
+
+/// A turn in Xen's Credit scheduler.
+const SLICE_NS: u64 = 30 * MS;
+/// Xen's tick.
+const TICK_NS: u64 = 10 * MS;
+
+/// Names of all that can be asked for, in the order in which they are compared.
+pub const NAMES: [&str; 14] = [
+    "eevdf",
+    "credit",
+    "always-boost",
+    "loan",
+    "adaptive",
+    "paper",
+    "xen",
+    "paper+small",
+    "paper+served",
+    "paper+always",
+    "paper+share",
+    "paper+all",
+    "loan-unlevelled",
+    "loan-inflated",
+];
+
+/// What is compared unless something else is asked for.
+pub const COMPARED: [&str; 6] = ["eevdf", "credit", "always-boost", "loan", "adaptive", "paper"];
+
+/// The ablation: the paper's parameters, one change at a time, then all of them, then vlane's.
+pub const ABLATION: [&str; 11] = [
+    "eevdf",
+    "xen",
+    "paper",
+    "paper+small",
+    "paper+served",
+    "paper+always",
+    "paper+share",
+    "paper+all",
+    "loan-unlevelled",
+    "loan-inflated",
+    "loan",
+];
+
+impl Setup {
+    /// The one of that name.
+    ///
+    /// # Errors
+    ///
+    /// There is none; the message names those that there are.
+    pub fn named(name: &str) -> Result<Self> {
+        let host = match name {
+            "eevdf" => Host::Eevdf(Eevdf::default()),
+            "credit" => sound(Policy::Credit),
+            "always-boost" => sound(Policy::AlwaysBoost),
+            "loan" => sound(Policy::Loan),
+            "adaptive" => sound(Policy::Adaptive),
+            "paper" => ticking(Params::paper()),
+            "xen" => ticking(Params { policy: Policy::Credit, ..Params::paper() }),
+            "paper+small" => ticking(small(Params::paper())),
+            "paper+served" => served(short(Params::paper())),
+            "paper+always" => ticking(Params { redemption: Redemption::Always, ..Params::paper() }),
+            "paper+share" => ticking(Params { payment: Payment::Share, ..Params::paper() }),
+            "paper+all" => served(short(small(Params {
+                redemption: Redemption::Always,
+                payment: Payment::Share,
+                ..Params::paper()
+            }))),
+            "loan-unlevelled" => credit(unlevelled(), Ends::Served, Pool::Used),
+            "loan-inflated" => credit(unlevelled(), Ends::Served, Pool::Whole),
+            _ => {
+                let context = format!("no scheduler {name:?}: there are {}", NAMES.join(", "));
+                return Err(Error::new(ErrorKind::Invalid, context));
+            }
+        };
+        Ok(Self { name: name.into(), host })
+    }
+
+    /// What is different in it, in a few words.
+    #[must_use]
+    pub fn about(&self) -> &'static str {
+        match self.name.as_str() {
+            "eevdf" => "Linux' EEVDF",
+            "credit" => "vlane's credit: boosts who was blocked and has credits",
+            "always-boost" => "every event boosts, at nobody's cost",
+            "loan" => "vlane's loans",
+            "adaptive" => "vlane's loans; line and redemption find themselves",
+            "paper" => {
+                "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a 10 ms tick"
+            }
+            "xen" => "Xen's Credit scheduler: the paper's base line",
+            "paper+small" => "paper, with loans of 5 to 100 credits, 20 to begin with",
+            "paper+served" => "paper, with boosts that end when served, 1 ms at most",
+            "paper+always" => "paper, with redemption at every accounting",
+            "paper+share" => "paper, with boosts charged to the own share too",
+            "paper+all" => "paper, with all four changes (and its 20 % redemption)",
+            "loan-unlevelled" => "loan, but sleepers' savings are the contenders' debts",
+            "loan-inflated" => "loan, but credits are given out for switches' time too, as in Xen",
+            _ => "",
+        }
+    }
+}
+
+const fn credit(params: Params, ends: Ends, pool: Pool) -> Host {
+    let goal = Goal { response_ns: 2 * MS, tolerance_permille: 20 };
+    Host::Credit(Credit { params, goal, slice_ns: SLICE_NS, ends, pool })
+}
+
+const fn sound(policy: Policy) -> Host {
+    credit(Params::sound(policy), Ends::Served, Pool::Used)
+}
+
+const fn ticking(params: Params) -> Host {
+    credit(params, Ends::Tick(TICK_NS), Pool::Whole)
+}
+
+const fn served(params: Params) -> Host {
+    credit(params, Ends::Served, Pool::Whole)
+}
+
+const fn unlevelled() -> Params {
+    Params { level_permille: 0, ..Params::sound(Policy::Loan) }
+}
+
+/// Loans of vlane's size, by cm.
+const fn small(params: Params) -> Params {
+    let own = Params::sound(Policy::Loan);
+    Params {
+        line_ns: own.line_ns,
+        line_min_ns: own.line_min_ns,
+        line_max_ns: own.line_max_ns,
+        cm_ref_ppm: own.cm_ref_ppm,
+        ..params
+    }
+}
+
+/// Boosts of vlane's length.
+const fn short(params: Params) -> Params {
+    let own = Params::sound(Policy::Loan);
+    Params { boost_max_ns: own.boost_max_ns, charge_max_ns: own.charge_max_ns, ..params }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_scheduler_with_parameters_that_can_be() {
+        for name in NAMES {
+            let setup = Setup::named(name).unwrap();
+            assert!(!setup.about().is_empty(), "{name}");
+            if let Host::Credit(credit) = setup.host {
+                credit.params.checked().unwrap();
+            }
+        }
+        assert!(ABLATION.iter().all(|name| NAMES.contains(name)));
+        assert!(Setup::named("cfs").unwrap_err().to_string().contains("always-boost"));
+    }
+}

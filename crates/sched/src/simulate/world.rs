@@ -1,0 +1,582 @@
+//! The machine: physical CPUs, vCPUs with what their guests do, and time, which jumps from event to event.
+//!
+//! A guest serves events before it computes, in the order in which they came, as an interrupt does. It knows of an event as soon as
+//! its vCPU runs. What a vCPU does between two events of the simulation is one thing only, so CPU time is counted exactly.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use vlane_policy::loan::{Claim, Doing, Totals};
+
+use super::credit::CreditQueues;
+use super::eevdf::EevdfQueues;
+use super::host::Scheduler;
+use super::outcome::{LoadOutcome, MachineOutcome, Outcome, due_shares};
+use super::random::{Random, Span, nanoseconds};
+use super::scenario::{Compute, Load, Scenario};
+use super::setup::{Host, Setup};
+
+/// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts are on: give
+/// [`Scenario::parts`] one by one.
+#[must_use]
+pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
+    let mut world = World::new(scenario, setup);
+    world.run();
+    world.outcome(scenario, setup)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// The next request of an open load.
+    Next(u32),
+    /// An event of a load comes to a stage of its way, on its way since `began`.
+    Arrive { load: u32, stage: u8, began: u64 },
+    /// A CPU has to be looked at, unless something happened there since.
+    Look { cpu: u32, turn: u64 },
+    /// A vCPU begins to compute.
+    Burst(u32),
+    /// The host scheduler's own.
+    Periodic,
+    /// The warm-up is over.
+    Measure,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Due {
+    at: u64,
+    /// In the order in which they were planned, when they are due at once.
+    order: u64,
+    what: What,
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // The heap has its largest first.
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    load: u32,
+    stage: u8,
+    began: u64,
+    arrived: u64,
+    left_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Sleeps,
+    Waits,
+    Runs(usize),
+}
+
+#[derive(Debug)]
+struct Vcpu {
+    machine: usize,
+    compute: Compute,
+    random: Random,
+    /// Of the burst that is on; 0: none.
+    burst_ns: u64,
+    jobs: VecDeque<Job>,
+    state: State,
+    last_cpu: usize,
+    /// It was boosted and nobody has paid for the switch yet.
+    boost_cost: bool,
+    used_ns: u64,
+}
+
+impl Vcpu {
+    const fn computes(&self) -> bool {
+        matches!(self.compute, Compute::Always) || self.burst_ns > 0
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Cpu {
+    current: Option<usize>,
+    last: Option<usize>,
+    /// CPU time is counted up to here; later than now while it switches.
+    since: u64,
+    turn: u64,
+    idle_since: u64,
+    idle_ns: u64,
+    overhead_ns: u64,
+    switches: u64,
+}
+
+#[derive(Debug)]
+struct Source {
+    load: Load,
+    /// Where its figures go.
+    figures: usize,
+    way: Vec<(usize, Span)>,
+    random: Random,
+    link_free: u64,
+}
+
+#[derive(Debug)]
+struct World {
+    now: u64,
+    end: u64,
+    heap: BinaryHeap<Due>,
+    order: u64,
+    vcpus: Vec<Vcpu>,
+    cpus: Vec<Cpu>,
+    sources: Vec<Source>,
+    figures: Vec<LoadOutcome>,
+    host: Box<dyn Scheduler>,
+    switch_ns: u64,
+    boost_ns: u64,
+    idle: usize,
+    waiting: usize,
+    wasted_ns: u64,
+    events: u64,
+    measured_since: u64,
+    totals: Vec<Totals>,
+}
+
+impl World {
+    fn new(scenario: &Scenario, setup: &Setup) -> Self {
+        let cpus = scenario.cpus as usize;
+        let (mut vcpus, mut claims, mut sources, mut figures) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut machine = 0;
+        let mut loads = Vec::new();
+        let mut first_of = std::collections::HashMap::new();
+        for (group, vm) in scenario.vm.iter().enumerate() {
+            let first_figures = figures.len();
+            for load in &vm.load {
+                figures.push(LoadOutcome::new(&vm.name, group, load));
+            }
+            for _ in 0..vm.count {
+                first_of.entry(vm.name.as_str()).or_insert(vcpus.len());
+                for _ in 0..vm.vcpus {
+                    let place = vcpus.len();
+                    let vm_number = u32::try_from(machine).unwrap_or(u32::MAX);
+                    claims.push(Claim { vm: vm_number, weight: vm.weight, cap_permille: 0 });
+                    loads
+                        .extend(vm.load.iter().enumerate().map(|(n, load)| (place, first_figures + n, load)));
+                    vcpus.push(Vcpu {
+                        machine,
+                        compute: vm.compute,
+                        random: Random::new(scenario.seed, place as u64 * 2),
+                        burst_ns: 0,
+                        jobs: VecDeque::new(),
+                        state: State::Sleeps,
+                        last_cpu: place % cpus,
+                        boost_cost: false,
+                        used_ns: 0,
+                    });
+                }
+                machine += 1;
+            }
+        }
+        for (stream, (vcpu, figures, load)) in loads.into_iter().enumerate() {
+            let via = load.via().and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
+            let mut way: Vec<_> = via.into_iter().chain([(vcpu, load.service())]).collect();
+            // An answer passes the machine between again.
+            way.extend(via.filter(|_| matches!(load, Load::Ping { .. })));
+            let random = Random::new(scenario.seed, stream as u64 * 2 + 1);
+            sources.push(Source { load: load.clone(), figures, way, random, link_free: 0 });
+        }
+        let host: Box<dyn Scheduler> = match &setup.host {
+            Host::Eevdf(setup) => Box::new(EevdfQueues::new(setup, cpus, &claims)),
+            Host::Credit(setup) => Box::new(CreditQueues::new(setup, cpus, &claims)),
+        };
+        let warmup = nanoseconds(scenario.warmup_seconds * 1e6);
+        Self {
+            now: 0,
+            end: warmup + nanoseconds(scenario.seconds * 1e6),
+            heap: BinaryHeap::new(),
+            order: 0,
+            totals: vec![Totals::default(); vcpus.len()],
+            vcpus,
+            cpus: vec![Cpu::default(); cpus],
+            sources,
+            figures,
+            host,
+            switch_ns: nanoseconds(scenario.costs.switch_us),
+            boost_ns: nanoseconds(scenario.costs.boost_us),
+            idle: cpus,
+            waiting: 0,
+            wasted_ns: 0,
+            events: 0,
+            measured_since: warmup,
+        }
+    }
+
+    fn plan(&mut self, at: u64, what: What) {
+        self.order += 1;
+        self.heap.push(Due { at, order: self.order, what });
+    }
+
+    fn run(&mut self) {
+        self.plan(self.measured_since, What::Measure);
+        self.plan(self.host.next_periodic(), What::Periodic);
+        for source in 0..self.sources.len() {
+            self.start(source);
+        }
+        for vcpu in 0..self.vcpus.len() {
+            match self.vcpus[vcpu].compute {
+                Compute::Never => {}
+                Compute::Always => self.wake(vcpu),
+                Compute::Mixed { .. } => self.plan_burst(vcpu),
+            }
+        }
+        while let Some(due) = self.heap.pop() {
+            if due.at > self.end {
+                break;
+            }
+            if due.at > self.now {
+                if self.idle > 0 && self.waiting > 0 {
+                    self.wasted_ns += due.at - self.now;
+                }
+                self.now = due.at;
+            }
+            self.happen(due.what);
+        }
+        self.now = self.end;
+        for cpu in 0..self.cpus.len() {
+            self.settle(cpu);
+            self.count_idle(cpu);
+        }
+    }
+
+    fn happen(&mut self, what: What) {
+        match what {
+            What::Next(source) => {
+                self.events += 1;
+                let at = source as usize;
+                self.arrive(at, 0, self.now);
+                if let Load::Ping { every, .. } = self.sources[at].load {
+                    let next = self.now + every.draw(&mut self.sources[at].random).max(1);
+                    self.plan(next, What::Next(source));
+                }
+            }
+            What::Arrive { load, stage, began } => {
+                self.events += 1;
+                self.arrive(load as usize, stage, began);
+            }
+            What::Look { cpu, turn } => {
+                let cpu = cpu as usize;
+                if self.cpus[cpu].turn == turn {
+                    self.events += 1;
+                    self.settle(cpu);
+                    self.go_on(cpu);
+                }
+            }
+            What::Burst(vcpu) => {
+                self.events += 1;
+                self.burst(vcpu as usize);
+            }
+            What::Periodic => {
+                self.events += 1;
+                for cpu in 0..self.cpus.len() {
+                    self.settle(cpu);
+                }
+                self.host.periodic(self.now);
+                for cpu in 0..self.cpus.len() {
+                    if self.cpus[cpu].current.is_some() {
+                        self.go_on(cpu);
+                    }
+                }
+                self.plan(self.host.next_periodic(), What::Periodic);
+            }
+            What::Measure => self.measure(),
+        }
+    }
+
+    /// The first requests of a load; open loads begin at different moments.
+    fn start(&mut self, at: usize) {
+        let load = u32::try_from(at).unwrap_or(u32::MAX);
+        let source = &mut self.sources[at];
+        match source.load {
+            Load::Ping { every, .. } => {
+                let first = Span { law: super::random::Law::Uniform, us: every.us / 2.0 };
+                let first = first.draw(&mut source.random);
+                self.plan(first, What::Next(load));
+            }
+            Load::Window { segments: number, .. } | Load::Disk { depth: number, .. } => {
+                for _ in 0..number {
+                    self.follow(at);
+                }
+            }
+        }
+    }
+
+    /// Plans the next event of a closed loop, whose last one was served now.
+    fn follow(&mut self, at: usize) {
+        let source = &mut self.sources[at];
+        let (at_time, began) = match &source.load {
+            Load::Ping { .. } => return,
+            Load::Window { segment_bytes, link_mbit, rtt, .. } => {
+                let back = self.now + rtt.draw(&mut source.random);
+                let on_link = nanoseconds(f64::from(*segment_bytes) * 8.0 / link_mbit);
+                source.link_free = back.max(source.link_free) + on_link;
+                (source.link_free, source.link_free)
+            }
+            Load::Disk { device, think, .. } => {
+                let thought = self.now + think.draw(&mut source.random);
+                let done = thought + device.draw(&mut source.random);
+                (done, done)
+            }
+        };
+        let load = u32::try_from(at).unwrap_or(u32::MAX);
+        self.plan(at_time, What::Arrive { load, stage: 0, began });
+    }
+
+    /// An event comes to a vCPU.
+    fn arrive(&mut self, source: usize, stage: u8, began: u64) {
+        let (vcpu, service) = self.sources[source].way[usize::from(stage)];
+        let left_ns = service.draw(&mut self.sources[source].random).max(1);
+        let load = u32::try_from(source).unwrap_or(u32::MAX);
+        let job = Job { load, stage, began, arrived: self.now, left_ns };
+        if let State::Runs(cpu) = self.vcpus[vcpu].state {
+            self.settle(cpu);
+        }
+        let doing = match self.vcpus[vcpu].state {
+            State::Sleeps => Doing::Blocked,
+            State::Waits => Doing::Waiting,
+            State::Runs(_) => Doing::Running,
+        };
+        let is_boosted = self.host.event(vcpu, self.now, doing);
+        self.vcpus[vcpu].jobs.push_back(job);
+        self.vcpus[vcpu].boost_cost |= is_boosted;
+        match self.vcpus[vcpu].state {
+            State::Sleeps => self.wake(vcpu),
+            State::Waits if is_boosted => self.look_for_cpu(vcpu),
+            State::Waits => {}
+            State::Runs(cpu) => self.go_on(cpu),
+        }
+    }
+
+    fn wake(&mut self, vcpu: usize) {
+        let cpu = self.host.target(vcpu, self.vcpus[vcpu].last_cpu);
+        self.settle(cpu);
+        self.vcpus[vcpu].state = State::Waits;
+        self.waiting += 1;
+        self.host.wake(vcpu, cpu, self.now);
+        if self.host.preempts(vcpu, cpu) {
+            self.reschedule(cpu);
+        }
+    }
+
+    fn look_for_cpu(&mut self, vcpu: usize) {
+        let cpu = self.host.target(vcpu, self.vcpus[vcpu].last_cpu);
+        self.settle(cpu);
+        if self.host.preempts(vcpu, cpu) {
+            self.reschedule(cpu);
+        }
+    }
+
+    fn plan_burst(&mut self, vcpu: usize) {
+        let own = &mut self.vcpus[vcpu];
+        if let Compute::Mixed { off, .. } = own.compute {
+            let at = self.now + off.draw(&mut own.random).max(1);
+            self.plan(at, What::Burst(u32::try_from(vcpu).unwrap_or(u32::MAX)));
+        }
+    }
+
+    fn burst(&mut self, vcpu: usize) {
+        if let State::Runs(cpu) = self.vcpus[vcpu].state {
+            self.settle(cpu);
+        }
+        let own = &mut self.vcpus[vcpu];
+        if let Compute::Mixed { on, .. } = own.compute {
+            own.burst_ns = on.draw(&mut own.random).max(1);
+        }
+        match own.state {
+            State::Sleeps => self.wake(vcpu),
+            State::Waits => {}
+            State::Runs(cpu) => self.go_on(cpu),
+        }
+    }
+
+    /// Counts what who runs has used until now.
+    fn settle(&mut self, cpu: usize) {
+        let own = &mut self.cpus[cpu];
+        let Some(vcpu) = own.current else { return };
+        if self.now <= own.since {
+            return;
+        }
+        let ns = self.now - own.since;
+        own.since = self.now;
+        let running = &mut self.vcpus[vcpu];
+        running.used_ns += ns;
+        match running.jobs.front_mut() {
+            Some(job) => job.left_ns = job.left_ns.saturating_sub(ns),
+            None => running.burst_ns = running.burst_ns.saturating_sub(ns),
+        }
+        self.host.ran(vcpu, cpu, self.now, ns);
+    }
+
+    /// Ends what who runs has done with; false: it has nothing more to do.
+    fn has_work(&mut self, vcpu: usize) -> bool {
+        while let Some(job) = self.vcpus[vcpu].jobs.front().copied().filter(|job| job.left_ns == 0) {
+            self.vcpus[vcpu].jobs.pop_front();
+            self.finish(vcpu, &job);
+        }
+        let own = &self.vcpus[vcpu];
+        !own.jobs.is_empty() || own.computes()
+    }
+
+    fn finish(&mut self, vcpu: usize, job: &Job) {
+        let last = self.vcpus[vcpu].jobs.is_empty();
+        self.host.served(vcpu, self.now - job.arrived, last);
+        let source = job.load as usize;
+        let next = job.stage + 1;
+        if usize::from(next) < self.sources[source].way.len() {
+            self.plan(self.now, What::Arrive { load: job.load, stage: next, began: job.began });
+            return;
+        }
+        if self.now >= self.measured_since {
+            let figures = self.sources[source].figures;
+            self.figures[figures].count(&self.sources[source].load, self.now - job.began);
+        }
+        self.follow(source);
+    }
+
+    /// Who runs goes on, sleeps, or goes back to the queue. All that it used is counted.
+    fn go_on(&mut self, cpu: usize) {
+        let Some(vcpu) = self.cpus[cpu].current else { return };
+        if !self.has_work(vcpu) || self.host.yields(vcpu, cpu, self.now) {
+            self.reschedule(cpu);
+            return;
+        }
+        self.plan_look(cpu, vcpu);
+    }
+
+    /// Plans when the CPU is looked at again: something is done by then, or the turn is over.
+    fn plan_look(&mut self, cpu: usize, vcpu: usize) {
+        let from = self.now.max(self.cpus[cpu].since);
+        let own = &self.vcpus[vcpu];
+        let mut at = self.host.until(vcpu, cpu, from);
+        if let Some(job) = own.jobs.front() {
+            at = at.min(from + job.left_ns);
+        } else if own.burst_ns > 0 {
+            at = at.min(from + own.burst_ns);
+        }
+        let own = &mut self.cpus[cpu];
+        own.turn += 1;
+        let what = What::Look { cpu: u32::try_from(cpu).unwrap_or(u32::MAX), turn: own.turn };
+        self.plan(at, what);
+    }
+
+    /// Who runs, if anybody, waits or sleeps; the next runs, if there is one. All that was used is counted.
+    fn reschedule(&mut self, cpu: usize) {
+        if let Some(vcpu) = self.cpus[cpu].current.take() {
+            let since = self.cpus[cpu].since;
+            self.cpus[cpu].overhead_ns -= since.saturating_sub(self.now);
+            self.vcpus[vcpu].last_cpu = cpu;
+            if self.has_work(vcpu) {
+                self.vcpus[vcpu].state = State::Waits;
+                self.waiting += 1;
+                self.host.put_back(vcpu, cpu, self.now);
+            } else {
+                self.vcpus[vcpu].state = State::Sleeps;
+                self.host.sleep(vcpu, cpu, self.now);
+                self.plan_burst(vcpu);
+            }
+        } else {
+            self.count_idle(cpu);
+            self.idle -= 1;
+        }
+        let next = self.host.pick(cpu, self.now);
+        let own = &mut self.cpus[cpu];
+        own.current = next;
+        own.turn += 1;
+        let Some(vcpu) = next else {
+            self.idle += 1;
+            own.idle_since = self.now;
+            return;
+        };
+        let mut cost = 0;
+        if own.last != next {
+            cost += self.switch_ns;
+            own.switches += 1;
+        }
+        if std::mem::take(&mut self.vcpus[vcpu].boost_cost) {
+            cost += self.boost_ns;
+        }
+        own.last = next;
+        own.overhead_ns += cost;
+        own.since = self.now + cost;
+        self.vcpus[vcpu].state = State::Runs(cpu);
+        self.waiting -= 1;
+        self.plan_look(cpu, vcpu);
+    }
+
+    fn count_idle(&mut self, cpu: usize) {
+        let now = self.now;
+        let own = &mut self.cpus[cpu];
+        if own.current.is_none() {
+            own.idle_ns += now - own.idle_since;
+            own.idle_since = now;
+        } else {
+            // What is left of a switch belongs to the time after now.
+            own.overhead_ns -= own.since.saturating_sub(now).min(own.overhead_ns);
+        }
+    }
+
+    /// Forgets what was counted in the warm-up.
+    fn measure(&mut self) {
+        for cpu in 0..self.cpus.len() {
+            self.settle(cpu);
+            let now = self.now;
+            let own = &mut self.cpus[cpu];
+            own.idle_since = now;
+            own.idle_ns = 0;
+            own.overhead_ns = if own.current.is_some() { own.since.saturating_sub(now) } else { 0 };
+            own.switches = 0;
+        }
+        for (vcpu, own) in self.vcpus.iter_mut().enumerate() {
+            own.used_ns = 0;
+            self.totals[vcpu] =
+                self.host.account(vcpu).map_or_else(Totals::default, |account| account.totals);
+        }
+        self.host.measure(self.now);
+        self.wasted_ns = 0;
+        self.events = 0;
+    }
+
+    fn outcome(self, scenario: &Scenario, setup: &Setup) -> Outcome {
+        let mut machines = Vec::new();
+        for (group, vm) in scenario.vm.iter().enumerate() {
+            for n in 0..vm.count {
+                let name =
+                    if vm.count > 1 { format!("{}-{}", vm.name, vm.first + n) } else { vm.name.clone() };
+                machines.push(MachineOutcome::new(name, group, vm));
+            }
+        }
+        for (vcpu, own) in self.vcpus.iter().enumerate() {
+            let machine = &mut machines[own.machine];
+            machine.used_ns += own.used_ns;
+            if let Some(account) = self.host.account(vcpu) {
+                machine.add(account, &self.totals[vcpu], &self.host.loans(vcpu));
+            }
+        }
+        let time = self.end - self.measured_since;
+        due_shares(&mut machines, time);
+        let sum = |pick: fn(&Cpu) -> u64| self.cpus.iter().map(pick).sum::<u64>();
+        Outcome {
+            setup: setup.name.clone(),
+            cpus: scenario.cpus,
+            time_ns: time,
+            machines,
+            loads: self.figures,
+            idle_ns: sum(|cpu| cpu.idle_ns),
+            overhead_ns: sum(|cpu| cpu.overhead_ns),
+            switches: sum(|cpu| cpu.switches),
+            wasted_ns: self.wasted_ns,
+            events: self.events,
+        }
+    }
+}

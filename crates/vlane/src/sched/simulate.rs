@@ -1,0 +1,133 @@
+//! `vlane sched simulate`: host schedulers on a machine that is not there.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use vlane_lab::loans::simulated::{self, Options};
+use vlane_lab::report::{Report, text};
+use vlane_sched::simulate::{COMPARED, Scenario, Setup};
+
+/// Columns of what is printed.
+const WIDTH: usize = 150;
+
+/// Simulates host schedulers side by side: responses to I/O, bandwidth, and who gets the CPU, with the decisions of the live
+/// scheduler. The same seed gives the same result, on any machine.
+///
+/// Without a scenario: what the paper on loans measured (2 CPUs, 13 domains), its parameters with one change at a time, its
+/// Table 7 and its Figure 3. `large` is 256 CPUs and 4,000 vCPUs. Needs no privilege and changes nothing.
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// paper, table-7, classes, large, or a scenario's file in TOML [default: the first three]
+    scenario: Option<String>,
+    /// A host scheduler, several times for several [default: eevdf, credit, always-boost, loan, adaptive, paper]
+    #[arg(long = "policy", value_name = "NAME")]
+    policies: Vec<String>,
+    /// Physical CPUs, instead of the scenario's
+    #[arg(long, value_name = "N")]
+    cpus: Option<u32>,
+    /// Virtual machines in all: changes how many there are of the last kind of which there are several
+    #[arg(long, value_name = "N")]
+    vms: Option<u32>,
+    /// Simulated seconds that are measured, instead of the scenario's
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// All chance follows from it, instead of the scenario's
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The command that was given, to be given again.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
+    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+impl SimulateArgs {
+    fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
+        let names = match &self.scenario {
+            Some(name) => vec![name.as_str()],
+            None => vec!["paper", "table-7", "classes"],
+        };
+        let changed = |name: &str| -> anyhow::Result<Scenario> {
+            let mut scenario = Scenario::named(name)?;
+            scenario.cpus = self.cpus.unwrap_or(scenario.cpus);
+            scenario.seconds = self.seconds.unwrap_or(scenario.seconds);
+            scenario.seed = self.seed.unwrap_or(scenario.seed);
+            // What was changed is the paper's set-up; the others have a size of their own.
+            match self.vms.filter(|_| self.scenario.is_some() || name == "paper") {
+                Some(vms) => Ok(scenario.with_machines(vms)?),
+                None => Ok(scenario.checked()?),
+            }
+        };
+        names.into_iter().map(changed).collect()
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
+        let setups = match self.policies.as_slice() {
+            [] => COMPARED.iter().map(|name| Setup::named(name)).collect::<Result<_, _>>()?,
+            names => names.iter().map(|name| Setup::named(name)).collect::<Result<_, _>>()?,
+        };
+        Ok(Options {
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            scenarios: self.scenarios()?,
+            setups,
+            extras: self.policies.is_empty(),
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A scenario or a scheduler that is not there or makes no sense, or a file that cannot be written.
+pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let options = args.options()?;
+    for path in args.html.iter().chain(&args.json) {
+        Report::check_path(path)?;
+    }
+    let report = simulated::run(&options)?;
+    for path in args.html.iter().chain(&args.json) {
+        report.write_to(path)?;
+    }
+    print!("{}", text::render(&report, WIDTH));
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    #[test]
+    fn scenarios_can_be_changed_and_what_makes_no_sense_is_named() {
+        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
+        let paper = of(&["--cpus", "4", "--vms", "20", "--seed", "7"]).unwrap();
+        let sizes: Vec<_> = paper.scenarios.iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
+        assert_eq!(sizes, [(4, 20, 7), (4, 8, 7), (4, 12, 7)]);
+        assert!(paper.extras && paper.setups.len() == 6);
+        assert_eq!(of(&["large", "--policy", "loan"]).unwrap().setups.len(), 1);
+        for (words, says) in [
+            (&["--policy", "cfs"][..], "always-boost"),
+            (&["--cpus", "0"], "cpus = 0"),
+            (&["no-such.toml"], "no-such.toml"),
+        ] {
+            let error = of(words).unwrap_err();
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    }
+}
