@@ -55,7 +55,10 @@ impl Kernel {
     /// downloaded into the cache.
     pub fn with_sched_ext(host: &Host) -> Result<Self> {
         if std::env::consts::ARCH != "x86_64" {
-            return Err(Error::new(ErrorKind::Missing, "a kernel with sched_ext is only looked for on x86-64"));
+            return Err(Error::new(
+                ErrorKind::Missing,
+                "a kernel with sched_ext is only looked for on x86-64",
+            ));
         }
         if let Ok(kernel) = Self::unpacked(&host.cache().path(SCHED_EXT_ENTRY)) {
             return Ok(kernel);

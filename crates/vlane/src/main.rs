@@ -11,6 +11,7 @@ mod peers;
 mod record;
 mod replay;
 mod report;
+mod sched;
 mod serve;
 mod topologies;
 mod trace;
@@ -56,6 +57,8 @@ enum Command {
     Topologies(topologies::TopologiesArgs),
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
+    /// Schedule vCPUs: boost those whose I/O has completed, and keep that fair
+    Sched(sched::SchedArgs),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
         Command::Work(args) => work::run(&args),
+        Command::Sched(args) => sched::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
