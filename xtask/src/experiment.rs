@@ -23,6 +23,9 @@ pub(crate) struct Description {
     pub(crate) command: Option<String>,
     /// Takes the report of another experiment instead of a run of its own.
     pub(crate) uses: Option<String>,
+    /// Features that vlane is built with for it.
+    #[serde(default)]
+    pub(crate) features: Vec<String>,
     /// How long it takes, in minutes.
     #[serde(default)]
     pub(crate) minutes: f64,

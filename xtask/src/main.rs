@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bpf;
 mod claim;
 mod experiment;
 mod page;
@@ -26,6 +27,8 @@ struct Cli {
 enum Command {
     /// Run the experiments of the publications again, all or some
     Experiments(ExperimentsArgs),
+    /// Compile the BPF programs again (needs clang and llvm-strip, 19 or later)
+    Bpf,
 }
 
 #[derive(Debug, Args)]
@@ -41,10 +44,13 @@ struct ExperimentsArgs {
 }
 
 fn main() -> ExitCode {
-    let Cli { command: Command::Experiments(args) } = Cli::parse();
     // Beside this crate, wherever cargo was called.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf();
-    match runner::run(&root, &args.names, args.list, args.pages) {
+    let done = match Cli::parse().command {
+        Command::Experiments(args) => runner::run(&root, &args.names, args.list, args.pages),
+        Command::Bpf => bpf::compile(&root),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");

@@ -27,7 +27,6 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
     }
     let chosen: Vec<_> = all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
     if !pages {
-        let vlane = build(root)?;
         let mut folders: Vec<&Path> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
         folders.sort();
         folders.dedup();
@@ -36,6 +35,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         eprintln!("{} runs, about {minutes:.0} minutes", running.len());
         for (index, one) in running.iter().enumerate() {
             eprintln!("[{}/{}] {}", index + 1, running.len(), one.name);
+            let vlane = build(root, &one.about.features)?;
             measure(one, &vlane)?;
         }
     }
@@ -51,10 +51,10 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
 }
 
 /// The program under test, built as people have it.
-fn build(root: &Path) -> Result<PathBuf> {
+fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--release", "--package", "vlane"])
+        .args(["build", "--release", "--package", "vlane", "--features", &features.join(",")])
         .current_dir(root)
         .status()
         .context("cannot start cargo")?;

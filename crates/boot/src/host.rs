@@ -254,12 +254,17 @@ impl AptSource {
 
     /// Debian's unstable suite; `state` is a directory for its lists. Its source packages too, if they are wanted.
     pub(crate) fn debian_sid(host: &Host, state: &Path, sources: bool) -> Result<Self> {
+        Self::debian(host, state, "sid", sources)
+    }
+
+    /// A suite of Debian's, as above.
+    pub(crate) fn debian(host: &Host, state: &Path, suite: &str, sources: bool) -> Result<Self> {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         if !Path::new(KEYRING).exists() {
             return Err(Error::new(
                 ErrorKind::Missing,
                 format!(
-                    "{KEYRING}: not there, so packages of Debian's unstable suite cannot be verified; apt-get install debian-archive-keyring"
+                    "{KEYRING}: not there, so packages of Debian's suite {suite} cannot be verified; apt-get install debian-archive-keyring"
                 ),
             ));
         }
@@ -275,7 +280,7 @@ impl AptSource {
         }
         let list = state.join("sources.list");
         let kinds: &[&str] = if sources { &["deb", "deb-src"] } else { &["deb"] };
-        let line = |kind| format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian sid main\n");
+        let line = |kind| format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian {suite} main\n");
         write(&list, &kinds.iter().map(line).collect::<String>())?;
         let set = |key: &str, value: &str| ["-o".to_string(), format!("{key}={value}")];
         let path = |p: &str| state.join(p).display().to_string();
@@ -289,7 +294,9 @@ impl AptSource {
             ]
             .concat(),
         };
-        host.say("reading the package lists of Debian's unstable suite (kept apart from this machine's) ...");
+        host.say(&format!(
+            "reading the package lists of Debian's suite {suite} (kept apart from this machine's) ..."
+        ));
         run_ok(source.command("apt-get").arg("update"), Duration::from_secs(300))?;
         Ok(source)
     }

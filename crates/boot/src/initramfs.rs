@@ -44,6 +44,7 @@ const CHECKSUMS: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 pub struct Initramfs {
     script: String,
     programs: BTreeSet<String>,
+    programs_at: Vec<(String, PathBuf)>,
     modules: Vec<String>,
     files: Vec<(String, u32, Vec<u8>)>,
 }
@@ -51,13 +52,26 @@ pub struct Initramfs {
 impl Initramfs {
     /// A guest that runs `script`.
     pub fn new(script: impl Into<String>) -> Self {
-        Self { script: script.into(), programs: BTreeSet::new(), modules: Vec::new(), files: Vec::new() }
+        Self {
+            script: script.into(),
+            programs: BTreeSet::new(),
+            programs_at: Vec::new(),
+            modules: Vec::new(),
+            files: Vec::new(),
+        }
     }
 
     /// Programs of the host that the guest shall have, by name: `fio`, `mkfs.ext4`, ...
     #[must_use]
     pub fn programs<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
         self.programs.extend(names.into_iter().map(str::to_string));
+        self
+    }
+
+    /// A program that the caller knows, with its libraries, under a name of the caller's.
+    #[must_use]
+    pub fn program_at(mut self, name: &str, path: impl Into<PathBuf>) -> Self {
+        self.programs_at.push((name.to_string(), path.into()));
         self
     }
 
@@ -121,6 +135,8 @@ impl Initramfs {
         for name in &self.programs {
             programs.push((format!("usr/bin/{name}"), host.program(name)?));
         }
+        let known = self.programs_at.iter();
+        programs.extend(known.map(|(name, path)| (format!("usr/bin/{name}"), path.clone())));
         for (inside, outside) in &programs {
             libraries.extend(shared_libraries(host, outside)?);
             archive.file(inside, 0o755, &read(outside)?).map_err(full())?;

@@ -12,6 +12,12 @@ const PACKAGE: &str = "linux-image-cloud-amd64";
 /// The name of the unpacked package in the cache.
 const ENTRY: &str = "guest-kernel";
 
+/// Debian's suite with kernels that have sched_ext, and which of them: the first that is there. The first one is what
+/// the sched_ext vehicle is measured on; another version still tells whether it works.
+const SCHED_EXT_SUITE: &str = "trixie-backports";
+const SCHED_EXT_PACKAGES: [&str; 2] = ["linux-image-6.18.15+deb13-cloud-amd64", PACKAGE];
+const SCHED_EXT_ENTRY: &str = "guest-kernel-sched-ext";
+
 /// A kernel that guests can be booted with.
 #[derive(Debug, Clone)]
 pub struct Kernel {
@@ -42,6 +48,41 @@ impl Kernel {
             &format!("give one with --kernel, or on Debian: apt-get install {PACKAGE}"),
         )?;
         let entry = host.cache().entry(ENTRY, |directory| download(host, directory))?;
+        Self::unpacked(&entry)
+    }
+
+    /// A kernel with sched_ext (`CONFIG_SCHED_CLASS_EXT`, 6.12 and later) and BTF: the one in the cache, else Debian's,
+    /// downloaded into the cache.
+    pub fn with_sched_ext(host: &Host) -> Result<Self> {
+        if std::env::consts::ARCH != "x86_64" {
+            return Err(Error::new(
+                ErrorKind::Missing,
+                "a kernel with sched_ext is only looked for on x86-64",
+            ));
+        }
+        if let Ok(kernel) = Self::unpacked(&host.cache().path(SCHED_EXT_ENTRY)) {
+            return Ok(kernel);
+        }
+        host.may_download(
+            "a kernel with sched_ext for the guest",
+            &format!("{} of Debian's {SCHED_EXT_SUITE} is one", SCHED_EXT_PACKAGES[0]),
+        )?;
+        let entry = host.cache().entry(SCHED_EXT_ENTRY, |directory| {
+            let state = tempfile::tempdir().map_err(io(|| "no temporary directory for package lists"))?;
+            let apt = AptSource::debian(host, state.path(), SCHED_EXT_SUITE, false)?;
+            let mut unavailable = Ok(());
+            for package in SCHED_EXT_PACKAGES {
+                let packages = match package {
+                    PACKAGE => kernel_packages(&apt)?,
+                    exact => vec![exact.to_string()],
+                };
+                match host.unpack_packages(&apt, &packages, directory) {
+                    Ok(()) => return take_out(directory),
+                    Err(e) => unavailable = Err(e),
+                }
+            }
+            unavailable
+        })?;
         Self::unpacked(&entry)
     }
 
@@ -112,6 +153,11 @@ fn download(host: &Host, directory: &Path) -> Result<()> {
         ));
     }
     host.unpack_packages(&apt, &packages, directory)?;
+    take_out(directory)
+}
+
+/// Takes the uncompressed kernel out of an unpacked package.
+fn take_out(directory: &Path) -> Result<()> {
     let (modules, version) = modules_directory(directory)?;
     let vmlinuz = compressed_image(directory, &modules, &version)?;
     if let Err(e) = uncompress(&vmlinuz, directory) {

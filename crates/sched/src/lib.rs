@@ -12,6 +12,8 @@ pub mod realtime;
 pub mod sys;
 pub mod thread;
 pub mod simulate;
+mod error;
+pub mod ext;
 mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};

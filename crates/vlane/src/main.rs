@@ -59,6 +59,7 @@ enum Command {
     Work(work::WorkArgs),
     /// Schedule virtual CPUs: who has finished I/O runs at once, and everybody keeps its share
     /// The virtual CPU scheduler: boost who has I/O, and stay fair
+    /// Schedule vCPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
 }
 

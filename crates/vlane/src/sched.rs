@@ -6,6 +6,9 @@ mod run;
 mod settings;
 mod top;
 mod simulate;
+mod sched_ext;
+#[cfg(feature = "sched-ext")]
+mod sched_ext_report;
 
 use clap::{Args, Subcommand};
 
@@ -31,6 +34,11 @@ enum Command {
     Guard(guard::GuardArgs),
     /// Simulate host schedulers: any number of CPUs, the same result every time
     Simulate(simulate::SimulateArgs),
+    /// Measure the sched_ext vehicle in a guest whose kernel has sched_ext, against that kernel's own scheduler
+    ProveSchedExt(sched_ext::ProveArgs),
+    /// What `prove-sched-ext` runs in the guest; also runs on a host with sched_ext
+    #[command(hide = true)]
+    MeasureSchedExt(sched_ext::MeasureArgs),
 }
 
 /// Runs the command.
@@ -46,5 +54,7 @@ pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
         Command::Repair(args) => guard::repair(args),
         Command::Guard(args) => guard::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::ProveSchedExt(args) => sched_ext::prove(args),
+        Command::MeasureSchedExt(args) => sched_ext::measure(args),
     }
 }

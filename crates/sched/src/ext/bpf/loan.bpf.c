@@ -1,0 +1,885 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A sched_ext scheduler for vCPU threads, and for nothing else (SCX_OPS_SWITCH_PARTIAL): threads become its own when
+ * the daemon gives them the policy SCHED_EXT.
+ *
+ * Three queues, BOOST before UNDER before OVER, each first in, first out. Every vCPU has an account (account.h): what
+ * it used is charged when one of its threads starts, stops or meets a tick; an event asks the account for a boost.
+ * The allotments come every 30 ms from user space, which works them out with the policy's own code: caps, groups of
+ * vCPUs, goals and the rounding of shares then exist once. Should it stop, accounts run dry, nobody is boosted, and the
+ * queue of OVER remains, which is fair. The fast path needs nobody.
+ *
+ * The daemon runs `event`, `served` and `account` with BPF_PROG_RUN. `event` decides, and moves the waiting thread to
+ * the head of a CPU's own queue in the same call: about as much as a futex call. A boost that is not served ends by
+ * a timer of its CPU after boost_max, not at the next tick.
+ */
+#include "kernel.h"
+#include "account.h"
+
+char _license[] SEC("license") = "GPL";
+
+enum { MAX_VCPUS = 4096, MAX_CPUS = 1024, MAX_THREADS = 16 };
+/* The queue of a class is the class's number plus this. */
+enum { QUEUES = 0x76000 };
+/* What sched_ext does not run cannot be displaced. */
+enum { CLASS_ABOVE = CLASS_BOOST, CLASS_IDLE = CLASSES };
+
+/* Set by the loader before the program is loaded. */
+/* volatile: they are not what they are initialized to. */
+const volatile struct settings {
+	struct params params;
+	u64 slice_ns;
+	u32 nr_cpus, recording;
+} settings = {};
+#define THE_PARAMS (&settings.params)
+
+enum what { RAN, EVENT, SERVED, ALLOT, TERMS };
+
+/* One step of an account, as user space reads it. `seq` counts the account's steps without gaps. */
+struct step {
+	u64 seq, now;
+	u64 ran_ns;		/* used since the step before, charged before what follows */
+	u64 ns;			/* of the allotment, or the new base line */
+	u64 redemption_permille;
+	s64 credit_ns;		/* the account afterwards */
+	u64 debt_ns, line_ns;
+	u32 vcpu;
+	u8 what, doing, decision;
+	u8 boosted;		/* after what it ran, before what follows */
+};
+
+struct vcpu {
+	struct account account;
+	u64 charged_until;
+	u64 seq;
+	u64 waits_since;	/* has threads that could run, and none that does; 0: no */
+	struct bpf_spin_lock lock;
+	u32 open;
+	u32 running, runnable;	/* of its threads */
+	s32 cpu;		/* where one of them ran last */
+	s32 tids[MAX_THREADS];
+	u32 untracked;		/* threads that had no place in tids */
+	u32 pad;
+};
+
+struct allotment {
+	u64 ns, base_line_ns, redemption_permille;
+};
+
+struct thread {
+	s32 vcpu;		/* -1: of nobody that we know */
+	u32 boosted;		/* when it was put on a CPU */
+	u64 began, slice, left;
+};
+
+struct told {
+	s64 exit_code;
+	s32 exit_kind;
+	u32 exited;
+	u64 lost;		/* steps that did not fit into the ring */
+	u64 moved, missed;	/* threads that an event moved, and could not */
+	u64 overtime;		/* boosts that the timer ended */
+	u64 foreign;		/* threads of SCHED_EXT that nobody gave us */
+	char reason[128];
+	char message[256];
+};
+
+/* User space reads these by their layout (step.rs, notices.rs). */
+_Static_assert(sizeof(struct step) == 72, "step");
+_Static_assert(sizeof(struct vcpu) == 352, "vcpu");
+_Static_assert(sizeof(struct told) == 440, "told");
+_Static_assert(sizeof(struct settings) == 120, "settings");
+
+struct timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, MAX_VCPUS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct vcpu);
+} vcpus SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, MAX_VCPUS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct allotment);
+} allotments SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, MAX_VCPUS *MAX_THREADS);
+	MAP_UINT(map_flags, MAP_NO_PREALLOC);
+	MAP_TYPE(key, s32);
+	MAP_TYPE(value, u32);
+} vcpu_of_tid SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_TASK_STORAGE);
+	MAP_UINT(map_flags, MAP_NO_PREALLOC);
+	MAP_TYPE(key, int);
+	MAP_TYPE(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, MAX_CPUS);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct timer);
+} timers SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct told);
+} told SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_RINGBUF);
+	MAP_UINT(max_entries, 1 << 23);
+} steps SEC(".maps");
+
+/* What runs on each CPU, as far as it is ours. */
+struct cpu {
+	u8 class, offline;
+	u8 pad[2];
+	s32 vcpu;
+};
+static struct cpu cpus[MAX_CPUS];
+
+static struct vcpu *vcpu_at(u32 place)
+{
+	struct vcpu *v = bpf_map_lookup_elem(&vcpus, &place);
+
+	return v && v->open ? v : NULL;
+}
+
+static struct told *the_told(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&told, &zero);
+}
+
+static struct thread *thread_of(struct task_struct *p)
+{
+	return bpf_task_storage_get(&threads, p, NULL, 0);
+}
+
+/*
+ * The one way to change an account: begin() locks it and charges what its threads have used, end() unlocks it and
+ * exports the step. Between them there is no call, as the verifier wants it.
+ */
+static always_inline u64 begin(struct vcpu *v, u64 now, struct step *s)
+{
+	u64 ns;
+
+	bpf_spin_lock(&v->lock);
+	/* CPUs may come here in another order than they read the clock. */
+	if (now < v->charged_until)
+		now = v->charged_until;
+	ns = (now - v->charged_until) * v->running;
+	v->charged_until = now;
+	if (ns)
+		account_ran(&v->account, now, ns, THE_PARAMS);
+	s->now = now;
+	s->ran_ns = ns;
+	s->boosted = v->account.boosted != NOT_BOOSTED;
+	return now;
+}
+
+static always_inline void end(struct vcpu *v, u32 place, struct step *s)
+{
+	bool tells = s->ran_ns || s->what != RAN;
+
+	if (tells)
+		s->seq = v->seq++;
+	s->vcpu = place;
+	s->credit_ns = v->account.credit_ns;
+	s->debt_ns = loan_debt(&v->account.loan);
+	s->line_ns = v->account.loan.line_ns;
+	bpf_spin_unlock(&v->lock);
+	if (settings.recording && tells && bpf_ringbuf_output(&steps, s, sizeof(*s), RINGBUF_NO_WAKEUP)) {
+		struct told *t = the_told();
+
+		if (t)
+			__sync_fetch_and_add(&t->lost, 1);
+	}
+}
+
+/* What competes for a CPU there. */
+static u32 class_on(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+	struct task_struct *curr;
+
+	if (!rq || cpu < 0 || cpu >= MAX_CPUS || cpus[cpu].offline)
+		return CLASS_ABOVE;
+	curr = rq->curr;
+	if (curr->flags & PF_IDLE)
+		return CLASS_IDLE;
+	if (curr->policy != SCHED_EXT)
+		return CLASS_ABOVE;
+	return cpus[cpu].class;
+}
+
+/* A CPU that p may use and whose present thread matters less than `class`; the first where OVER or nobody runs. */
+static s32 find_cpu(struct task_struct *p, u32 class, u32 *found)
+{
+	s32 first = scx_bpf_task_cpu(p), best = -1, i;
+
+	*found = class;
+	for_range(i, 0, settings.nr_cpus) {
+		s32 cpu = first + i;
+		u32 there;
+
+		if (cpu >= settings.nr_cpus)
+			cpu -= settings.nr_cpus;
+		if (cpu < 0 || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		there = class_on(cpu);
+		if (there > *found) {
+			*found = there;
+			best = cpu;
+			if (there >= CLASS_OVER)
+				break;
+		}
+	}
+	return best;
+}
+
+/* The class of a thread's vCPU, and how long it may run before somebody else's turn. */
+static u32 standing(struct thread *t, u64 *slice)
+{
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+	u64 used;
+
+	*slice = settings.slice_ns;
+	if (!v)
+		return CLASS_OVER;
+	if (!v->account.boosted)
+		return v->account.credit_ns > 0 ? CLASS_UNDER : CLASS_OVER;
+	used = v->account.boost_used_ns;
+	*slice = used < settings.params.boost_max_ns ? settings.params.boost_max_ns - used : 1;
+	return CLASS_BOOST;
+}
+
+static void given(struct thread *t, u64 slice)
+{
+	if (t) {
+		t->slice = slice;
+		t->left = 0;
+	}
+}
+
+SEC("struct_ops/loan_select_cpu")
+int loan_select_cpu(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	s32 prev = args[1], cpu;
+	struct thread *t = thread_of(p);
+	bool idle = 0;
+	u64 slice;
+
+	cpu = scx_bpf_select_cpu_dfl(p, prev, args[2], &idle);
+	if (idle) {
+		standing(t, &slice);
+		given(t, slice);
+		dsq_insert(p, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL), slice, 0);
+	}
+	return cpu;
+}
+
+SEC("struct_ops/loan_enqueue")
+int loan_enqueue(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	u64 flags = args[1], slice;
+	bool wakes = flags & KERNEL_VALUE(scx_enq_flags, SCX_ENQ_WAKEUP);
+	struct thread *t = thread_of(p);
+	u32 class = standing(t, &slice), there;
+	s32 cpu = -1;
+
+	if (class == CLASS_BOOST) {
+		cpu = find_cpu(p, class, &there);
+		given(t, slice);
+		if (cpu >= 0) {
+			dsq_insert(p, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu, slice,
+				   flags | KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
+					   KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
+			return 0;
+		}
+		dsq_insert(p, QUEUES + class, slice, flags);
+		return 0;
+	}
+	/* Whoever had to make way for a boost goes on with the rest of its turn, before the others. */
+	if (!wakes && t && t->left) {
+		slice = t->left;
+		flags |= KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD);
+	}
+	given(t, slice);
+	dsq_insert(p, QUEUES + class, slice, flags);
+	/* An idle CPU has to be told; who is UNDER comes before who is OVER at once when it wakes. */
+	if (wakes) {
+		cpu = find_cpu(p, class, &there);
+		if (cpu >= 0)
+			scx_bpf_kick_cpu(cpu, there == CLASS_IDLE ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
+	}
+	return 0;
+}
+
+SEC("struct_ops/loan_dispatch")
+int loan_dispatch(u64 *args)
+{
+	struct task_struct *prev = (void *)args[1];
+
+	if (dsq_move_to_local(QUEUES + CLASS_BOOST))
+		return 0;
+	/* The one that has just used its slice is in no queue yet: if it is UNDER, who is OVER does not come before it. */
+	if (dsq_move_to_local(QUEUES + CLASS_UNDER))
+		return 0;
+	if (prev && prev->scx.flags & KERNEL_VALUE(scx_ent_flags, SCX_TASK_QUEUED)) {
+		struct thread *t = thread_of(prev);
+		u64 slice;
+
+		if (t && standing(t, &slice) == CLASS_UNDER) {
+			given(t, slice);
+			t->began = bpf_ktime_get_ns();
+			set_slice(prev, slice);
+			return 0;
+		}
+	}
+	dsq_move_to_local(QUEUES + CLASS_OVER);
+	return 0;
+}
+
+SEC("struct_ops/loan_runnable")
+int loan_runnable(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+	u64 now = bpf_ktime_get_ns();
+
+	if (!v)
+		return 0;
+	bpf_spin_lock(&v->lock);
+	v->runnable++;
+	if (!v->running && !v->waits_since)
+		v->waits_since = now;
+	bpf_spin_unlock(&v->lock);
+	return 0;
+}
+
+SEC("struct_ops/loan_quiescent")
+int loan_quiescent(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+
+	if (!v)
+		return 0;
+	bpf_spin_lock(&v->lock);
+	if (v->runnable)
+		v->runnable--;
+	if (!v->runnable)
+		v->waits_since = 0;
+	bpf_spin_unlock(&v->lock);
+	return 0;
+}
+
+SEC("struct_ops/loan_running")
+int loan_running(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+	s32 cpu = scx_bpf_task_cpu(p);
+	u32 class = CLASS_OVER, key = cpu;
+	u64 now = bpf_ktime_get_ns(), rest = 0;
+	struct step s = {};
+
+	if (v) {
+		begin(v, now, &s);
+		v->running++;
+		v->cpu = cpu;
+		v->waits_since = 0;
+		class = account_class(&v->account);
+		rest = at_least_zero(settings.params.boost_max_ns, v->account.boost_used_ns);
+		end(v, t->vcpu, &s);
+		t->began = now;
+		t->boosted = class == CLASS_BOOST;
+	}
+	if (cpu >= 0 && cpu < MAX_CPUS) {
+		cpus[cpu].class = class;
+		cpus[cpu].vcpu = v ? t->vcpu : -1;
+	}
+	if (class == CLASS_BOOST) {
+		struct timer *timer = bpf_map_lookup_elem(&timers, &key);
+
+		if (timer)
+			bpf_timer_start(&timer->timer, rest, TIMER_CPU_PIN);
+	}
+	return 0;
+}
+
+SEC("struct_ops/loan_stopping")
+int loan_stopping(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	bool runnable = args[1];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+	s32 cpu = scx_bpf_task_cpu(p);
+	u64 now = bpf_ktime_get_ns(), used;
+	struct step s = {};
+
+	if (cpu >= 0 && cpu < MAX_CPUS) {
+		cpus[cpu].class = CLASS_IDLE;
+		cpus[cpu].vcpu = -1;
+	}
+	if (!v)
+		return 0;
+	begin(v, now, &s);
+	if (v->running)
+		v->running--;
+	if (!v->running && runnable)
+		v->waits_since = now;
+	end(v, t->vcpu, &s);
+	used = now - t->began;
+	/* Less than a tenth of a turn is not worth a place at the head. A boost was no turn. */
+	t->left = !t->boosted && t->slice > used + settings.slice_ns / 10 ? t->slice - used : 0;
+	return 0;
+}
+
+/* Charges, and says whether that ended a boost. */
+static bool boost_ended(u32 place, struct vcpu *v, u32 *class, u64 *rest)
+{
+	struct step s = {};
+	bool before, after;
+
+	/* Outside the lock, which is good enough: a boost does not begin while its vCPU runs, and a kick too many is harmless. */
+	before = v->account.boosted != NOT_BOOSTED;
+	begin(v, bpf_ktime_get_ns(), &s);
+	after = v->account.boosted != NOT_BOOSTED;
+	*class = account_class(&v->account);
+	*rest = at_least_zero(settings.params.boost_max_ns, v->account.boost_used_ns);
+	end(v, place, &s);
+	return before && !after;
+}
+
+SEC("struct_ops/loan_tick")
+int loan_tick(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+	s32 cpu = scx_bpf_task_cpu(p);
+	u32 class;
+	u64 rest;
+
+	if (!v)
+		return 0;
+	if (boost_ended(t->vcpu, v, &class, &rest) ||
+	    (class != CLASS_BOOST && scx_bpf_dsq_nr_queued(QUEUES + CLASS_BOOST) > 0))
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	if (cpu >= 0 && cpu < MAX_CPUS)
+		cpus[cpu].class = class;
+	return 0;
+}
+
+/* A CPU's boost may have had its time. */
+static int boost_timer(void *map, u32 *key, struct timer *timer)
+{
+	s32 cpu = *key, place;
+	struct vcpu *v;
+	u32 class;
+	u64 rest;
+
+	if (cpu < 0 || cpu >= MAX_CPUS || cpus[cpu].class != CLASS_BOOST)
+		return 0;
+	place = cpus[cpu].vcpu;
+	v = place >= 0 ? vcpu_at(place) : NULL;
+	if (!v)
+		return 0;
+	if (boost_ended(place, v, &class, &rest)) {
+		struct told *t = the_told();
+
+		if (t)
+			__sync_fetch_and_add(&t->overtime, 1);
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	} else if (class == CLASS_BOOST) {
+		bpf_timer_start(&timer->timer, rest, TIMER_CPU_PIN);
+	}
+	return 0;
+}
+
+/* A CPU goes to a class above sched_ext's: what waits in its own queue may run elsewhere. */
+SEC("struct_ops/loan_cpu_release")
+int loan_cpu_release(u64 *args)
+{
+	scx_bpf_reenqueue_local();
+	return 0;
+}
+
+SEC("struct_ops/loan_cpu_online")
+int loan_cpu_online(u64 *args)
+{
+	s32 cpu = args[0];
+
+	if (cpu >= 0 && cpu < MAX_CPUS)
+		cpus[cpu].offline = 0;
+	return 0;
+}
+
+SEC("struct_ops/loan_cpu_offline")
+int loan_cpu_offline(u64 *args)
+{
+	s32 cpu = args[0];
+
+	if (cpu >= 0 && cpu < MAX_CPUS)
+		cpus[cpu].offline = 1;
+	return 0;
+}
+
+/* Keeps the list of a vCPU's threads: `event` has to find the one that waits. */
+static void list_thread(struct vcpu *v, s32 was, s32 becomes)
+{
+	bool done = 0;
+
+	bpf_spin_lock(&v->lock);
+	for (u32 i = 0; i < MAX_THREADS; i++) {
+		if (!done && v->tids[i] == was) {
+			v->tids[i] = becomes;
+			done = 1;
+		}
+	}
+	if (!done && !was)
+		v->untracked++;
+	bpf_spin_unlock(&v->lock);
+}
+
+/* A thread becomes ours: because the daemon gave it to us, or because its parent, who makes it, is ours. */
+SEC("struct_ops/loan_enable")
+int loan_enable(u64 *args)
+{
+	struct task_struct *p = (void *)args[0], *parent;
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, STORAGE_CREATE), *of_parent = NULL;
+	s32 tid = p->pid, place = -1;
+	struct vcpu *v = NULL;
+	struct told *told;
+	u32 *found;
+
+	if (!t)
+		return 0;
+	found = bpf_map_lookup_elem(&vcpu_of_tid, &tid);
+	if (found) {
+		place = *found;
+	} else {
+		parent = bpf_get_current_task_btf();
+		if (parent)
+			of_parent = bpf_task_storage_get(&threads, parent, NULL, 0);
+		if (of_parent)
+			place = of_parent->vcpu;
+	}
+	if (place >= 0)
+		v = vcpu_at(place);
+	t->vcpu = v ? place : -1;
+	t->slice = t->left = 0;
+	if (v) {
+		list_thread(v, 0, tid);
+	} else {
+		told = the_told();
+		if (told)
+			__sync_fetch_and_add(&told->foreign, 1);
+	}
+	return 0;
+}
+
+SEC("struct_ops/loan_disable")
+int loan_disable(u64 *args)
+{
+	struct task_struct *p = (void *)args[0];
+	struct thread *t = thread_of(p);
+	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
+
+	if (v)
+		list_thread(v, p->pid, 0);
+	if (t)
+		t->vcpu = -1;
+	return 0;
+}
+
+SEC("struct_ops.s/loan_init")
+int loan_init(u64 *args)
+{
+	const struct cpumask *online;
+	s32 error = 0, i;
+
+	for (u32 class = 0; class < CLASSES; class++) {
+		error = scx_bpf_create_dsq(QUEUES + class, -1);
+		if (error)
+			return error;
+	}
+	online = scx_bpf_get_online_cpumask();
+	for_range(i, 0, settings.nr_cpus) {
+		u32 key = i;
+		struct timer *timer = bpf_map_lookup_elem(&timers, &key);
+
+		if (!timer || i < 0 || i >= MAX_CPUS)
+			break;
+		cpus[i].class = CLASS_IDLE;
+		cpus[i].vcpu = -1;
+		cpus[i].offline = !bpf_cpumask_test_cpu(i, online);
+		error = bpf_timer_init(&timer->timer, &timers, CLOCK_MONOTONIC);
+		if (!error)
+			error = bpf_timer_set_callback(&timer->timer, boost_timer);
+		if (error)
+			break;
+	}
+	scx_bpf_put_cpumask(online);
+	return error;
+}
+
+SEC("struct_ops/loan_exit")
+int loan_exit(u64 *args)
+{
+	struct scx_exit_info *info = (void *)args[0];
+	struct told *t = the_told();
+
+	if (!t)
+		return 0;
+	t->exit_kind = info->kind;
+	t->exit_code = info->exit_code;
+	bpf_probe_read_kernel_str(t->reason, sizeof(t->reason), info->reason);
+	bpf_probe_read_kernel_str(t->message, sizeof(t->message), info->msg);
+	t->exited = 1;
+	return 0;
+}
+
+/* Moves a thread of ours that waits in a queue to the head of a CPU's own, and makes that CPU take it. */
+static bool promote(struct task_struct *p, s32 place, u64 slice)
+{
+	struct thread *t = thread_of(p);
+	bool moved = 0;
+	u32 there, class;
+	s32 cpu;
+
+	/* The number may be another thread's by now. */
+	if (!t || t->vcpu != place)
+		return 0;
+	cpu = find_cpu(p, CLASS_BOOST, &there);
+	for (class = CLASS_UNDER; class <= CLASS_OVER; class++) {
+		struct bpf_iter_scx_dsq it;
+
+		if (!bpf_iter_scx_dsq_new(&it, QUEUES + class, 0)) {
+			if (cpu >= 0)
+				moved = dsq_move(&it, p, slice, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu,
+						 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
+							 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
+			else
+				moved = dsq_move(&it, p, slice, QUEUES + CLASS_BOOST, 0);
+		}
+		bpf_iter_scx_dsq_destroy(&it);
+		if (moved)
+			break;
+	}
+	if (moved)
+		given(t, slice);
+	return moved;
+}
+
+/* The same, by number. Not static, so that the verifier looks at it once and not in every turn of a loop. */
+__attribute__((noinline)) int promote_tid(s32 tid, s32 place)
+{
+	struct task_struct *p = bpf_task_from_pid(tid);
+	bool moved;
+
+	if (!p)
+		return 0;
+	bpf_rcu_read_lock();
+	moved = promote(p, place, settings.params.boost_max_ns);
+	bpf_rcu_read_unlock();
+	bpf_task_release(p);
+	return moved;
+}
+
+struct event {
+	u32 vcpu;
+	u32 decision;		/* out; ~0: no such vCPU */
+	u64 ns;			/* out: of a boost */
+	u32 moved;		/* out: whether a thread was */
+	u32 pad;
+};
+
+SEC("syscall")
+int event(struct event *e)
+{
+	struct vcpu *v = vcpu_at(e->vcpu);
+	struct told *told = the_told();
+	u64 now = bpf_ktime_get_ns();
+	struct step s = { .what = EVENT };
+	u32 moved = 0, i;
+
+	e->decision = ~0U;
+	e->moved = 0;
+	if (!v || !told)
+		return 0;
+	now = begin(v, now, &s);
+	s.doing = v->running ? RUNNING : v->runnable ? WAITING : BLOCKED;
+	s.decision = account_event(&v->account, now, s.doing, THE_PARAMS);
+	end(v, e->vcpu, &s);
+	e->decision = s.decision;
+	e->ns = settings.params.boost_max_ns;
+	if (s.decision != BOOST || s.doing != WAITING)
+		return 0;
+	for_range(i, 0, MAX_THREADS) {
+		s32 tid = i < MAX_THREADS ? v->tids[i] : 0;
+
+		if (tid)
+			moved |= promote_tid(tid, e->vcpu);
+	}
+	/* Between two queues, or behind a task of a class above in a CPU's own: it is boosted when it gets there. */
+	__sync_fetch_and_add(moved ? &told->moved : &told->missed, 1);
+	e->moved = moved;
+	return 0;
+}
+
+struct served {
+	u32 vcpu;
+	u32 ended;		/* out: whether a boost was on */
+};
+
+SEC("syscall")
+int served(struct served *e)
+{
+	struct vcpu *v = vcpu_at(e->vcpu);
+	struct step s = { .what = SERVED };
+	bool boosted, running;
+	s32 cpu;
+
+	e->ended = 0;
+	if (!v)
+		return 0;
+	begin(v, bpf_ktime_get_ns(), &s);
+	boosted = v->account.boosted != NOT_BOOSTED;
+	account_served(&v->account);
+	running = v->running;
+	cpu = v->cpu;
+	end(v, e->vcpu, &s);
+	e->ended = boosted;
+	/* What it does now is not the event's any more: whoever made way goes on. */
+	if (boosted && running)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	return 0;
+}
+
+struct accounting {
+	u32 places;		/* of accounts to look at */
+	u32 settle_only;	/* only charges what runs, so that user space sees what was used */
+};
+
+/* One account's turn; not static for the same reason as promote_tid. */
+__attribute__((noinline)) int allot_one(u32 place, u32 settle_only)
+{
+	struct vcpu *v = vcpu_at(place);
+	struct allotment *a = bpf_map_lookup_elem(&allotments, &place);
+	struct step s = {};
+	u64 now;
+
+	if (!v || !a)
+		return 0;
+	s.what = settle_only ? RAN : ALLOT;
+	s.ns = a->ns;
+	now = begin(v, bpf_ktime_get_ns(), &s);
+	if (!settle_only)
+		account_allot(&v->account, now, s.ns, THE_PARAMS);
+	end(v, place, &s);
+	return !settle_only && (v->account.base_line_ns != a->base_line_ns ||
+				v->account.redemption_permille != a->redemption_permille);
+}
+
+__attribute__((noinline)) int terms_of_one(u32 place)
+{
+	struct vcpu *v = vcpu_at(place);
+	struct allotment *a = bpf_map_lookup_elem(&allotments, &place);
+	struct step s = { .what = TERMS };
+
+	if (!v || !a)
+		return 0;
+	s.ns = a->base_line_ns;
+	s.redemption_permille = a->redemption_permille;
+	begin(v, bpf_ktime_get_ns(), &s);
+	v->account.base_line_ns = s.ns;
+	v->account.redemption_permille = s.redemption_permille;
+	end(v, place, &s);
+	return 0;
+}
+
+SEC("syscall")
+int account(struct accounting *e)
+{
+	u32 settle_only = e->settle_only, i;
+
+	for_range(i, 0, e->places) {
+		if (allot_one(i, settle_only))
+			terms_of_one(i);
+	}
+	return 0;
+}
+
+struct opening {
+	u32 vcpu;
+	u32 open;		/* 1: opens the account, 0: closes it */
+	s32 error;		/* out: it was open already, or there is no such place */
+	u32 pad;
+};
+
+SEC("syscall")
+int open_account(struct opening *e)
+{
+	u32 place = e->vcpu;
+	struct vcpu *v = bpf_map_lookup_elem(&vcpus, &place);
+
+	e->error = -1;
+	if (!v || (e->open && v->open))
+		return 0;
+	e->error = 0;
+	bpf_spin_lock(&v->lock);
+	if (e->open) {
+		account_open(&v->account, THE_PARAMS);
+		v->seq = v->charged_until = v->waits_since = 0;
+		v->running = v->runnable = v->untracked = 0;
+		for (u32 i = 0; i < MAX_THREADS; i++)
+			v->tids[i] = 0;
+	}
+	v->open = e->open;
+	bpf_spin_unlock(&v->lock);
+	return 0;
+}
+
+SEC(".struct_ops.link")
+struct sched_ext_ops loan = {
+	.select_cpu = (void *)loan_select_cpu,
+	.enqueue = (void *)loan_enqueue,
+	.dispatch = (void *)loan_dispatch,
+	.tick = (void *)loan_tick,
+	.runnable = (void *)loan_runnable,
+	.running = (void *)loan_running,
+	.stopping = (void *)loan_stopping,
+	.quiescent = (void *)loan_quiescent,
+	.cpu_release = (void *)loan_cpu_release,
+	.cpu_online = (void *)loan_cpu_online,
+	.cpu_offline = (void *)loan_cpu_offline,
+	.enable = (void *)loan_enable,
+	.disable = (void *)loan_disable,
+	.init = (void *)loan_init,
+	.exit = (void *)loan_exit,
+	.flags = SCX_OPS_SWITCH_PARTIAL,
+	.timeout_ms = 10000,
+	.name = "vlane_loan",
+};

@@ -1,0 +1,443 @@
+//! Measures the vehicle on the kernel that this runs on: threads that only compute, one of which also gets events, under
+//! the kernel's own scheduler and under the vehicle, in turns.
+//!
+//! The events come from a real-time thread, which stands for the lane that completes I/O: it notes the time, tells the
+//! event, and wakes again when the thread has seen it. The thread looks for events between two short pieces of work, as a
+//! guest does that is interrupted.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use vlane_policy::loan::record::replay;
+use vlane_policy::loan::units::MS;
+use vlane_policy::loan::{Claim, Decision, Params, Policy, VcpuId};
+
+use super::vehicle::{Counters, Recorded, SchedExt};
+use super::{Options, State, failed, state, sys};
+use crate::ext::program::Trigger;
+use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
+
+/// What one turn is like.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    /// The vehicle's policy; `None`: the kernel's own scheduler.
+    pub policy: Option<Policy>,
+    /// How long.
+    pub seconds: f64,
+    /// Threads that only compute, besides the one with events.
+    pub hogs: usize,
+    /// Mean time between two events, nanoseconds; each is between half and one and a half of it.
+    pub every_ns: u64,
+    /// The longest boost, nanoseconds; an emulated CPU takes ten times as long to serve an event.
+    pub boost_max_ns: u64,
+    /// Ordinary threads that the vehicle is not given, besides, on the same CPUs.
+    pub strangers: usize,
+}
+
+/// What one turn has shown.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Shown {
+    /// `eevdf`, or the policy's name.
+    pub scheduler: String,
+    /// Times from event to answer, microseconds, in order.
+    pub responses_us: Vec<u64>,
+    /// Those of them whose event was granted a boost.
+    pub granted_us: Vec<u64>,
+    /// CPU time of each thread over the mean of all; the first is the one with events.
+    pub shares: Vec<f64>,
+    /// Events that the policy granted a boost for (loans and own credits).
+    pub granted: u64,
+    /// Events that it denied.
+    pub denied: u64,
+    /// CPU time per boost that was lent, microseconds.
+    pub lent_us_per_boost: f64,
+    /// Steps of accounts that were recorded, decided again by the policy, and found equal.
+    pub replayed: usize,
+    /// Where the program and the policy part, if they do.
+    pub mismatch: Option<String>,
+    /// Waiting vCPUs that events put on a CPU, and how often that could not be done at once.
+    pub moved: u64,
+    /// See [`Counters`].
+    pub missed: u64,
+    /// See [`Counters`].
+    pub overtime: u64,
+    /// See [`Counters`].
+    pub sheltered: u64,
+    /// Microseconds that telling an event took, median.
+    pub tell_us: f64,
+}
+
+/// An event that was served.
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    response_ns: u64,
+    /// How long telling it took.
+    tell_ns: u64,
+    /// Whether it was granted a boost.
+    granted: bool,
+}
+
+/// Shared by the threads of a turn.
+#[derive(Debug, Default)]
+struct Desk {
+    /// Until then nobody computes: loading a program takes CPU time as well.
+    go: AtomicBool,
+    stop: AtomicBool,
+    /// When the event came that nobody has seen yet; 0: none.
+    posted: AtomicU64,
+    /// How long it took until the last one was seen.
+    response: AtomicU64,
+}
+
+fn now() -> u64 {
+    nanoseconds(clock_gettime(ClockId::Monotonic))
+}
+
+fn nanoseconds(time: Timespec) -> u64 {
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// Runs a turn.
+///
+/// # Errors
+///
+/// The vehicle cannot be loaded, or is thrown out.
+pub fn turn(turn: &Turn) -> Result<Shown> {
+    let desk = Arc::new(Desk::default());
+    let (seen, wake) = pair()?;
+    let (tell, tids) = mpsc::channel();
+    let mut hogs: Vec<JoinHandle<u64>> = Vec::new();
+    for place in 0..=turn.hogs {
+        let (desk, tell) = (Arc::clone(&desk), tell.clone());
+        let wake = if place == 0 { Some(clone(&wake)?) } else { None };
+        hogs.push(std::thread::spawn(move || hog(&desk, place, &tell, wake)));
+    }
+    let strangers: Vec<JoinHandle<u64>> = (0..turn.strangers)
+        .map(|_| {
+            let (desk, tell) = (Arc::clone(&desk), mpsc::channel().0);
+            std::thread::spawn(move || hog(&desk, usize::MAX, &tell, None))
+        })
+        .collect();
+    let mut found: Vec<(usize, u32)> = tids.iter().take(turn.hogs + 1).collect();
+    found.sort_unstable();
+
+    let shown = carried(turn, &desk, &found, seen);
+    desk.stop.store(true, Ordering::Relaxed);
+    let used: Vec<u64> = hogs.into_iter().map(|hog| hog.join().unwrap_or(0)).collect();
+    for stranger in strangers {
+        let _ = stranger.join();
+    }
+    let (mut shown, before) = shown?;
+    let used: Vec<u64> = used.iter().zip(&before).map(|(&now, &before)| now.saturating_sub(before)).collect();
+    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+    {
+        let mean = used.iter().sum::<u64>() as f64 / used.len() as f64;
+        shown.shares = used.iter().map(|&used| used as f64 / mean.max(1.0)).collect();
+    }
+    Ok(shown)
+}
+
+/// The part of a turn in which the threads run: with a vehicle or without.
+fn carried(
+    turn: &Turn,
+    desk: &Arc<Desk>,
+    found: &[(usize, u32)],
+    seen: std::os::fd::OwnedFd,
+) -> Result<(Shown, Vec<u64>)> {
+    let mut shown = Shown {
+        scheduler: turn.policy.map_or("eevdf", Policy::name).to_string(),
+        responses_us: Vec::new(),
+        granted_us: Vec::new(),
+        shares: Vec::new(),
+        granted: 0,
+        denied: 0,
+        lent_us_per_boost: 0.0,
+        replayed: 0,
+        mismatch: None,
+        moved: 0,
+        missed: 0,
+        overtime: 0,
+        sheltered: 0,
+        tell_us: 0.0,
+    };
+    let mut vehicle = match turn.policy {
+        None => None,
+        Some(policy) => {
+            let options = Options { params: params(turn, policy), record: true, ..Options::default() };
+            Some(SchedExt::load(options)?)
+        }
+    };
+    let mut ids = Vec::new();
+    if let Some(vehicle) = &mut vehicle {
+        for &(place, tid) in found {
+            let vm = u32::try_from(place).unwrap_or(u32::MAX);
+            let threads = VcpuThreads {
+                pid: std::process::id(),
+                index: 0,
+                tids: vec![tid],
+                name: format!("hog {place}"),
+            };
+            ids.push(vehicle.add(&threads, Claim::of(vm))?);
+        }
+    }
+    desk.go.store(true, Ordering::Relaxed);
+    // A second to settle, of which nothing is counted.
+    let settled = Instant::now() + Duration::from_secs(1);
+    let ends = settled + Duration::from_secs_f64(turn.seconds);
+    until(settled, vehicle.as_mut())?;
+    let before: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
+
+    let trigger = match (&vehicle, ids.first()) {
+        (Some(vehicle), Some(&id)) => Some(vehicle.trigger(id)?),
+        _ => None,
+    };
+    let (report, reports) = mpsc::channel();
+    let lane = {
+        let (desk, every_ns) = (Arc::clone(desk), turn.every_ns);
+        std::thread::spawn(move || lane(&desk, &seen, every_ns, trigger.as_ref(), &report))
+    };
+    let mut told = Vec::new();
+    let ran = loop {
+        let left = ends.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break Ok(());
+        }
+        if let Err(error) = until(Instant::now() + left.min(Duration::from_millis(10)), vehicle.as_mut()) {
+            break Err(error);
+        }
+        for Answer { response_ns, tell_ns, granted } in reports.try_iter() {
+            if let (Some(vehicle), Some(&id)) = (&mut vehicle, ids.first()) {
+                vehicle.answered(id, response_ns);
+            }
+            shown.responses_us.push(response_ns / 1000);
+            if granted {
+                shown.granted_us.push(response_ns / 1000);
+            }
+            told.push(tell_ns);
+        }
+    };
+    desk.stop.store(true, Ordering::Relaxed);
+    let lane = lane.join();
+    ran?;
+    lane.unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked")))?;
+    told.sort_unstable();
+    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+    if let Some(median) = told.get(told.len() / 2) {
+        shown.tell_us = *median as f64 / 1000.0;
+    }
+    if let Some(vehicle) = &mut vehicle {
+        look(vehicle, &ids, turn, &mut shown)?;
+    }
+    drop(vehicle);
+    unloaded(Duration::from_secs(5))?;
+    Ok((shown, before))
+}
+
+/// The vehicle's own figures, and the comparison with the policy.
+fn look(vehicle: &mut SchedExt, ids: &[VcpuId], turn: &Turn, shown: &mut Shown) -> Result<()> {
+    let Counters { moved, missed, overtime, sheltered, .. } = vehicle.counters()?;
+    (shown.moved, shown.missed, shown.overtime, shown.sheltered) = (moved, missed, overtime, sheltered);
+    if let Some(account) = ids.first().and_then(|&id| vehicle.account(id)) {
+        let totals = account.totals;
+        shown.granted = totals.boosts + totals.wake_boosts;
+        shown.denied = totals.denied;
+        #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+        {
+            shown.lent_us_per_boost = totals.lent_ns as f64 / 1000.0 / totals.boosts.max(1) as f64;
+        }
+    }
+    let params = params(turn, turn.policy.unwrap_or(Policy::Loan));
+    let Recorded { entries, accounts } = vehicle.recorded()?;
+    match replay(&entries, &params) {
+        Err(mismatch) => shown.mismatch = Some(mismatch.to_string()),
+        Ok(decided) => {
+            shown.replayed = entries.len();
+            // Not only every decision: every figure of every account, to the nanosecond.
+            for (id, theirs) in accounts {
+                let ours = decided.get(id.into_index());
+                if ours != Some(&theirs) {
+                    shown.mismatch =
+                        Some(format!("vCPU {}: the program has {theirs:?}, the policy {ours:?}", id.0));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn params(turn: &Turn, policy: Policy) -> Params {
+    let sound = Params::sound(policy);
+    let charge_max_ns = sound.charge_max_ns.max(turn.boost_max_ns);
+    Params { boost_max_ns: turn.boost_max_ns, charge_max_ns, ..sound }
+}
+
+/// Does the vehicle's work until then.
+fn until(end: Instant, mut vehicle: Option<&mut SchedExt>) -> Result<()> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        let mut pause = left;
+        if let Some(vehicle) = &mut vehicle {
+            let time = now();
+            let next = vehicle.tick(time)?;
+            pause = pause.min(Duration::from_nanos(next.saturating_sub(time).max(1)));
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+/// Computes until it is stopped; the CPU time it has used.
+fn hog(
+    desk: &Desk,
+    place: usize,
+    tell: &mpsc::Sender<(usize, u32)>,
+    wake: Option<std::os::fd::OwnedFd>,
+) -> u64 {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let _ = tell.send((place, tid));
+    while !desk.go.load(Ordering::Relaxed) && !desk.stop.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut work = 0x9e37_79b9_7f4a_7c15_u64;
+    while !desk.stop.load(Ordering::Relaxed) {
+        for _ in 0..200 {
+            work = std::hint::black_box(work.rotate_left(5).wrapping_mul(0x2545_f491_4f6c_dd1d));
+        }
+        if let Some(wake) = &wake {
+            let posted = desk.posted.swap(0, Ordering::Acquire);
+            if posted != 0 {
+                desk.response.store(now().saturating_sub(posted), Ordering::Release);
+                let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
+    nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+/// CPU time of a thread of this process so far, nanoseconds (`/proc/PID/task/TID/schedstat`).
+fn used_by(tid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap_or_default();
+    text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
+/// Tells events and takes answers, at a real-time priority: it is not the one that is measured.
+fn lane(
+    desk: &Desk,
+    seen: &std::os::fd::OwnedFd,
+    every_ns: u64,
+    trigger: Option<&Trigger>,
+    report: &mpsc::Sender<Answer>,
+) -> Result<()> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    sys::set_policy(tid, (libc::SCHED_FIFO, 10))
+        .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut due = now();
+    let (mut outstanding, mut tell_ns, mut granted) = (false, 0, false);
+    while !desk.stop.load(Ordering::Relaxed) {
+        let left = due.saturating_sub(now()).min(50 * MS);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::try_from(left).unwrap_or(0) };
+        let mut fds = [PollFd::new(seen, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(failed(ErrorKind::Io, "poll", e)),
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(seen, &mut count);
+            if let Some(trigger) = trigger {
+                trigger.served()?;
+            }
+            outstanding = false;
+            let response_ns = desk.response.load(Ordering::Acquire);
+            let _ = report.send(Answer { response_ns, tell_ns, granted });
+        }
+        let time = now();
+        if time >= due {
+            // xorshift: the same events in every turn.
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            due = time + every_ns / 2 + random % every_ns.max(1);
+            if !outstanding {
+                outstanding = true;
+                let posted = now();
+                desk.posted.store(posted, Ordering::Release);
+                if let Some(trigger) = trigger {
+                    granted = matches!(trigger.event()?, Decision::Boost { .. });
+                }
+                tell_ns = now().saturating_sub(posted);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn pair() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {
+    let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|e| failed(ErrorKind::Io, "no eventfd", e))?;
+    Ok((clone(&fd)?, fd))
+}
+
+fn clone(fd: &std::os::fd::OwnedFd) -> Result<std::os::fd::OwnedFd> {
+    fd.try_clone().map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
+}
+
+/// Waits until no scheduler is loaded.
+///
+/// # Errors
+///
+/// One still is, after `limit`.
+pub fn unloaded(limit: Duration) -> Result<Duration> {
+    let begun = Instant::now();
+    loop {
+        match state() {
+            State::Disabled | State::Missing => return Ok(begun.elapsed()),
+            State::Busy { state, ops } if begun.elapsed() > limit => {
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!(
+                        "sched_ext: {ops:?} is still loaded ({state}) {} ms after its end",
+                        limit.as_millis()
+                    ),
+                ));
+            }
+            State::Busy { .. } => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Loads the vehicle, gives it threads that compute, says `loaded`, and goes on until this process is killed.
+///
+/// # Errors
+///
+/// The vehicle cannot be loaded, or is thrown out.
+pub fn hold(hogs: usize) -> Result<()> {
+    use std::io::Write;
+    let desk = Arc::new(Desk::default());
+    let (tell, tids) = mpsc::channel();
+    for place in 0..hogs {
+        let (desk, tell) = (Arc::clone(&desk), tell.clone());
+        std::thread::spawn(move || hog(&desk, place, &tell, None));
+    }
+    let mut vehicle = SchedExt::load(Options::default())?;
+    for (place, tid) in tids.iter().take(hogs) {
+        let vm = u32::try_from(place).unwrap_or(u32::MAX);
+        let name = format!("hog {place}");
+        vehicle
+            .add(&VcpuThreads { pid: std::process::id(), index: 0, tids: vec![tid], name }, Claim::of(vm))?;
+    }
+    desk.go.store(true, Ordering::Relaxed);
+    println!("loaded");
+    let _ = std::io::stdout().flush();
+    loop {
+        until(Instant::now() + Duration::from_secs(1), Some(&mut vehicle))?;
+    }
+}

@@ -1,0 +1,83 @@
+//! The sched_ext vehicle: vCPU threads are run by a scheduler of ours inside the kernel, a BPF program.
+//!
+//! [`probe`] says whether this kernel and this user can have it. `SchedExt` (with the cargo feature `sched-ext`) loads
+//! the program, which holds the accounts and decides by itself ([`vlane_policy::loan::Account`], step by step, in C);
+//! user space works out the allotments every 30 ms, tells events, and reads the steps back for
+//! [`vlane_policy::loan::record::replay`]. When this process ends, however it ends, the kernel unloads the scheduler.
+
+mod probe;
+
+#[cfg(feature = "sched-ext")]
+mod bytes;
+#[cfg(feature = "sched-ext")]
+pub mod measure;
+#[cfg(feature = "sched-ext")]
+mod notices;
+#[cfg(feature = "sched-ext")]
+mod program;
+#[cfg(feature = "sched-ext")]
+mod step;
+#[cfg(feature = "sched-ext")]
+#[allow(unsafe_code)]
+mod sys;
+#[cfg(feature = "sched-ext")]
+mod vehicle;
+
+pub use probe::{State, probe, state};
+#[cfg(feature = "sched-ext")]
+pub use program::Trigger;
+#[cfg(feature = "sched-ext")]
+pub use vehicle::{Counters, Recorded, SchedExt};
+
+use vlane_policy::loan::units::MS;
+use vlane_policy::loan::{Goal, Params, Policy};
+
+use crate::{Error, ErrorKind, Result, Vehicle};
+
+/// What the vehicle is set to.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The policy's parameters.
+    pub params: Params,
+    /// What [`Policy::Adaptive`] is to reach.
+    pub goal: Goal,
+    /// A turn on a CPU, nanoseconds: how long a vCPU runs before the next one of its class.
+    pub slice_ns: u64,
+    /// Export every step of every account (`SchedExt::recorded`): some thousand a second.
+    pub record: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { params: Params::sound(Policy::Loan), goal: Goal::default(), slice_ns: 5 * MS, record: false }
+    }
+}
+
+/// Loads the vehicle.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] when the kernel cannot do it or this program was built without it,
+/// [`ErrorKind::Permission`] for want of privileges; the text says what to do.
+pub fn open(options: Options) -> Result<Box<dyn Vehicle>> {
+    probe()?;
+    #[cfg(feature = "sched-ext")]
+    return Ok(Box::new(SchedExt::load(options)?));
+    #[cfg(not(feature = "sched-ext"))]
+    {
+        let _ = options;
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "sched_ext: this vlane was built without it; build it with `cargo build --features sched-ext` \
+             (needs make, pkg-config, libelf-dev and zlib1g-dev)",
+        ))
+    }
+}
+
+#[cfg(feature = "sched-ext")]
+pub(crate) fn failed(kind: ErrorKind, what: impl Into<String>, cause: impl Into<Cause>) -> Error {
+    Error::caused_by(kind, format!("sched_ext: {}", what.into()), cause)
+}
+
+#[cfg(feature = "sched-ext")]
+type Cause = Box<dyn std::error::Error + Send + Sync>;

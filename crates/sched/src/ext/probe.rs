@@ -1,0 +1,198 @@
+//! Whether this kernel has sched_ext, it is free, and this user may load it. Nothing is changed by asking.
+
+use std::fs;
+use std::path::Path;
+
+use crate::{Error, ErrorKind, Result};
+
+/// The first kernel with sched_ext.
+const SINCE: (u32, u32) = (6, 12);
+/// What loading takes, with the numbers in `include/uapi/linux/capability.h`: struct_ops programs of a scheduler want the first three,
+/// giving a thread of somebody else's to it the last.
+const CAPABILITIES: [(&str, u32); 4] =
+    [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_NET_ADMIN", 12), ("CAP_SYS_NICE", 23)];
+/// The inode of the first pid namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// What `/sys/kernel/sched_ext/state` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// This kernel has no sched_ext.
+    Missing,
+    /// No scheduler is loaded.
+    Disabled,
+    /// One is loaded, or about to come or to go.
+    Busy {
+        /// `enabled`, `enabling` or `disabling`.
+        state: String,
+        /// The scheduler's name, if the kernel tells it.
+        ops: String,
+    },
+}
+
+/// The state of sched_ext on this machine.
+#[must_use]
+pub fn state() -> State {
+    state_in(Path::new("/"))
+}
+
+fn state_in(root: &Path) -> State {
+    let at = root.join("sys/kernel/sched_ext");
+    let Ok(state) = fs::read_to_string(at.join("state")) else { return State::Missing };
+    match state.trim() {
+        "disabled" => State::Disabled,
+        state => {
+            let ops = fs::read_to_string(at.join("root/ops")).unwrap_or_default().trim().to_string();
+            State::Busy { state: state.to_string(), ops }
+        }
+    }
+}
+
+/// Whether the vehicle can be loaded now.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`]: what is missing, how to check it, and what to do.
+pub fn probe() -> Result<()> {
+    probe_in(Path::new("/"))
+}
+
+fn probe_in(root: &Path) -> Result<()> {
+    let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, format!("sched_ext: {text}")));
+    match state_in(root) {
+        State::Missing => return unsupported(no_kernel(root)),
+        State::Disabled => {}
+        State::Busy { state, ops } => {
+            let name =
+                if ops.is_empty() { "another scheduler".into() } else { format!("the scheduler {ops:?}") };
+            return unsupported(format!(
+                "{name} is loaded already ({state}), and a kernel has one at a time; end the program that loaded it \
+                 (/sys/kernel/sched_ext/root/ops has its name), or take the other vehicle: --vehicle realtime"
+            ));
+        }
+    }
+    if !root.join("sys/kernel/btf/vmlinux").exists() {
+        return unsupported(
+            "this kernel does not describe its types (no /sys/kernel/btf/vmlinux), so no scheduler can be loaded; \
+             it takes a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+                .into(),
+        );
+    }
+    let missing = missing_capabilities(root);
+    if !missing.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Permission,
+            format!(
+                "sched_ext: loading a scheduler and giving threads to it needs {}; run vlane as root, or give it the \
+                 capabilities (systemd: AmbientCapabilities=)",
+                missing.join(", ")
+            ),
+        ));
+    }
+    match fs::read_link(root.join("proc/self/ns/pid")) {
+        Ok(name) if name.as_os_str() != FIRST_PID_NAMESPACE => unsupported(
+            "this process lives in a pid namespace of its own (a container), where thread ids are not the kernel's; \
+             run vlane in the host's pid namespace (docker: --pid=host)"
+                .into(),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Which capabilities this process lacks; none if the kernel does not tell.
+fn missing_capabilities(root: &Path) -> Vec<&'static str> {
+    let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let Some(bits) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
+        return Vec::new();
+    };
+    CAPABILITIES.iter().filter(|(_, bit)| bits & (1 << bit) == 0).map(|(name, _)| *name).collect()
+}
+
+fn no_kernel(root: &Path) -> String {
+    let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let why = if version < SINCE {
+        "it came with Linux 6.12".to_string()
+    } else {
+        "it was built without CONFIG_SCHED_CLASS_EXT=y (check: zgrep SCHED_CLASS_EXT /proc/config.gz, or \
+         grep SCHED_CLASS_EXT /boot/config-$(uname -r))"
+            .to_string()
+    };
+    format!(
+        "this kernel, {release}, does not have it (no /sys/kernel/sched_ext): {why}; take a kernel that has it, or the \
+         vehicle that any kernel carries: --vehicle realtime"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const ALL: &str = "Name:\tx\nCapEff:\t000001ffffffffff\n";
+
+    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    fn told(files: &[(&str, &str)]) -> (ErrorKind, String) {
+        let error = probe_in(machine(files).path()).unwrap_err();
+        (error.kind(), error.to_string())
+    }
+
+    #[test]
+    fn a_kernel_without_it_is_told_apart_from_one_that_is_too_old() {
+        let (kind, text) = told(&[("proc/sys/kernel/osrelease", "6.1.0-40-amd64\n")]);
+        assert_eq!(kind, ErrorKind::Unsupported);
+        assert!(
+            text.contains("6.1.0-40-amd64") && text.contains("6.12") && text.contains("realtime"),
+            "{text}"
+        );
+        let (_, text) = told(&[("proc/sys/kernel/osrelease", "6.18.44-x\n")]);
+        assert!(text.contains("CONFIG_SCHED_CLASS_EXT") && !text.contains("came with"), "{text}");
+    }
+
+    #[test]
+    fn another_scheduler_is_named() {
+        let (_, text) = told(&[
+            ("sys/kernel/sched_ext/state", "enabled\n"),
+            ("sys/kernel/sched_ext/root/ops", "lavd_1.0\n"),
+        ]);
+        assert!(text.contains("\"lavd_1.0\"") && text.contains("enabled"), "{text}");
+    }
+
+    #[test]
+    fn missing_types_and_privileges_are_named() {
+        let (_, text) = told(&[("sys/kernel/sched_ext/state", "disabled\n"), ("proc/self/status", ALL)]);
+        assert!(text.contains("CONFIG_DEBUG_INFO_BTF"), "{text}");
+        let (kind, text) = told(&[
+            ("sys/kernel/sched_ext/state", "disabled\n"),
+            ("sys/kernel/btf/vmlinux", ""),
+            ("proc/self/status", "CapEff:\t0000008000000000\n"),
+        ]);
+        assert_eq!(kind, ErrorKind::Permission);
+        assert!(
+            text.contains("CAP_PERFMON, CAP_NET_ADMIN, CAP_SYS_NICE") && !text.contains("CAP_BPF"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_machine_that_has_all_is_taken() {
+        let machine = machine(&[
+            ("sys/kernel/sched_ext/state", "disabled\n"),
+            ("sys/kernel/btf/vmlinux", ""),
+            ("proc/self/status", ALL),
+        ]);
+        probe_in(machine.path()).unwrap();
+    }
+}

@@ -1,0 +1,303 @@
+//! The BPF program in the kernel: loading it, attaching it, and running what is to be run.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBuffer, RingBufferBuilder,
+};
+use vlane_policy::loan::{Decision, Params, VcpuId};
+
+use super::bytes::{Reader, of_u32s, of_u64s};
+use super::notices::Told;
+use super::step::{self, Seen};
+use super::{Options, failed, sys};
+use crate::{Error, ErrorKind, Result};
+
+/// Compiled from `bpf/loan.bpf.c` by `cargo xtask bpf`.
+const OBJECT: &[u8] = include_bytes!("bpf/loan.bpf.o");
+/// `MAX_VCPUS` there.
+pub(crate) const MAX_VCPUS: u32 = 4096;
+/// `MAX_CPUS` there.
+const MAX_CPUS: usize = 1024;
+
+/// The last lines that libbpf said: the verifier's reason is among them.
+static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn hear(level: PrintLevel, text: String) {
+    if !matches!(level, PrintLevel::Debug) {
+        tracing::debug!("libbpf: {}", text.trim_end());
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend(text.lines().map(str::to_string));
+        let surplus = said.len().saturating_sub(30);
+        said.drain(..surplus);
+    }
+}
+
+/// A program that is run by BPF_PROG_RUN.
+type Runnable = Arc<OwnedFd>;
+
+/// The loaded program.
+pub(crate) struct Program {
+    // The order matters when it is dropped: the link first, which unloads the scheduler.
+    link: Option<Link>,
+    steps: Option<Steps>,
+    event: Runnable,
+    served: Runnable,
+    account: Runnable,
+    open_account: Runnable,
+    vcpus: MapHandle,
+    allotments: MapHandle,
+    vcpu_of_tid: MapHandle,
+    told: MapHandle,
+    _object: Object,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("attached", &self.link.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// The ring of exported steps, and what was taken out of it.
+struct Steps {
+    ring: RingBuffer<'static>,
+    taken: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Program {
+    /// Loads the program and makes it the scheduler of the threads that it will be given.
+    pub(crate) fn load(options: &Options) -> Result<Self> {
+        let cpus = possible_cpus()?;
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        libbpf_rs::set_print(Some((PrintLevel::Info, hear)));
+        // libelf wants it aligned; a vector is.
+        let bytes = OBJECT.to_vec();
+        let mut open = ObjectBuilder::default()
+            .open_memory(&bytes)
+            .map_err(|e| failed(ErrorKind::Unsupported, "libbpf cannot read the BPF program", e))?;
+        for mut map in open.maps_mut() {
+            // The constants; `.rodata` after the file's name.
+            if map.name().to_string_lossy().ends_with(".rodata") {
+                let value = map.initial_value_mut().ok_or_else(wrong_object)?;
+                constants(options, cpus, value)?;
+            }
+        }
+        let mut object = open.load().map_err(|e| refused("the kernel does not take the BPF program", e))?;
+        let runnable = |name: &str| {
+            let found = object.progs().find(|program| program.name() == name).ok_or_else(wrong_object)?;
+            let fd = found.as_fd().try_clone_to_owned();
+            Ok::<_, Error>(Arc::new(fd.map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))?))
+        };
+        let map = |name: &str| {
+            let found = object.maps().find(|map| map.name() == name).ok_or_else(wrong_object)?;
+            MapHandle::try_from(&found).map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
+        };
+        let steps = if options.record { Some(Steps::open(&map("steps")?)?) } else { None };
+        let (event, served) = (runnable("event")?, runnable("served")?);
+        let (account, open_account) = (runnable("account")?, runnable("open_account")?);
+        let (vcpus, allotments) = (map("vcpus")?, map("allotments")?);
+        let (vcpu_of_tid, told) = (map("vcpu_of_tid")?, map("told")?);
+        let mut ops = object.maps_mut().find(|map| map.name() == "loan").ok_or_else(wrong_object)?;
+        let link =
+            ops.attach_struct_ops().map_err(|e| refused("the kernel does not take the scheduler", e))?;
+        Ok(Self {
+            link: Some(link),
+            steps,
+            event,
+            served,
+            account,
+            open_account,
+            vcpus,
+            allotments,
+            vcpu_of_tid,
+            told,
+            _object: object,
+        })
+    }
+
+    /// For the one who completes the I/O of a vCPU.
+    pub(crate) fn trigger(&self, id: VcpuId) -> Trigger {
+        Trigger { event: Arc::clone(&self.event), served: Arc::clone(&self.served), vcpu: id }
+    }
+
+    /// Opens or closes an account.
+    pub(crate) fn open_account(&self, id: VcpuId, open: bool) -> Result<()> {
+        let mut context = of_u32s(&[id.0, u32::from(open), 0, 0]);
+        run(&self.open_account, &mut context, "open_account")?;
+        let mut from = Reader::new(&context, "opening", 16)?;
+        let [_, _] = [from.u32(), from.u32()];
+        if from.i32() != 0 {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("sched_ext: vCPU {}: no account can be opened: there are {MAX_VCPUS} places", id.0),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Says whose a thread will be when it becomes SCHED_EXT; `None` forgets it.
+    pub(crate) fn assign(&self, tid: u32, to: Option<VcpuId>) -> Result<()> {
+        let key = tid.to_ne_bytes();
+        match to {
+            Some(id) => self
+                .vcpu_of_tid
+                .update(&key, &id.0.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| failed(ErrorKind::Io, format!("thread {tid} cannot be noted"), e)),
+            // It may have been forgotten before.
+            None => {
+                let _ = self.vcpu_of_tid.delete(&key);
+                Ok(())
+            }
+        }
+    }
+
+    /// Charges what runs now (of the first `places` accounts), so that [`Program::seen`] is up to date.
+    pub(crate) fn settle(&self, places: u32) -> Result<()> {
+        run(&self.account, &mut of_u32s(&[places, 1]), "account")
+    }
+
+    /// Gives an allotment and terms to the first accounts.
+    pub(crate) fn allot(&self, allotments: &[[u64; 3]]) -> Result<()> {
+        for (place, allotment) in (0u32..).zip(allotments) {
+            self.allotments
+                .update(&place.to_ne_bytes(), &of_u64s(allotment), MapFlags::ANY)
+                .map_err(|e| failed(ErrorKind::Io, "an allotment cannot be handed in", e))?;
+        }
+        let places = u32::try_from(allotments.len()).unwrap_or(MAX_VCPUS);
+        run(&self.account, &mut of_u32s(&[places, 0]), "account")
+    }
+
+    /// A vCPU as the program has it.
+    pub(crate) fn seen(&self, id: VcpuId) -> Result<Seen> {
+        // Locked: all of it is of one moment.
+        let bytes = self
+            .vcpus
+            .lookup(&id.0.to_ne_bytes(), MapFlags::LOCK)
+            .map_err(|e| failed(ErrorKind::Io, format!("vCPU {} cannot be read", id.0), e))?;
+        step::seen(&bytes.unwrap_or_default())
+    }
+
+    /// What the scheduler tells.
+    pub(crate) fn told(&self) -> Result<Told> {
+        let bytes = self
+            .told
+            .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| failed(ErrorKind::Io, "the scheduler's notices cannot be read", e))?;
+        Told::read(&bytes.unwrap_or_default())
+    }
+
+    /// Takes the exported steps out of the ring.
+    pub(crate) fn steps(&mut self, params: &Params) -> Result<Vec<step::Step>> {
+        let Some(steps) = &self.steps else { return Ok(Vec::new()) };
+        steps.ring.consume().map_err(|e| failed(ErrorKind::Io, "the exported steps cannot be read", e))?;
+        let taken = std::mem::take(&mut *steps.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        taken.iter().map(|bytes| step::step(bytes, params)).collect()
+    }
+
+    /// Unloads the scheduler; the threads are ordinary ones again.
+    pub(crate) fn unload(&mut self) {
+        self.link = None;
+    }
+}
+
+impl Steps {
+    fn open(map: &MapHandle) -> Result<Self> {
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&taken);
+        let mut builder = RingBufferBuilder::new();
+        let take = move |bytes: &[u8]| {
+            into.lock().unwrap_or_else(PoisonError::into_inner).push(bytes.to_vec());
+            0
+        };
+        let no_ring = |e| failed(ErrorKind::Io, "no ring for exported steps", e);
+        builder.add(map, take).map_err(no_ring)?;
+        Ok(Self { ring: builder.build().map_err(no_ring)?, taken })
+    }
+}
+
+/// Tells the events of one vCPU, from any thread: one system call each.
+#[derive(Debug, Clone)]
+pub struct Trigger {
+    event: Runnable,
+    served: Runnable,
+    vcpu: VcpuId,
+}
+
+impl Trigger {
+    /// An I/O of the vCPU has completed: the program decides, and moves the vCPU at once.
+    ///
+    /// # Errors
+    ///
+    /// The vCPU was removed, or the kernel refuses.
+    pub fn event(&self) -> Result<Decision> {
+        let mut context = of_u32s(&[self.vcpu.0, 0, 0, 0, 0, 0]);
+        run(&self.event, &mut context, "event")?;
+        let mut from = Reader::new(&context, "event", 24)?;
+        let (_, decision, ns) = (from.u32(), from.u32(), from.u64());
+        if decision == u32::MAX {
+            return Err(Error::new(
+                ErrorKind::Gone,
+                format!("sched_ext: vCPU {}: there is no such account", self.vcpu.0),
+            ));
+        }
+        step::decision(decision, ns)
+    }
+
+    /// The event was served: the boost ends.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    pub fn served(&self) -> Result<()> {
+        run(&self.served, &mut of_u32s(&[self.vcpu.0, 0]), "served")
+    }
+}
+
+fn run(program: &Runnable, context: &mut [u8], name: &str) -> Result<()> {
+    sys::run(program.as_fd(), context)
+        .map_err(|e| failed(ErrorKind::Io, format!("the BPF program's `{name}` cannot be run"), e))
+}
+
+/// `struct settings`.
+fn constants(options: &Options, cpus: u32, into: &mut [u8]) -> Result<()> {
+    let mut bytes = step::params(&options.params);
+    bytes.extend(of_u64s(&[options.slice_ns]));
+    bytes.extend(of_u32s(&[cpus, u32::from(options.record)]));
+    if into.len() != bytes.len() {
+        return Err(wrong_object());
+    }
+    into.copy_from_slice(&bytes);
+    Ok(())
+}
+
+fn wrong_object() -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        "sched_ext: the BPF object does not fit to this program; make it again: cargo xtask bpf",
+    )
+}
+
+/// What the kernel did not take, with the last that libbpf said of it.
+fn refused(what: &str, cause: libbpf_rs::Error) -> Error {
+    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
+    let kind = match cause.kind() {
+        libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Permission,
+        _ => ErrorKind::Unsupported,
+    };
+    let said = if said.is_empty() { String::new() } else { format!("; libbpf said:\n{said}") };
+    failed(kind, format!("{what}{said}"), cause)
+}
+
+/// CPU numbers that can be, from 0.
+fn possible_cpus() -> Result<u32> {
+    let cpus = libbpf_rs::num_possible_cpus()
+        .map_err(|e| failed(ErrorKind::Io, "the number of CPUs cannot be read", e))?;
+    if cpus > MAX_CPUS {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("sched_ext: this machine can have {cpus} CPUs; the BPF program knows {MAX_CPUS}"),
+        ));
+    }
+    Ok(u32::try_from(cpus).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,408 @@
+//! The vehicle: threads in and out, allotments, starvation.
+
+use std::path::PathBuf;
+
+use vlane_policy::loan::record::Entry;
+use vlane_policy::loan::units::MS;
+use vlane_policy::loan::{Account, Book, Claim, Decision, VcpuId};
+
+use super::program::{MAX_VCPUS, Program, Trigger};
+use super::step::{Seen, Step};
+use super::{Options, failed, sys};
+use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
+
+/// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
+const STARVES_NS: u64 = 500 * MS;
+/// For so long starving vCPUs are ordinary threads, which compete with those that starved them.
+const SHELTER_NS: u64 = 1000 * MS;
+/// The same warning is not repeated sooner.
+const WARN_EVERY_NS: u64 = 10_000 * MS;
+
+/// What has happened since the vehicle was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Waiting vCPUs that an event put on a CPU.
+    pub moved: u64,
+    /// Boosts that could not be carried out at once: the thread was in no queue of the scheduler's.
+    pub missed: u64,
+    /// Boosts that were not served in time, and ended by the timer.
+    pub overtime: u64,
+    /// Threads with the policy SCHED_EXT that were given by somebody else.
+    pub foreign: u64,
+    /// Recorded steps that were lost because nobody took them out in time.
+    pub lost: u64,
+    /// Times that starving vCPUs were given back to the ordinary scheduler for a while.
+    pub sheltered: u64,
+}
+
+/// What the program did, and what came of it.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// Every step, account by account.
+    pub entries: Vec<Entry>,
+    /// The accounts after these steps.
+    pub accounts: Vec<(VcpuId, Account)>,
+}
+
+#[derive(Debug)]
+struct Member {
+    name: String,
+    pid: u32,
+    /// Its threads and how they were scheduled before.
+    threads: Vec<(u32, (i32, i32))>,
+    used_ns: u64,
+}
+
+/// vCPUs in a sched_ext scheduler. Dropping it gives the threads back and unloads the scheduler; so does the kernel when
+/// this process is killed.
+#[derive(Debug)]
+pub struct SchedExt {
+    book: Book,
+    program: Program,
+    members: Vec<Option<Member>>,
+    options: Options,
+    next_accounting: u64,
+    /// When the last accounting was.
+    accounted: u64,
+    /// Out of the scheduler until then, because it got nothing.
+    sheltered_until: Option<u64>,
+    warned: Option<u64>,
+    sheltered: u64,
+    recorded: Vec<Step>,
+}
+
+impl SchedExt {
+    /// Loads the scheduler.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](super::open).
+    pub fn load(options: Options) -> Result<Self> {
+        super::probe()?;
+        let params = options.params.clone().checked();
+        let params = params.map_err(|e| failed(ErrorKind::Invalid, "a parameter cannot be", e))?;
+        let goal = options.goal.checked();
+        let goal = goal.map_err(|e| failed(ErrorKind::Invalid, "the goal cannot be", e))?;
+        let program = Program::load(&options)?;
+        Ok(Self {
+            book: Book::new(params, goal),
+            program,
+            members: Vec::new(),
+            options,
+            next_accounting: 0,
+            accounted: 0,
+            sheltered_until: None,
+            warned: None,
+            sheltered: 0,
+            recorded: Vec::new(),
+        })
+    }
+
+    /// For threads that complete the vCPU's I/O: tells its events without this vehicle's owner.
+    ///
+    /// # Errors
+    ///
+    /// There is no such vCPU.
+    pub fn trigger(&self, id: VcpuId) -> Result<Trigger> {
+        self.member(id)?;
+        Ok(self.program.trigger(id))
+    }
+
+    /// An event was served after `response_ns`, and [`Trigger::served`] has said so: for the goal of
+    /// [`Policy::Adaptive`](vlane_policy::loan::Policy::Adaptive).
+    pub fn answered(&mut self, id: VcpuId, response_ns: u64) {
+        self.book.served(id, response_ns);
+    }
+
+    /// What has happened so far.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    pub fn counters(&self) -> Result<Counters> {
+        let told = self.program.told()?;
+        Ok(Counters {
+            moved: told.moved,
+            missed: told.missed,
+            overtime: told.overtime,
+            foreign: told.foreign,
+            lost: told.lost,
+            sheltered: self.sheltered,
+        })
+    }
+
+    /// The steps that were exported since this was last called, in each account's order, for
+    /// [`vlane_policy::loan::record::replay`], and the accounts they lead to. Needs [`Options::record`]; call it while
+    /// nothing is added or removed.
+    ///
+    /// # Errors
+    ///
+    /// Steps are missing, or the kernel refuses.
+    pub fn recorded(&mut self) -> Result<Recorded> {
+        // The accounts go on while this reads; what was exported up to the account's own count belongs to it.
+        let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
+        let seen = ids
+            .iter()
+            .map(|&id| Ok((id, self.program.seen(id)?)))
+            .collect::<Result<Vec<(VcpuId, Seen)>>>()?;
+        self.take_steps()?;
+        let mut steps = std::mem::take(&mut self.recorded);
+        steps.sort_by_key(|step| (step.vcpu, step.seq));
+        for (id, seen) in &seen {
+            let mine: Vec<u64> = steps.iter().filter(|s| s.vcpu == id.0).map(|s| s.seq).collect();
+            let complete = mine.len() as u64 >= seen.seq && mine.iter().zip(0u64..).all(|(&seq, n)| seq == n);
+            if !complete {
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    format!("sched_ext: vCPU {}: {} of {} steps were recorded", id.0, mine.len(), seen.seq),
+                ));
+            }
+        }
+        let upto = |step: &Step| seen.iter().any(|(id, seen)| id.0 == step.vcpu && step.seq < seen.seq);
+        let entries = steps.iter().filter(|step| upto(step)).flat_map(|step| step.entries.clone()).collect();
+        Ok(Recorded { entries, accounts: seen.into_iter().map(|(id, seen)| (id, seen.account)).collect() })
+    }
+
+    fn take_steps(&mut self) -> Result<()> {
+        let steps = self.program.steps(&self.options.params)?;
+        self.recorded.extend(steps);
+        Ok(())
+    }
+
+    fn member(&self, id: VcpuId) -> Result<&Member> {
+        self.members.get(id.into_index()).and_then(Option::as_ref).ok_or_else(|| no_such(id))
+    }
+
+    /// Gives one thread to the scheduler; how it was scheduled before.
+    fn adopt(&self, vcpu: &VcpuThreads, tid: u32, id: VcpuId) -> Result<(i32, i32)> {
+        let gone = || {
+            Error::new(
+                ErrorKind::Gone,
+                format!(
+                    "sched_ext: {}: there is no thread {tid} in process {} any more",
+                    vcpu.name, vcpu.pid
+                ),
+            )
+        };
+        // A number may have become another thread's: it has to be one of this process, before and after.
+        let there = || PathBuf::from(format!("/proc/{}/task/{tid}", vcpu.pid)).exists();
+        if !there() {
+            return Err(gone());
+        }
+        let before = sys::policy_of(tid).map_err(|e| refused(&vcpu.name, tid, e))?;
+        self.program.assign(tid, Some(id))?;
+        let done = sys::set_policy(tid, (sys::SCHED_EXT, 0)).map_err(|e| refused(&vcpu.name, tid, e));
+        let done = done.and_then(|()| {
+            if there() {
+                return Ok(());
+            }
+            let _ = sys::set_policy(tid, before);
+            Err(gone())
+        });
+        if done.is_err() {
+            self.program.assign(tid, None)?;
+        }
+        done.map(|()| before)
+    }
+
+    /// Gives threads back: those that were given, and those that they have made since.
+    fn give_back(&self, id: VcpuId, threads: &[(u32, (i32, i32))]) {
+        let (mut tids, untracked) =
+            self.program.seen(id).map(|seen| (seen.tids, seen.untracked)).unwrap_or_default();
+        if untracked > 0 {
+            tracing::warn!(
+                "sched_ext: vCPU {}: {untracked} more threads were made than are followed; those that still run keep the \
+                 policy SCHED_EXT, which is as good as ordinary without a scheduler",
+                id.0
+            );
+        }
+        tids.extend(threads.iter().map(|(tid, _)| *tid));
+        tids.sort_unstable();
+        tids.dedup();
+        for tid in tids {
+            // Only who is still ours: somebody may have changed its policy, or the number may be another thread's.
+            if sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT) {
+                let before = threads.iter().find(|(t, _)| *t == tid).map_or((libc::SCHED_OTHER, 0), |t| t.1);
+                if let Err(e) = sys::set_policy(tid, before) {
+                    tracing::warn!(
+                        "sched_ext: thread {tid} keeps the policy SCHED_EXT, which is as good as ordinary: {e}"
+                    );
+                }
+            }
+            let _ = self.program.assign(tid, None);
+        }
+    }
+
+    /// The accounting: the book plans and adapts, the program gives.
+    fn account_all(&mut self, now: u64) -> Result<()> {
+        let places = u32::try_from(self.members.len()).unwrap_or(MAX_VCPUS);
+        self.program.settle(places)?;
+        let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
+        let (mut pool, mut waits) = (0, None);
+        for id in ids {
+            let seen = self.program.seen(id)?;
+            let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) else {
+                continue;
+            };
+            let used = seen.account.totals.used_ns.saturating_sub(member.used_ns);
+            member.used_ns = seen.account.totals.used_ns;
+            pool += used;
+            // Only for the goal's watch; the account itself is the program's.
+            self.book.ran(id, now, used);
+            if seen.waits_since > 0 {
+                waits = waits.into_iter().chain([(seen.waits_since, id)]).min();
+            }
+            self.book.restore(id, seen.account);
+        }
+        let elapsed = now.saturating_sub(std::mem::replace(&mut self.accounted, now));
+        self.shelter(now, waits, pool, elapsed);
+        self.book.account_all(now, pool);
+        let terms = |place: usize| {
+            let account = self.book.account(VcpuId(u32::try_from(place).unwrap_or(u32::MAX)));
+            account.map_or((0, 0), |account| (account.base_line_ns, account.redemption_permille))
+        };
+        let given = self.book.allotments().iter().enumerate();
+        let given: Vec<[u64; 3]> = given.map(|(place, &ns)| [ns, terms(place).0, terms(place).1]).collect();
+        self.program.allot(&given)
+    }
+
+    /// When tasks above sched_ext leave nothing to it, all vCPUs become ordinary threads for a while, which compete with them. One
+    /// alone would only be one more that keeps the others from the CPUs. A vCPU that waits because it has used more than its
+    /// share is no case of this: then others of ours run.
+    fn shelter(&mut self, now: u64, waits_since: Option<(u64, VcpuId)>, used_ns: u64, elapsed_ns: u64) {
+        if let Some(until) = self.sheltered_until {
+            if now >= until {
+                self.sheltered_until = None;
+                self.all_to(true);
+            }
+            return;
+        }
+        let Some((since, id)) = waits_since else { return };
+        let waited = now.saturating_sub(since);
+        if waited < STARVES_NS || used_ns > elapsed_ns / 10 {
+            return;
+        }
+        self.sheltered_until = Some(now + SHELTER_NS);
+        self.sheltered += 1;
+        if self.warned.is_none_or(|warned| now.saturating_sub(warned) >= WARN_EVERY_NS) {
+            self.warned = Some(now);
+            let name = self.member(id).map_or_else(|_| id.0.to_string(), |member| member.name.clone());
+            tracing::warn!(
+                "sched_ext: {name} got no CPU for {} ms: ordinary or real-time tasks, which come before sched_ext, use all that the \
+                 vCPUs may run on; the vCPUs compete with them as ordinary threads for {} ms now, without boosts. Give those \
+                 tasks less, or take --vehicle realtime",
+                waited / MS,
+                SHELTER_NS / MS
+            );
+        }
+        self.all_to(false);
+    }
+
+    /// All threads into the scheduler, or out of it as they were.
+    fn all_to(&self, scheduler: bool) {
+        for member in self.members.iter().flatten() {
+            for (tid, before) in &member.threads {
+                let there = PathBuf::from(format!("/proc/{}/task/{tid}", member.pid)).exists();
+                let policy = if scheduler { (sys::SCHED_EXT, 0) } else { *before };
+                // Who has gone meanwhile needs neither.
+                if there && let Err(e) = sys::set_policy(*tid, policy) {
+                    tracing::debug!("sched_ext: {}: thread {tid}: {e}", member.name);
+                }
+            }
+        }
+    }
+}
+
+impl Vehicle for SchedExt {
+    fn name(&self) -> &'static str {
+        "sched_ext"
+    }
+
+    fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
+        let id = self.book.open(claim);
+        let mut threads = Vec::with_capacity(vcpu.tids.len());
+        let added = self.program.open_account(id, true).and_then(|()| {
+            for &tid in &vcpu.tids {
+                threads.push((tid, self.adopt(vcpu, tid, id)?));
+            }
+            Ok(())
+        });
+        if let Err(error) = added {
+            self.give_back(id, &threads);
+            let _ = self.program.open_account(id, false);
+            self.book.close(id);
+            return Err(error);
+        }
+        if self.members.len() <= id.into_index() {
+            self.members.resize_with(id.into_index() + 1, || None);
+        }
+        self.members[id.into_index()] =
+            Some(Member { name: vcpu.name.clone(), pid: vcpu.pid, threads, used_ns: 0 });
+        Ok(id)
+    }
+
+    fn remove(&mut self, id: VcpuId) -> Result<()> {
+        let member =
+            self.members.get_mut(id.into_index()).and_then(Option::take).ok_or_else(|| no_such(id))?;
+        self.give_back(id, &member.threads);
+        self.book.close(id);
+        self.program.open_account(id, false)
+    }
+
+    fn event(&mut self, id: VcpuId, _now: u64) -> Result<Decision> {
+        self.trigger(id)?.event()
+    }
+
+    fn served(&mut self, id: VcpuId, _now: u64, response_ns: u64) -> Result<()> {
+        self.trigger(id)?.served()?;
+        self.book.served(id, response_ns);
+        Ok(())
+    }
+
+    fn tick(&mut self, now: u64) -> Result<u64> {
+        if let Some(exit) = self.program.told()?.exit {
+            return Err(exit.error());
+        }
+        self.take_steps()?;
+        if now >= self.next_accounting {
+            self.account_all(now)?;
+            // The next one is due a period after the last was, unless that has passed: then there is none to make up for.
+            let period = self.book.params().period_ns;
+            self.next_accounting = if now < self.next_accounting + period {
+                self.next_accounting + period
+            } else {
+                now + period
+            };
+        }
+        Ok(self.next_accounting)
+    }
+
+    fn account(&self, id: VcpuId) -> Option<Account> {
+        self.book.account(id)?;
+        self.program.seen(id).ok().map(|seen| seen.account)
+    }
+}
+
+impl Drop for SchedExt {
+    fn drop(&mut self) {
+        for (place, member) in (0u32..).zip(std::mem::take(&mut self.members)) {
+            if let Some(member) = member {
+                self.give_back(VcpuId(place), &member.threads);
+            }
+        }
+        self.program.unload();
+    }
+}
+
+fn no_such(id: VcpuId) -> Error {
+    Error::new(ErrorKind::Gone, format!("sched_ext: there is no vCPU {}", id.0))
+}
+
+fn refused(name: &str, tid: u32, cause: std::io::Error) -> Error {
+    let (kind, what) = match cause.raw_os_error() {
+        Some(libc::ESRCH) => (ErrorKind::Gone, "the thread is gone"),
+        Some(libc::EPERM) => (ErrorKind::Permission, "no privilege to schedule it (CAP_SYS_NICE)"),
+        _ => (ErrorKind::Io, "its policy cannot be changed"),
+    };
+    failed(kind, format!("{name}: thread {tid}: {what}"), cause)
+}

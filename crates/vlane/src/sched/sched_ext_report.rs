@@ -1,0 +1,213 @@
+//! What `vlane sched prove-sched-ext` has seen, as a report.
+
+use std::time::Duration;
+
+use vlane_lab::Machine;
+use vlane_lab::report::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
+    Spread, Table,
+};
+use vlane_sched::ext::measure::Shown;
+
+/// What came of killing the loader.
+#[derive(Debug)]
+pub struct Kills {
+    pub all: f64,
+    pub while_loaded: f64,
+    pub unload_ms: f64,
+    /// The state of sched_ext at the end.
+    pub state: String,
+    /// Guests whose kernel crashed under emulation before one went through.
+    pub crashes: u32,
+}
+
+/// Makes the report.
+pub fn report(
+    schedulers: &[String],
+    shown: &[Shown],
+    kills: &Kills,
+    kernel: &str,
+    created: String,
+    took: Duration,
+) -> Report {
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
+    let of = |name: &str| -> Vec<&Shown> { shown.iter().filter(|one| one.scheduler == name).collect() };
+    let all = |name: &str| figure(&of(name), |one| percentile(&one.responses_us, 50));
+    let granted = |name: &str| figure(&of(name), |one| percentile(&one.granted_us, 50));
+    let mut summary = Vec::new();
+    for name in schedulers.iter().filter(|name| *name != "eevdf") {
+        if let (Cell::Figure(ours), Cell::Figure(theirs)) = (granted(name), all("eevdf")) {
+            let times = theirs.median / ours.median.max(1.0);
+            summary.push(format!(
+                "{name}: median response to a granted event {:.2} ms, {times:.1} times shorter than the kernel's own scheduler ({:.1} ms).",
+                ours.median / 1e3,
+                theirs.median / 1e3
+            ));
+        }
+    }
+    let replayed: usize = shown.iter().map(|one| one.replayed).sum();
+    let parted: Vec<&String> = shown.iter().filter_map(|one| one.mismatch.as_ref()).collect();
+    summary.push(match parted.first() {
+        None => format!("The BPF program's {replayed} steps were decided again by the policy: all the same, and so are the accounts."),
+        Some(first) => format!("The BPF program and the policy part: {first}"),
+    });
+    let section = |id: &str, title: &str, blocks| Section {
+        id: id.into(),
+        title: title.into(),
+        text: Vec::new(),
+        command: None,
+        blocks,
+    };
+    Report {
+        schema: SCHEMA.into(),
+        kind: "sched-ext".into(),
+        title: "vCPUs in a sched_ext scheduler".into(),
+        summary,
+        command: format!("vlane {}", words.join(" ")),
+        created,
+        seconds: took.as_secs_f64(),
+        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-system-x86_64"]),
+        notes: vec![Note {
+            severity: Severity::Warning,
+            text: format!(
+                "Measured in a guest with Linux {kernel} on 2 emulated CPUs: times are some ten times those of a real CPU. Compare \
+                 schedulers, not with other machines. Guests that crashed under emulation and were started again: {}.",
+                kills.crashes
+            ),
+        }],
+        sections: vec![
+            section(
+                "responses",
+                "Responses",
+                vec![Block::Table(responses(schedulers, &of)), Block::Chart(cdf(schedulers, &of))],
+            ),
+            section("decisions", "Decisions", vec![Block::Table(decisions(schedulers, &of))]),
+            section("kills", "Killing the loader", vec![Block::Table(killed(kills))]),
+        ],
+    }
+}
+
+fn column(title: &str, unit: &str) -> Column {
+    Column { title: title.into(), unit: unit.into() }
+}
+
+fn figure(turns: &[&Shown], of: impl Fn(&Shown) -> Option<f64>) -> Cell {
+    let values: Vec<f64> = turns.iter().filter_map(|one| of(one)).collect();
+    Spread::of(&values).map_or(Cell::Empty, Cell::Figure)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures to look at")]
+fn number(value: u64) -> f64 {
+    value as f64
+}
+
+/// A percentile of a turn's responses, microseconds.
+fn percentile(of: &[u64], percent: usize) -> Option<f64> {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable();
+    sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1))).copied().map(number)
+}
+
+/// How far the share of the one that is farthest from the mean is from it, percent.
+fn unfairness(one: &Shown) -> Option<f64> {
+    one.shares.iter().map(|share| (share - 1.0).abs() * 100.0).reduce(f64::max)
+}
+
+fn responses<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Table {
+    let rows = schedulers.iter().map(|name| {
+        let turns = of(name);
+        vec![
+            Cell::Text(name.clone()),
+            figure(&turns, |one| percentile(&one.responses_us, 50)),
+            figure(&turns, |one| percentile(&one.responses_us, 99)),
+            figure(&turns, |one| percentile(&one.granted_us, 50)),
+            figure(&turns, |one| one.shares.first().copied()),
+            figure(&turns, unfairness),
+        ]
+    });
+    Table {
+        caption: "Time from event to answer, and CPU time of each thread over the mean".into(),
+        columns: vec![
+            column("scheduler", ""),
+            column("p50", "us"),
+            column("p99", "us"),
+            column("p50 of granted", "us"),
+            column("share of the one with events", ""),
+            column("farthest share", "%"),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart {
+    let series = schedulers.iter().map(|name| {
+        let mut all: Vec<u64> = of(name).iter().flat_map(|one| one.responses_us.clone()).collect();
+        all.sort_unstable();
+        let steps = (1..=100).filter_map(|percent| {
+            let at = (all.len() * percent / 100).checked_sub(1)?;
+            let x = number(*all.get(at)?).max(1.0);
+            Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
+        });
+        Series { name: name.clone(), predicted: false, published: false, points: steps.collect() }
+    });
+    Chart {
+        caption: "Responses, cumulative".into(),
+        kind: ChartKind::Steps,
+        x: Axis { title: "time from event to answer".into(), unit: "us".into(), log: true },
+        y: Axis { title: "answered".into(), unit: "%".into(), log: false },
+        categories: Vec::new(),
+        series: series.collect(),
+    }
+}
+
+fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Table {
+    let rows = schedulers.iter().filter(|name| *name != "eevdf").map(|name| {
+        let turns = of(name);
+        let parted = turns.iter().filter(|one| one.mismatch.is_some()).count();
+        vec![
+            Cell::Text(name.clone()),
+            figure(&turns, |one| Some(number(one.granted))),
+            figure(&turns, |one| Some(number(one.denied))),
+            figure(&turns, |one| Some(number(one.missed))),
+            figure(&turns, |one| Some(one.lent_us_per_boost)),
+            figure(&turns, |one| Some(one.tell_us)),
+            Cell::Number(number(turns.iter().map(|one| one.replayed as u64).sum())),
+            Cell::Number(number(parted as u64)),
+        ]
+    });
+    Table {
+        caption: "What the BPF program decided, and whether the policy decides the same".into(),
+        columns: vec![
+            column("scheduler", ""),
+            column("granted", ""),
+            column("denied", ""),
+            column("not at once", ""),
+            column("lent per boost", "us"),
+            column("telling an event", "us"),
+            column("steps decided again", ""),
+            column("turns that differ", ""),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+fn killed(kills: &Kills) -> Table {
+    Table {
+        caption: "The loader was killed with SIGKILL, while its scheduler ran or at any time before".into(),
+        columns: vec![
+            column("outcome", ""),
+            column("killed", ""),
+            column("while loaded", ""),
+            column("slowest unloading", "ms"),
+            column("state at the end", ""),
+        ],
+        rows: vec![vec![
+            Cell::Text("kill -9".into()),
+            Cell::Number(kills.all),
+            Cell::Number(kills.while_loaded),
+            Cell::Number(kills.unload_ms),
+            Cell::Text(kills.state.clone()),
+        ]],
+    }
+}
