@@ -5,15 +5,14 @@
 
 pub mod discover;
 mod error;
+pub mod ext;
 pub mod link;
 pub mod live;
 pub mod realtime;
+pub mod simulate;
 #[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
 pub mod sys;
 pub mod thread;
-pub mod simulate;
-mod error;
-pub mod ext;
 mod vehicle;
 
 pub use error::{Error, ErrorKind, Result};

@@ -3,12 +3,12 @@
 mod guard;
 mod prove;
 mod run;
-mod settings;
-mod top;
-mod simulate;
 mod sched_ext;
 #[cfg(feature = "sched-ext")]
 mod sched_ext_report;
+mod settings;
+mod simulate;
+mod top;
 
 use clap::{Args, Subcommand};
 
