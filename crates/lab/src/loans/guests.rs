@@ -31,6 +31,8 @@ use crate::work::{Role, Sampler};
 
 /// Guests beside others that compute boot slowly.
 const BOOT: Duration = Duration::from_secs(240);
+/// After that a guest that does no I/O will not do any.
+const FIRST_IO: Duration = Duration::from_secs(60);
 /// A guest that lives longer than any measurement.
 const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// How long a scheduler may take to end.
@@ -98,7 +100,7 @@ n=0
 while read -r disk; do
     [ -n "$fio" ] && kill $fio && wait $fio
     fio --name=io --filename=/dev/$disk --rw=randrw --bs=4k --direct=1 --ioengine=psync --thread --time_based --runtime=100000 \
-        --randrepeat=0 --norandommap > /tmp/fio 2>&1 &
+        --randrepeat=0 --norandommap > /tmp/fio 2>&1 || { echo "fio ended:"; tail -n 5 /tmp/fio; } &
     fio=$!
     n=$((n + 1))
     echo RESULT load$n=1
@@ -153,7 +155,7 @@ impl Maker {
                 let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
                 machine.disks = sockets.into_iter().map(Disk::at).collect();
                 machine.vcpus = 1;
-                machine.memory_mib = 192;
+                machine.memory_mib = 512;
                 machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
                 machine.start_with(host, kernel, &guest, LIFE, None)?
             }
@@ -366,7 +368,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
             switched += 1;
             bed.guests[0].send(&format!("vd{disk}\n"))?;
             bed.guests[0].wait_result(&format!("load{switched}"), BOOT)?;
-            wait_for_io(&bed.disks[load].1, interrupt)?;
+            if let Err(error) = wait_for_io(&bed.disks[load].1, interrupt) {
+                let console = bed.guests[0].console();
+                let from = console.len().saturating_sub(1500);
+                let last = console.get(from..).unwrap_or(&console);
+                let text = format!("the guest with I/O cannot be measured; its console ends with:\n{last}");
+                return Err(Error::caused_by(error.kind(), text, error));
+            }
             for turn in 0..arms.len() {
                 let number = (turn + round) % arms.len();
                 let name = arms[number].unwrap_or("EEVDF");
@@ -423,7 +431,7 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
     let first = done()?;
     while done()? < first + 20 {
         interrupt.check()?;
-        if begin.elapsed() > BOOT {
+        if begin.elapsed() > FIRST_IO {
             return Err(Error::new(ErrorKind::Timeout, "the guest with I/O does none"));
         }
         std::thread::sleep(Duration::from_millis(100));
