@@ -205,3 +205,57 @@ read -r go
     assert_eq!(machine.refresh().unwrap_err().kind(), ErrorKind::Gone);
     stop(backend);
 }
+
+/// The whole way, as a user has it: the scheduler is a process of its own, and is told nothing of the guest.
+#[test]
+fn a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was() {
+    const NAME: &str = "a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was";
+    let _turn = one_at_a_time();
+    if let Err(error) = vlane_sched::live::probe::real_time() {
+        println!("SKIPPED: {NAME}: {error}");
+        return;
+    }
+    let Some(bed) = UmlBed::find() else { return };
+    let volume = Volume::new(64 << 20);
+    let listen = volume.beside("sched.sock");
+    let words = ["sched", "run", "--json", "--vehicle", "realtime", "--policy", "always-boost"];
+    let mut words: Vec<PathBuf> = words.iter().map(PathBuf::from).collect();
+    for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")] {
+        words.extend([option.into(), volume.beside(file)]);
+    }
+    let spec = vlane_boot::Spec::new(common::vlane(), words);
+    let scheduler = vlane_boot::Backend::start(&spec, &listen, vlane_boot::Ready::Socket, None)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let backend = volume.serve(&["--queues=1", &format!("--sched={}", listen.display())]);
+    // It computes and reads at a time: its reads' completions find it running or waiting, and sometimes asleep.
+    let script = r#"
+(while :; do :; done) &
+hog=$!
+sleep 1
+dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null
+echo "RESULT read=1"
+read -r go
+kill $hog
+"#;
+    let mut guest = bed.start(&volume.socket, script, &[]);
+    guest.wait_result("read", LIMIT).unwrap();
+    let pid = guest.id();
+    let tids = discover::vcpus_of(pid).unwrap().remove(0).tids;
+    let stopped = scheduler.stop(common::STOP).unwrap();
+    assert!(stopped.status.success(), "{}", stopped.log);
+    for tid in tids {
+        let is = vlane_sched::sys::get(tid).unwrap();
+        assert_eq!((is.class, is.nice), (vlane_sched::sys::Class::Other, 0), "thread {tid}: {}", stopped.log);
+    }
+    let state =
+        stopped.log.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{}", stopped.log));
+    let state: vlane_sched::live::state::State = serde_json::from_str(state).unwrap();
+    let vcpu = state.vcpus.iter().find(|vcpu| vcpu.pid == pid).unwrap_or_else(|| panic!("{}", stopped.log));
+    assert!(vcpu.tids.len() >= 2, "{vcpu:?}");
+    assert!(vcpu.events >= 100 && vcpu.responses >= 100, "{vcpu:?}");
+    assert!(vcpu.boosts + vcpu.wake_boosts > 0, "{vcpu:?}");
+    // The guest goes on without it.
+    guest.send("go\n").unwrap();
+    finished(guest);
+    stop(backend);
+}
