@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use vlane_policy::loan::record::replay;
 use vlane_policy::loan::units::MS;
-use vlane_policy::loan::{Claim, Decision, Params, Policy, VcpuId};
+use vlane_policy::loan::{Account, Claim, Decision, Params, Policy, VcpuId};
 
 use super::vehicle::{Counters, Recorded, SchedExt};
 use super::{Options, State, failed, state, sys};
@@ -70,6 +70,29 @@ pub struct Shown {
     pub sheltered: u64,
     /// Microseconds that telling an event took, median.
     pub tell_us: f64,
+    /// How late the real-time thread woke at the most, milliseconds: more than a few mean that the machine itself stood still.
+    pub late_ms: f64,
+    /// Every thread's books, in the order of `shares`; empty without a vehicle.
+    pub books: Vec<Kept>,
+}
+
+/// What happened to one account between the beginning of the measuring and its end.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Kept {
+    /// CPU time by the kernel's count, nanoseconds.
+    pub kernel_ns: u64,
+    /// CPU time that was charged, nanoseconds.
+    pub charged_ns: u64,
+    /// Of that, while boosted.
+    pub boosted_ns: u64,
+    /// What it was given.
+    pub allotted_ns: u64,
+    /// What it lost because it had too much, or need not pay because it owed too much.
+    pub expired_ns: u64,
+    /// See `expired_ns`.
+    pub forgiven_ns: u64,
+    /// Credits at the beginning and at the end.
+    pub credit_ns: [i64; 2],
 }
 
 /// An event that was served.
@@ -164,6 +187,8 @@ fn carried(
         overtime: 0,
         sheltered: 0,
         tell_us: 0.0,
+        late_ms: 0.0,
+        books: Vec::new(),
     };
     let mut vehicle = match turn.policy {
         None => None,
@@ -186,11 +211,12 @@ fn carried(
         }
     }
     desk.go.store(true, Ordering::Relaxed);
-    // A second to settle, of which nothing is counted.
-    let settled = Instant::now() + Duration::from_secs(1);
+    // Two seconds to settle, of which nothing is counted: accounts begin empty, and loading took CPU time.
+    let settled = Instant::now() + Duration::from_secs(2);
     let ends = settled + Duration::from_secs_f64(turn.seconds);
     until(settled, vehicle.as_mut())?;
     let before: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
+    let opened = accounts(vehicle.as_ref(), &ids);
 
     let trigger = match (&vehicle, ids.first()) {
         (Some(vehicle), Some(&id)) => Some(vehicle.trigger(id)?),
@@ -221,10 +247,27 @@ fn carried(
             told.push(tell_ns);
         }
     };
+    let after: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
+    for (place, (from, to)) in opened.iter().zip(accounts(vehicle.as_ref(), &ids)).enumerate() {
+        let (was, is) = (&from.totals, &to.totals);
+        shown.books.push(Kept {
+            kernel_ns: after[place].saturating_sub(before[place]),
+            charged_ns: is.used_ns - was.used_ns,
+            boosted_ns: is.boosted_ns - was.boosted_ns,
+            allotted_ns: is.allotted_ns - was.allotted_ns,
+            expired_ns: is.expired_ns - was.expired_ns,
+            forgiven_ns: is.forgiven_ns - was.forgiven_ns,
+            credit_ns: [from.credit_ns, to.credit_ns],
+        });
+    }
     desk.stop.store(true, Ordering::Relaxed);
     let lane = lane.join();
     ran?;
-    lane.unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked")))?;
+    let late_ns = lane.unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked")))?;
+    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+    {
+        shown.late_ms = late_ns as f64 / 1e6;
+    }
     told.sort_unstable();
     #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
     if let Some(median) = told.get(told.len() / 2) {
@@ -236,6 +279,11 @@ fn carried(
     drop(vehicle);
     unloaded(Duration::from_secs(5))?;
     Ok((shown, before))
+}
+
+/// The accounts as they are now; none without a vehicle.
+fn accounts(vehicle: Option<&SchedExt>, ids: &[VcpuId]) -> Vec<Account> {
+    vehicle.map_or_else(Vec::new, |vehicle| ids.iter().filter_map(|&id| vehicle.account(id)).collect())
 }
 
 /// The vehicle's own figures, and the comparison with the policy.
@@ -327,28 +375,30 @@ fn used_by(tid: u32) -> u64 {
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-/// Tells events and takes answers, at a real-time priority: it is not the one that is measured.
+/// Tells events and takes answers, at a real-time priority: it is not the one that is measured. How late it woke at the most, ns.
 fn lane(
     desk: &Desk,
     seen: &std::os::fd::OwnedFd,
     every_ns: u64,
     trigger: Option<&Trigger>,
     report: &mpsc::Sender<Answer>,
-) -> Result<()> {
+) -> Result<u64> {
     let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
     sys::set_policy(tid, (libc::SCHED_FIFO, 10))
         .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
     let mut random = 88_172_645_463_325_252_u64;
     let mut due = now();
-    let (mut outstanding, mut tell_ns, mut granted) = (false, 0, false);
+    let (mut outstanding, mut tell_ns, mut granted, mut late_ns) = (false, 0, false, 0);
     while !desk.stop.load(Ordering::Relaxed) {
-        let left = due.saturating_sub(now()).min(50 * MS);
+        let asleep = now();
+        let left = due.saturating_sub(asleep).min(50 * MS);
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::try_from(left).unwrap_or(0) };
         let mut fds = [PollFd::new(seen, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(failed(ErrorKind::Io, "poll", e)),
         }
+        late_ns = late_ns.max(now().saturating_sub(asleep + left));
         if fds[0].revents().contains(PollFlags::IN) {
             let mut count = [0; 8];
             let _ = rustix::io::read(seen, &mut count);
@@ -377,7 +427,7 @@ fn lane(
             }
         }
     }
-    Ok(())
+    Ok(late_ns)
 }
 
 fn pair() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {

@@ -1,14 +1,14 @@
 //! The vehicle: threads in and out, allotments, starvation.
 
-use std::path::PathBuf;
-
 use vlane_policy::loan::record::Entry;
 use vlane_policy::loan::units::MS;
-use vlane_policy::loan::{Account, Book, Claim, Decision, VcpuId};
+use vlane_policy::loan::{Account, Book, Claim, Decision, Priority, VcpuId};
 
 use super::program::{MAX_VCPUS, Program, Trigger};
 use super::step::{Seen, Step};
 use super::{Options, failed, sys};
+use crate::thread::{Thread, is_same};
+use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
 /// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
@@ -47,10 +47,19 @@ pub struct Recorded {
 #[derive(Debug)]
 struct Member {
     name: String,
-    pid: u32,
-    /// Its threads and how they were scheduled before.
-    threads: Vec<(u32, (i32, i32))>,
+    /// Those of its threads that were given, not those that they have made since.
+    threads: Vec<Given>,
     used_ns: u64,
+}
+
+/// A thread that was given to the scheduler.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    tid: u32,
+    /// With its number, its identity: clock ticks after boot.
+    start: u64,
+    /// How it was scheduled before.
+    before: (i32, i32),
 }
 
 /// vCPUs in a sched_ext scheduler. Dropping it gives the threads back and unloads the scheduler; so does the kernel when
@@ -173,8 +182,8 @@ impl SchedExt {
         self.members.get(id.into_index()).and_then(Option::as_ref).ok_or_else(|| no_such(id))
     }
 
-    /// Gives one thread to the scheduler; how it was scheduled before.
-    fn adopt(&self, vcpu: &VcpuThreads, tid: u32, id: VcpuId) -> Result<(i32, i32)> {
+    /// Gives one thread to the scheduler.
+    fn adopt(&self, vcpu: &VcpuThreads, tid: u32, id: VcpuId) -> Result<Given> {
         let gone = || {
             Error::new(
                 ErrorKind::Gone,
@@ -184,16 +193,17 @@ impl SchedExt {
                 ),
             )
         };
-        // A number may have become another thread's: it has to be one of this process, before and after.
-        let there = || PathBuf::from(format!("/proc/{}/task/{tid}", vcpu.pid)).exists();
-        if !there() {
+        // A number may have become another thread's: it has to be this one, before and after.
+        let thread = Thread::open(tid)?;
+        if thread.pid() != vcpu.pid {
             return Err(gone());
         }
+        let start = thread.start();
         let before = sys::policy_of(tid).map_err(|e| refused(&vcpu.name, tid, e))?;
         self.program.assign(tid, Some(id))?;
         let done = sys::set_policy(tid, (sys::SCHED_EXT, 0)).map_err(|e| refused(&vcpu.name, tid, e));
         let done = done.and_then(|()| {
-            if there() {
+            if is_same(tid, start) {
                 return Ok(());
             }
             let _ = sys::set_policy(tid, before);
@@ -202,11 +212,11 @@ impl SchedExt {
         if done.is_err() {
             self.program.assign(tid, None)?;
         }
-        done.map(|()| before)
+        done.map(|()| Given { tid, start, before })
     }
 
-    /// Gives threads back: those that were given, and those that they have made since.
-    fn give_back(&self, id: VcpuId, threads: &[(u32, (i32, i32))]) {
+    /// Gives a vCPU's threads back: those that were given, and those that they have made since.
+    fn give_all_back(&self, id: VcpuId, threads: &[Given]) {
         let (mut tids, untracked) =
             self.program.seen(id).map(|seen| (seen.tids, seen.untracked)).unwrap_or_default();
         if untracked > 0 {
@@ -216,21 +226,27 @@ impl SchedExt {
                 id.0
             );
         }
-        tids.extend(threads.iter().map(|(tid, _)| *tid));
+        tids.extend(threads.iter().map(|given| given.tid));
         tids.sort_unstable();
         tids.dedup();
         for tid in tids {
-            // Only who is still ours: somebody may have changed its policy, or the number may be another thread's.
-            if sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT) {
-                let before = threads.iter().find(|(t, _)| *t == tid).map_or((libc::SCHED_OTHER, 0), |t| t.1);
-                if let Err(e) = sys::set_policy(tid, before) {
-                    tracing::warn!(
-                        "sched_ext: thread {tid} keeps the policy SCHED_EXT, which is as good as ordinary: {e}"
-                    );
-                }
-            }
-            let _ = self.program.assign(tid, None);
+            self.give_back(tid, threads);
         }
+    }
+
+    fn give_back(&self, tid: u32, threads: &[Given]) {
+        // Only who is still ours: somebody may have changed its policy, or the number may be another thread's.
+        let given = threads.iter().find(|given| given.tid == tid);
+        let same = given.is_none_or(|given| is_same(tid, given.start));
+        if same && sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT) {
+            let before = given.map_or((libc::SCHED_OTHER, 0), |given| given.before);
+            if let Err(e) = sys::set_policy(tid, before) {
+                tracing::warn!(
+                    "sched_ext: thread {tid} keeps the policy SCHED_EXT, which is as good as ordinary: {e}"
+                );
+            }
+        }
+        let _ = self.program.assign(tid, None);
     }
 
     /// The accounting: the book plans and adapts, the program gives.
@@ -301,11 +317,12 @@ impl SchedExt {
     /// All threads into the scheduler, or out of it as they were.
     fn all_to(&self, scheduler: bool) {
         for member in self.members.iter().flatten() {
-            for (tid, before) in &member.threads {
-                let there = PathBuf::from(format!("/proc/{}/task/{tid}", member.pid)).exists();
-                let policy = if scheduler { (sys::SCHED_EXT, 0) } else { *before };
+            for &Given { tid, start, before } in &member.threads {
+                let policy = if scheduler { (sys::SCHED_EXT, 0) } else { before };
                 // Who has gone meanwhile needs neither.
-                if there && let Err(e) = sys::set_policy(*tid, policy) {
+                if is_same(tid, start)
+                    && let Err(e) = sys::set_policy(tid, policy)
+                {
                     tracing::debug!("sched_ext: {}: thread {tid}: {e}", member.name);
                 }
             }
@@ -323,12 +340,21 @@ impl Vehicle for SchedExt {
         let mut threads = Vec::with_capacity(vcpu.tids.len());
         let added = self.program.open_account(id, true).and_then(|()| {
             for &tid in &vcpu.tids {
-                threads.push((tid, self.adopt(vcpu, tid, id)?));
+                match self.adopt(vcpu, tid, id) {
+                    Ok(given) => threads.push(given),
+                    // One of several may end while it is looked for.
+                    Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if threads.is_empty() {
+                let text = format!("sched_ext: {}: all its threads have ended", vcpu.name);
+                return Err(Error::new(ErrorKind::Gone, text));
             }
             Ok(())
         });
         if let Err(error) = added {
-            self.give_back(id, &threads);
+            self.give_all_back(id, &threads);
             let _ = self.program.open_account(id, false);
             self.book.close(id);
             return Err(error);
@@ -336,15 +362,50 @@ impl Vehicle for SchedExt {
         if self.members.len() <= id.into_index() {
             self.members.resize_with(id.into_index() + 1, || None);
         }
-        self.members[id.into_index()] =
-            Some(Member { name: vcpu.name.clone(), pid: vcpu.pid, threads, used_ns: 0 });
+        self.members[id.into_index()] = Some(Member { name: vcpu.name.clone(), threads, used_ns: 0 });
+        // Who joins while all are ordinary threads is one as well, until all come back.
+        if self.sheltered_until.is_some() {
+            self.all_to(false);
+        }
         Ok(id)
+    }
+
+    fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
+        let known = self.member(id)?.threads.clone();
+        let (mut threads, leave): (Vec<Given>, Vec<Given>) =
+            known.iter().partition(|given| vcpu.tids.contains(&given.tid) && is_same(given.tid, given.start));
+        for given in &leave {
+            self.give_back(given.tid, &known);
+        }
+        let mut failed = None;
+        for &tid in &vcpu.tids {
+            if threads.iter().any(|given| given.tid == tid) {
+                continue;
+            }
+            match self.adopt(vcpu, tid, id) {
+                // Made by a thread that is ours it is ours from its first moment; it was meant to be like its parent.
+                Ok(given) if given.before.0 == sys::SCHED_EXT => {
+                    let before = known.first().map_or((libc::SCHED_OTHER, 0), |given| given.before);
+                    threads.push(Given { before, ..given });
+                }
+                Ok(given) => threads.push(given),
+                Err(error) if error.kind() == ErrorKind::Gone => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) {
+            member.threads = threads;
+        }
+        if self.sheltered_until.is_some() {
+            self.all_to(false);
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
         let member =
             self.members.get_mut(id.into_index()).and_then(Option::take).ok_or_else(|| no_such(id))?;
-        self.give_back(id, &member.threads);
+        self.give_all_back(id, &member.threads);
         self.book.close(id);
         self.program.open_account(id, false)
     }
@@ -381,13 +442,36 @@ impl Vehicle for SchedExt {
         self.book.account(id)?;
         self.program.seen(id).ok().map(|seen| seen.account)
     }
+
+    fn is_held_back(&self, id: VcpuId) -> bool {
+        self.account(id).is_some_and(|account| account.priority() == Priority::Over)
+    }
+
+    fn is_gone(&self, id: VcpuId) -> bool {
+        let Ok(member) = self.member(id) else { return true };
+        let ours = |&tid: &u32| sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
+        // Those that they have made count as well.
+        member.threads.iter().all(|given| !is_same(given.tid, given.start))
+            && self.program.seen(id).is_ok_and(|seen| !seen.tids.iter().any(ours))
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let Ok(counters) = Self::counters(self) else { return Vec::new() };
+        vec![
+            Counter { name: "threads_moved", value: counters.moved },
+            Counter { name: "threads_not_moved", value: counters.missed },
+            Counter { name: "boosts_timed_out", value: counters.overtime },
+            Counter { name: "foreign_threads", value: counters.foreign },
+            Counter { name: "sheltered", value: counters.sheltered },
+        ]
+    }
 }
 
 impl Drop for SchedExt {
     fn drop(&mut self) {
         for (place, member) in (0u32..).zip(std::mem::take(&mut self.members)) {
             if let Some(member) = member {
-                self.give_back(VcpuId(place), &member.threads);
+                self.give_all_back(VcpuId(place), &member.threads);
             }
         }
         self.program.unload();

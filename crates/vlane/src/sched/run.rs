@@ -85,7 +85,7 @@ enum VehicleArg {
     Auto,
     /// Bounded real-time slices; any kernel
     Realtime,
-    /// The program's own scheduler class; Linux 6.12 with sched_ext
+    /// A scheduler of the program's own; Linux 6.12 with sched_ext, and a vlane built with the feature sched-ext
     #[value(name = "sched_ext")]
     SchedExt,
 }
@@ -157,6 +157,23 @@ impl RunArgs {
         let ext = probe::sched_ext();
         match (wanted, ext) {
             (Wanted::RealTime, _) => tracing::info!("vehicle realtime: asked for"),
+            (Wanted::SchedExt | Wanted::Auto, Ext::Free) if cfg!(feature = "sched-ext") => {
+                let options = vlane_sched::ext::Options {
+                    params: settings.params.clone(),
+                    goal: settings.goal,
+                    ..Default::default()
+                };
+                match vlane_sched::ext::open(options) {
+                    Ok(vehicle) => {
+                        tracing::info!("vehicle sched_ext: {}", ext.words());
+                        return Ok(vehicle);
+                    }
+                    Err(error) if wanted == Wanted::SchedExt => return Err(error.into()),
+                    Err(error) => {
+                        tracing::info!("vehicle realtime: {:#}", anyhow::Error::from(error));
+                    }
+                }
+            }
             (Wanted::SchedExt, Ext::Free) => {
                 anyhow::bail!("{}, but this vlane was built without it", ext.words())
             }

@@ -82,6 +82,7 @@ pub fn report(
                 "Responses",
                 vec![Block::Table(responses(schedulers, &of)), Block::Chart(cdf(schedulers, &of))],
             ),
+            section("books", "Books", vec![Block::Table(books(shown))]),
             section("decisions", "Decisions", vec![Block::Table(decisions(schedulers, &of))]),
             section("kills", "Killing the loader", vec![Block::Table(killed(kills))]),
         ],
@@ -158,6 +159,48 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
         y: Axis { title: "answered".into(), unit: "%".into(), log: false },
         categories: Vec::new(),
         series: series.collect(),
+    }
+}
+
+/// Whether the accounts know what the kernel knows, and whether the machine stood still meanwhile.
+#[expect(clippy::cast_precision_loss, reason = "figures to look at")]
+fn books(shown: &[Shown]) -> Table {
+    let rows = shown.iter().map(|one| {
+        let sum = |of: fn(&vlane_sched::ext::measure::Kept) -> u64| {
+            if one.books.is_empty() {
+                Cell::Empty
+            } else {
+                Cell::Number(one.books.iter().map(of).sum::<u64>() as f64 / 1e6)
+            }
+        };
+        let credits = one.books.iter().map(|kept| kept.credit_ns[1] as f64 / 1e6);
+        let cell = |value: Option<f64>| value.map_or(Cell::Empty, Cell::Number);
+        vec![
+            Cell::Text(one.scheduler.clone()),
+            Cell::Number(one.late_ms),
+            unfairness(one).map_or(Cell::Empty, Cell::Number),
+            sum(|kept| kept.kernel_ns),
+            sum(|kept| kept.charged_ns),
+            sum(|kept| kept.allotted_ns),
+            sum(|kept| kept.forgiven_ns),
+            cell(credits.clone().reduce(f64::min)),
+            cell(credits.reduce(f64::max)),
+        ]
+    });
+    Table {
+        caption: "Every turn: how late a real-time thread woke at the most (the machine stood still), and all accounts together".into(),
+        columns: vec![
+            column("scheduler", ""),
+            column("late", "ms"),
+            column("farthest share", "%"),
+            column("used", "ms"),
+            column("charged", "ms"),
+            column("allotted", "ms"),
+            column("forgiven", "ms"),
+            column("least credits", "ms"),
+            column("most credits", "ms"),
+        ],
+        rows: rows.collect(),
     }
 }
 

@@ -69,7 +69,9 @@ struct allotment {
 struct thread {
 	s32 vcpu;		/* -1: of nobody that we know */
 	u32 boosted;		/* when it was put on a CPU */
-	u64 began, slice, left;
+	u64 began;
+	u64 slice;		/* that it still has, when it began */
+	u64 left;		/* for another time at the head of its queue */
 };
 
 struct told {
@@ -450,9 +452,13 @@ int loan_stopping(u64 *args)
 	if (!v->running && runnable)
 		v->waits_since = now;
 	end(v, t->vcpu, &s);
-	used = now - t->began;
-	/* Less than a tenth of a turn is not worth a place at the head. A boost was no turn. */
-	t->left = !t->boosted && t->slice > used + settings.slice_ns / 10 ? t->slice - used : 0;
+	/*
+	 * What is left of the turn, of all that it has had of it: tasks of a class above interrupt a turn without an end
+	 * of it (no enqueue, no new slice). Less than a tenth is not worth a place at the head. A boost was no turn.
+	 */
+	used = at_least_zero(now, t->began);
+	t->slice = at_least_zero(t->slice, used);
+	t->left = !t->boosted && t->slice > settings.slice_ns / 10 ? t->slice : 0;
 	return 0;
 }
 
