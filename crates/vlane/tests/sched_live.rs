@@ -98,7 +98,10 @@ fn a_boost_is_real_time_until_it_is_served_or_its_time_is_over() {
         hogs.iter().map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap()).collect();
     assert!(hogs.iter().all(|hog| hog.class() == Class::Other));
     let now = monotonic_ns();
-    assert_eq!(vehicle.event(ids[0], now).unwrap(), Decision::Boost { ns: 500_000 });
+    assert_eq!(
+        vehicle.event(ids[0], now).unwrap(),
+        Decision::Boost { ns: Params::sound(Policy::AlwaysBoost).boost_max_ns }
+    );
     assert_eq!((hogs[0].class(), hogs[1].class()), (Class::RoundRobin, Class::Other));
     assert!(sys::get(hogs[0].tid).unwrap().reset_on_fork, "its children would be real-time");
     vehicle.served(ids[0], monotonic_ns(), 1000).unwrap();
