@@ -209,6 +209,8 @@ impl Lane {
             }
         }
         let (mut taken, mut show_after) = (0, 1);
+        // Everything that there was is answered: what comes next is the guest's answer to that.
+        let mut is_all_shown = false;
         while taken < BUDGET {
             let slot = match self.queue.pop() {
                 Ok(Some(slot)) => slot,
@@ -219,6 +221,10 @@ impl Lane {
                 }
             };
             taken += 1;
+            if is_all_shown && let Some(hint) = &mut self.hint {
+                hint.submitted();
+            }
+            is_all_shown = false;
             if self.recorder.is_some() && taken.is_multiple_of(CLOCK_EVERY) {
                 self.end_batch(true);
             }
@@ -229,6 +235,7 @@ impl Lane {
             if let Some(status) = self.begin(uring, slot) {
                 self.complete(slot, status);
                 if show_early && self.unpublished >= show_after {
+                    is_all_shown = self.hint.is_some() && !self.queue.has_available();
                     show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
                 }
             }

@@ -157,29 +157,28 @@ impl RunArgs {
         let ext = probe::sched_ext();
         match (wanted, ext) {
             (Wanted::RealTime, _) => tracing::info!("vehicle realtime: asked for"),
-            (Wanted::SchedExt | Wanted::Auto, Ext::Free) if cfg!(feature = "sched-ext") => {
+            (Wanted::SchedExt, Ext::Free) if cfg!(feature = "sched-ext") => {
                 let options = vlane_sched::ext::Options {
                     params: settings.params.clone(),
                     goal: settings.goal,
                     ..Default::default()
                 };
-                match vlane_sched::ext::open(options) {
-                    Ok(vehicle) => {
-                        tracing::info!("vehicle sched_ext: {}", ext.words());
-                        return Ok(vehicle);
-                    }
-                    Err(error) if wanted == Wanted::SchedExt => return Err(error.into()),
-                    Err(error) => {
-                        tracing::info!("vehicle realtime: {:#}", anyhow::Error::from(error));
-                    }
-                }
+                let vehicle = vlane_sched::ext::open(options)?;
+                tracing::warn!(
+                    "vehicle sched_ext: asked for; it answers fast, but does not keep shares yet (docs/src/sched-ext.md)"
+                );
+                return Ok(vehicle);
             }
             (Wanted::SchedExt, Ext::Free) => {
                 anyhow::bail!("{}, but this vlane was built without it", ext.words())
             }
             (Wanted::SchedExt, _) => anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words()),
+            // Not by itself, until it keeps shares.
             (Wanted::Auto, Ext::Free) => {
-                tracing::info!("vehicle realtime: {}, but this vlane was built without it", ext.words());
+                tracing::info!(
+                    "vehicle realtime: {}, but that vehicle does not keep shares yet (--vehicle sched_ext takes it)",
+                    ext.words()
+                );
             }
             (Wanted::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
         }
