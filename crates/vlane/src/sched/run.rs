@@ -81,7 +81,7 @@ pub struct RunArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum VehicleArg {
-    /// The better one of those that this host has
+    /// The one that keeps shares: realtime
     Auto,
     /// Bounded real-time slices; any kernel
     Realtime,
