@@ -826,6 +826,44 @@ __attribute__((noinline)) int terms_of_one(u32 place)
 	return 0;
 }
 
+/* Moves a thread that waits in the queue of OVER to that of UNDER. */
+__attribute__((noinline)) int lift_tid(s32 tid)
+{
+	struct task_struct *p = bpf_task_from_pid(tid);
+	struct bpf_iter_scx_dsq it;
+	bool moved = 0;
+
+	if (!p)
+		return 0;
+	bpf_rcu_read_lock();
+	if (!bpf_iter_scx_dsq_new(&it, QUEUES + CLASS_OVER, 0))
+		moved = dsq_move(&it, p, settings.slice_ns, QUEUES + CLASS_UNDER, 0);
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	bpf_task_release(p);
+	return moved;
+}
+
+/*
+ * Whoever has credits again is UNDER from now on, not only when it is next put into a queue: it would wait among the OVER for
+ * as long as anybody is UNDER, at the most credits it may have, and the accounting would give the others what it cannot take.
+ */
+__attribute__((noinline)) int lift_one(u32 place)
+{
+	struct vcpu *v = vcpu_at(place);
+	u32 i;
+
+	if (!v || v->account.boosted || v->account.credit_ns <= 0 || !v->runnable || v->running)
+		return 0;
+	for_range(i, 0, MAX_THREADS) {
+		s32 tid = i < MAX_THREADS ? v->tids[i] : 0;
+
+		if (tid)
+			lift_tid(tid);
+	}
+	return 0;
+}
+
 SEC("syscall")
 int account(struct accounting *e)
 {
@@ -834,6 +872,8 @@ int account(struct accounting *e)
 	for_range(i, 0, e->places) {
 		if (allot_one(i, settle_only))
 			terms_of_one(i);
+		if (!settle_only)
+			lift_one(i);
 	}
 	return 0;
 }
