@@ -1,8 +1,8 @@
 //! Which host threads are the vCPUs of a virtual machine.
 //!
-//! Hypervisors name the threads of their vCPUs ([`names`]); User-Mode Linux has no such threads: its kernel's process and the
-//! tasks that run guest processes for it are its one vCPU ([`uml`]). QEMU names its threads only if it is told to; without names
-//! it can be asked through QMP ([`qmp`]).
+//! Hypervisors name the threads of their vCPUs (`names`); User-Mode Linux has no such threads: its kernel's process and the
+//! tasks that run guest processes for it are its one vCPU (`uml`). QEMU names its threads only if it is told to; without names
+//! it can be asked through QMP (`qmp`).
 
 mod libvirt;
 mod names;
