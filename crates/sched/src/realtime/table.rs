@@ -328,6 +328,10 @@ pub fn repair(dir: &Path) -> Result<Restored> {
     };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         if !is_table(&path) {
+            // One that was killed before its list had its name had changed nothing yet.
+            if is_unborn(&path) {
+                let _ = std::fs::remove_file(&path);
+            }
             continue;
         }
         let Ok(reader) = Reader::open(&path) else { continue };
@@ -347,6 +351,13 @@ pub fn repair(dir: &Path) -> Result<Restored> {
     Ok(all)
 }
 
+/// A list that was never given its name, of a process that is gone.
+fn is_unborn(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".new"));
+    let pid = name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -356,6 +367,19 @@ mod tests {
         let was =
             Attr { class: Class::Batch, nice: -3, priority: 0, reset_on_fork: true, slice_ns: 3_000_000 };
         Entry { tid, start: 99, was }
+    }
+
+    #[test]
+    fn a_list_that_never_had_its_name_goes_with_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dead, own) =
+            (dir.path().join("sched-4294967294-0.new"), format!("sched-{}-0.new", std::process::id()));
+        let (own, other) = (dir.path().join(own), dir.path().join("notes.new"));
+        for path in [&dead, &own, &other] {
+            std::fs::write(path, []).unwrap();
+        }
+        repair(dir.path()).unwrap();
+        assert_eq!((dead.exists(), own.exists(), other.exists()), (false, true, true));
     }
 
     #[test]
