@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use libbpf_rs::btf::{Btf, types};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBuffer, RingBufferBuilder,
 };
@@ -21,6 +22,9 @@ pub(crate) const MAX_VCPUS: u32 = 4096;
 /// `MAX_CPUS` there.
 const MAX_CPUS: usize = 1024;
 
+/// Where `struct sched_ext_ops` has its flags in `bpf/kernel.h`: after 15 operations.
+const FLAGS_AT: usize = 15 * 8;
+
 /// The last lines that libbpf said: the verifier's reason is among them.
 static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -32,6 +36,20 @@ fn hear(level: PrintLevel, text: String) {
         let surplus = said.len().saturating_sub(30);
         said.drain(..surplus);
     }
+}
+
+/// The flag with which the kernel asks the scheduler also about threads that may not change their CPU for the moment: Linux 6.14 and later
+/// put them back on it otherwise. Earlier ones always ask, and know no such flag: 0.
+fn enqueues_bound_threads() -> u64 {
+    const NAME: &str = "SCX_OPS_ENQ_MIGRATION_DISABLED";
+    let Ok(btf) = Btf::from_vmlinux() else { return 0 };
+    if let Some(flags) = btf.type_by_name::<types::Enum64<'_>>("scx_ops_flags") {
+        let flag = flags.iter().find(|flag| flag.name.is_some_and(|name| name == NAME));
+        return flag.map_or(0, |flag| u64::try_from(flag.value).unwrap_or(0));
+    }
+    let Some(flags) = btf.type_by_name::<types::Enum<'_>>("scx_ops_flags") else { return 0 };
+    let flag = flags.iter().find(|flag| flag.name.is_some_and(|name| name == NAME));
+    flag.map_or(0, |flag| u64::try_from(flag.value).unwrap_or(0))
 }
 
 /// A program that is run by BPF_PROG_RUN.
@@ -81,6 +99,14 @@ impl Program {
             if map.name().to_string_lossy().ends_with(".rodata") {
                 let value = map.initial_value_mut().ok_or_else(wrong_object)?;
                 constants(options, cpus, value)?;
+            }
+            if map.name() == "loan" {
+                let value = map.initial_value_mut().ok_or_else(wrong_object)?;
+                let flags = value.get_mut(FLAGS_AT..FLAGS_AT + 8).ok_or_else(wrong_object)?;
+                let mut all = [0; 8];
+                all.copy_from_slice(flags);
+                let all = u64::from_ne_bytes(all) | enqueues_bound_threads();
+                flags.copy_from_slice(&all.to_ne_bytes());
             }
         }
         let mut object = open.load().map_err(|e| refused("the kernel does not take the BPF program", e))?;
@@ -154,18 +180,24 @@ impl Program {
 
     /// Charges what runs now (of the first `places` accounts), so that [`Program::seen`] is up to date.
     pub(crate) fn settle(&self, places: u32) -> Result<()> {
-        run(&self.account, &mut of_u32s(&[places, 1]), "account")
+        self.accounting(places, true, 0)
     }
 
-    /// Gives an allotment and terms to the first accounts.
-    pub(crate) fn allot(&self, allotments: &[[u64; 3]]) -> Result<()> {
+    /// Gives an allotment and terms to the first accounts. `usual_ns`: what most of those that contend get.
+    pub(crate) fn allot(&self, allotments: &[[u64; 3]], usual_ns: u64) -> Result<()> {
         for (place, allotment) in (0u32..).zip(allotments) {
             self.allotments
                 .update(&place.to_ne_bytes(), &of_u64s(allotment), MapFlags::ANY)
                 .map_err(|e| failed(ErrorKind::Io, "an allotment cannot be handed in", e))?;
         }
         let places = u32::try_from(allotments.len()).unwrap_or(MAX_VCPUS);
-        run(&self.account, &mut of_u32s(&[places, 0]), "account")
+        self.accounting(places, false, usual_ns)
+    }
+
+    fn accounting(&self, places: u32, settle_only: bool, usual_ns: u64) -> Result<()> {
+        let mut accounting = of_u32s(&[places, u32::from(settle_only)]);
+        accounting.extend(of_u64s(&[usual_ns]));
+        run(&self.account, &mut accounting, "account")
     }
 
     /// A vCPU as the program has it.

@@ -279,7 +279,10 @@ impl SchedExt {
         };
         let given = self.book.allotments().iter().enumerate();
         let given: Vec<[u64; 3]> = given.map(|(place, &ns)| [ns, terms(place).0, terms(place).1]).collect();
-        self.program.allot(&given)
+        let mut got: Vec<u64> = given.iter().map(|given| given[0]).filter(|&ns| ns > 0).collect();
+        got.sort_unstable();
+        let usual = got.get(got.len() / 2).copied().unwrap_or(0);
+        self.program.allot(&given, usual)
     }
 
     /// When tasks above sched_ext leave nothing to it, all vCPUs become ordinary threads for a while, which compete with them. One

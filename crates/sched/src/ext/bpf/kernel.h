@@ -22,6 +22,7 @@ typedef unsigned long long u64;
 #define KERNEL_TYPE __attribute__((preserve_access_index))
 /* The value that an enumerator has in the running kernel. */
 #define KERNEL_VALUE(type, name) __builtin_preserve_enum_value(*(enum type *)name, 1)
+#define KERNEL_HAS_FIELD(field) __builtin_preserve_field_info(field, 2)
 #define KERNEL_HAS(function) ((void *)(function) != NULL)
 
 /* Maps, as libbpf reads them from the type. */
@@ -76,12 +77,14 @@ struct cpumask {
 } KERNEL_TYPE;
 struct sched_ext_entity {
 	u64 slice;
+	u64 dsq_vtime;
 	u32 flags;
 } KERNEL_TYPE;
 struct task_struct {
 	int pid;
 	u32 flags;
 	u32 policy;
+	unsigned short migration_disabled;
 	struct sched_ext_entity scx;
 	const struct cpumask *cpus_ptr;
 } KERNEL_TYPE;
@@ -146,6 +149,7 @@ struct bpf_iter_scx_dsq {
 	u64 opaque[6];
 } __attribute__((aligned(8)));
 extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, u64 dsq, u64 flags) __ksym;
+extern struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *it) __ksym;
 extern void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *it) __ksym;
 extern s32 scx_bpf_create_dsq(u64 dsq, s32 node) __ksym;
 extern s32 scx_bpf_select_cpu_dfl(struct task_struct *p, s32 prev_cpu, u64 wake_flags, bool *is_idle) __ksym;
@@ -158,10 +162,16 @@ extern void scx_bpf_put_cpumask(const struct cpumask *mask) __ksym;
 /* 6.13 gave these their names; 6.12 has the others. */
 extern void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq, u64 slice, u64 flags) __ksym __weak;
 extern void scx_bpf_dispatch(struct task_struct *p, u64 dsq, u64 slice, u64 flags) __ksym __weak;
+extern void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u64 flags) __ksym __weak;
+extern void scx_bpf_dispatch_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u64 flags) __ksym __weak;
 extern bool scx_bpf_dsq_move_to_local(u64 dsq) __ksym __weak;
 extern bool scx_bpf_consume(u64 dsq) __ksym __weak;
 extern bool scx_bpf_dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq, u64 flags) __ksym __weak;
 extern bool scx_bpf_dispatch_from_dsq(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq, u64 flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq, u64 flags) __ksym __weak;
+extern bool scx_bpf_dispatch_vtime_from_dsq(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq, u64 flags) __ksym __weak;
+extern void scx_bpf_dsq_move_set_vtime(struct bpf_iter_scx_dsq *it, u64 vtime) __ksym __weak;
+extern void scx_bpf_dispatch_from_dsq_set_vtime(struct bpf_iter_scx_dsq *it, u64 vtime) __ksym __weak;
 extern void scx_bpf_dsq_move_set_slice(struct bpf_iter_scx_dsq *it, u64 slice) __ksym __weak;
 extern void scx_bpf_dispatch_from_dsq_set_slice(struct bpf_iter_scx_dsq *it, u64 slice) __ksym __weak;
 /* 6.19 and later; before that a scheduler writes the field. */
@@ -173,6 +183,15 @@ static always_inline void dsq_insert(struct task_struct *p, u64 dsq, u64 slice, 
 		scx_bpf_dsq_insert(p, dsq, slice, flags);
 	else if (KERNEL_HAS(scx_bpf_dispatch))
 		scx_bpf_dispatch(p, dsq, slice, flags);
+}
+
+/* Into a queue that is ordered by keys. */
+static always_inline void dsq_insert_at(struct task_struct *p, u64 dsq, u64 slice, u64 key, u64 flags)
+{
+	if (KERNEL_HAS(scx_bpf_dsq_insert_vtime))
+		scx_bpf_dsq_insert_vtime(p, dsq, slice, key, flags);
+	else if (KERNEL_HAS(scx_bpf_dispatch_vtime))
+		scx_bpf_dispatch_vtime(p, dsq, slice, key, flags);
 }
 
 static always_inline bool dsq_move_to_local(u64 dsq)
@@ -193,6 +212,22 @@ static always_inline bool dsq_move(struct bpf_iter_scx_dsq *it, struct task_stru
 	if (KERNEL_HAS(scx_bpf_dispatch_from_dsq)) {
 		scx_bpf_dispatch_from_dsq_set_slice(it, slice);
 		return scx_bpf_dispatch_from_dsq(it, p, dsq, flags);
+	}
+	return 0;
+}
+
+static always_inline bool dsq_move_at(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 slice, u64 key, u64 dsq,
+				     u64 flags)
+{
+	if (KERNEL_HAS(scx_bpf_dsq_move_vtime)) {
+		scx_bpf_dsq_move_set_slice(it, slice);
+		scx_bpf_dsq_move_set_vtime(it, key);
+		return scx_bpf_dsq_move_vtime(it, p, dsq, flags);
+	}
+	if (KERNEL_HAS(scx_bpf_dispatch_vtime_from_dsq)) {
+		scx_bpf_dispatch_from_dsq_set_slice(it, slice);
+		scx_bpf_dispatch_from_dsq_set_vtime(it, key);
+		return scx_bpf_dispatch_vtime_from_dsq(it, p, dsq, flags);
 	}
 	return 0;
 }

@@ -3,11 +3,12 @@
  * A sched_ext scheduler for vCPU threads, and for nothing else (SCX_OPS_SWITCH_PARTIAL): threads become its own when
  * the daemon gives them the policy SCHED_EXT.
  *
- * Three queues, BOOST before UNDER before OVER, each first in, first out. Every vCPU has an account (account.h): what
- * it used is charged when one of its threads starts, stops or meets a tick; an event asks the account for a boost.
+ * Every vCPU has an account (account.h): what it used is charged when one of its threads starts, stops or meets a tick; an
+ * event asks the account for a boost. Boosts come first. All others wait in one queue, who has most credits before the others:
+ * so UNDER comes before OVER, a boost costs nobody its place, and who has run ahead waits until the others have caught up.
  * The allotments come every 30 ms from user space, which works them out with the policy's own code: caps, groups of
- * vCPUs, goals and the rounding of shares then exist once. Should it stop, accounts run dry, nobody is boosted, and the
- * queue of OVER remains, which is fair. The fast path needs nobody.
+ * vCPUs, goals and the rounding of shares then exist once. Should it stop, accounts run dry, nobody is boosted, and all
+ * that owe the most there is take turns, which is fair. The fast path needs nobody.
  *
  * The daemon runs `event`, `served` and `account` with BPF_PROG_RUN. `event` decides, and moves the waiting thread to
  * the head of a CPU's own queue in the same call: about as much as a futex call. A boost that is not served ends by
@@ -19,8 +20,10 @@
 char _license[] SEC("license") = "GPL";
 
 enum { MAX_VCPUS = 4096, MAX_CPUS = 1024, MAX_THREADS = 16 };
-/* The queue of a class is the class's number plus this. */
-enum { QUEUES = 0x76000 };
+/* How far a waiting thread's credits take it from its place before it is moved. */
+enum { MOVES_NS = 500000 };
+/* Who is boosted and found no CPU, first in, first out; and all others, by their keys. */
+enum { BOOSTED = 0x76000, TURNS };
 /* What sched_ext does not run cannot be displaced. */
 enum { CLASS_ABOVE = CLASS_BOOST, CLASS_IDLE = CLASSES };
 
@@ -71,7 +74,8 @@ struct thread {
 	u32 boosted;		/* when it was put on a CPU */
 	u64 began;
 	u64 slice;		/* that it still has, when it began */
-	u64 left;		/* for another time at the head of its queue */
+	u64 left;		/* for another time at its old place in the queue */
+	u64 key;		/* its place in TURNS */
 };
 
 struct told {
@@ -151,6 +155,13 @@ struct cpu {
 	s32 vcpu;
 };
 static struct cpu cpus[MAX_CPUS];
+
+/*
+ * What an account that gets usual allotments has got so far. A key is this less the credits: two that wait get the same
+ * allotments meanwhile, so their keys stay comparable without being written again; those that got others are put right by
+ * the accounting.
+ */
+static u64 level;
 
 static struct vcpu *vcpu_at(u32 place)
 {
@@ -253,15 +264,33 @@ static s32 find_cpu(struct task_struct *p, u32 class, u32 *found)
 	return best;
 }
 
-/* The class of a thread's vCPU, and how long it may run before somebody else's turn. */
-static u32 standing(struct thread *t, u64 *slice)
+/*
+ * Whether a thread may be bound to its CPU for the moment: nobody may move it to another's own queue then. Running BPF programs
+ * disables migration, so of the current thread nothing is known.
+ */
+static bool is_bound(struct task_struct *p)
+{
+	if (bpf_get_current_task_btf() == p)
+		return 1;
+	return KERNEL_HAS_FIELD(p->migration_disabled) && p->migration_disabled;
+}
+
+static void kick(s32 cpu, u32 there)
+{
+	scx_bpf_kick_cpu(cpu, there == CLASS_IDLE ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
+}
+
+/* The class of a thread's vCPU, how long it may run before somebody else's turn, and its place in the queue. */
+static u32 standing(struct thread *t, u64 *slice, u64 *key)
 {
 	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
 	u64 used;
 
 	*slice = settings.slice_ns;
+	*key = level;
 	if (!v)
 		return CLASS_OVER;
+	*key -= (u64)v->account.credit_ns;
 	if (!v->account.boosted)
 		return v->account.credit_ns > 0 ? CLASS_UNDER : CLASS_OVER;
 	used = v->account.boost_used_ns;
@@ -269,12 +298,28 @@ static u32 standing(struct thread *t, u64 *slice)
 	return CLASS_BOOST;
 }
 
-static void given(struct thread *t, u64 slice)
+static void given(struct thread *t, u64 slice, u64 key)
 {
 	if (t) {
 		t->slice = slice;
+		t->key = key;
 		t->left = 0;
 	}
+}
+
+/* Whether somebody waits whose turn comes before that key. */
+static bool somebody_before(u64 key)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *first;
+	bool before = 0;
+
+	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
+		first = bpf_iter_scx_dsq_next(&it);
+		before = first && (s64)(first->scx.dsq_vtime - key) <= 0;
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return before;
 }
 
 SEC("struct_ops/loan_select_cpu")
@@ -284,12 +329,12 @@ int loan_select_cpu(u64 *args)
 	s32 prev = args[1], cpu;
 	struct thread *t = thread_of(p);
 	bool idle = 0;
-	u64 slice;
+	u64 slice, key;
 
 	cpu = scx_bpf_select_cpu_dfl(p, prev, args[2], &idle);
 	if (idle) {
-		standing(t, &slice);
-		given(t, slice);
+		standing(t, &slice, &key);
+		given(t, slice, key);
 		dsq_insert(p, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL), slice, 0);
 	}
 	return cpu;
@@ -299,36 +344,38 @@ SEC("struct_ops/loan_enqueue")
 int loan_enqueue(u64 *args)
 {
 	struct task_struct *p = (void *)args[0];
-	u64 flags = args[1], slice;
+	u64 flags = args[1], slice, key;
 	bool wakes = flags & KERNEL_VALUE(scx_enq_flags, SCX_ENQ_WAKEUP);
 	struct thread *t = thread_of(p);
-	u32 class = standing(t, &slice), there;
+	u32 class = standing(t, &slice, &key), there;
 	s32 cpu = -1;
 
 	if (class == CLASS_BOOST) {
 		cpu = find_cpu(p, class, &there);
-		given(t, slice);
-		if (cpu >= 0) {
+		given(t, slice, key);
+		if (cpu >= 0 && (cpu == scx_bpf_task_cpu(p) || !is_bound(p))) {
 			dsq_insert(p, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu, slice,
 				   flags | KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
 					   KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
 			return 0;
 		}
-		dsq_insert(p, QUEUES + class, slice, flags);
+		dsq_insert(p, BOOSTED, slice, flags);
+		if (cpu >= 0)
+			kick(cpu, there);
 		return 0;
 	}
-	/* Whoever had to make way for a boost goes on with the rest of its turn, before the others. */
+	/* Whoever had to make way for a boost goes on with the rest of its turn, at the place that it had. */
 	if (!wakes && t && t->left) {
 		slice = t->left;
-		flags |= KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD);
+		key = t->key;
 	}
-	given(t, slice);
-	dsq_insert(p, QUEUES + class, slice, flags);
+	given(t, slice, key);
+	dsq_insert_at(p, TURNS, slice, key, flags);
 	/* An idle CPU has to be told; who is UNDER comes before who is OVER at once when it wakes. */
 	if (wakes) {
 		cpu = find_cpu(p, class, &there);
 		if (cpu >= 0)
-			scx_bpf_kick_cpu(cpu, there == CLASS_IDLE ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
+			kick(cpu, there);
 	}
 	return 0;
 }
@@ -337,24 +384,23 @@ SEC("struct_ops/loan_dispatch")
 int loan_dispatch(u64 *args)
 {
 	struct task_struct *prev = (void *)args[1];
+	struct thread *t = NULL;
+	u64 slice, key;
 
-	if (dsq_move_to_local(QUEUES + CLASS_BOOST))
+	if (dsq_move_to_local(BOOSTED))
 		return 0;
-	/* The one that has just used its slice is in no queue yet: if it is UNDER, who is OVER does not come before it. */
-	if (dsq_move_to_local(QUEUES + CLASS_UNDER))
-		return 0;
+	/* The one that has just used its slice is in no queue yet. */
 	if (prev && prev->scx.flags & KERNEL_VALUE(scx_ent_flags, SCX_TASK_QUEUED)) {
-		struct thread *t = thread_of(prev);
-		u64 slice;
-
-		if (t && standing(t, &slice) == CLASS_UNDER) {
-			given(t, slice);
-			t->began = bpf_ktime_get_ns();
-			set_slice(prev, slice);
-			return 0;
-		}
+		t = thread_of(prev);
+		standing(t, &slice, &key);
 	}
-	dsq_move_to_local(QUEUES + CLASS_OVER);
+	if ((!t || somebody_before(key)) && dsq_move_to_local(TURNS))
+		return 0;
+	if (t) {
+		given(t, slice, key);
+		t->began = bpf_ktime_get_ns();
+		set_slice(prev, slice);
+	}
 	return 0;
 }
 
@@ -491,7 +537,7 @@ int loan_tick(u64 *args)
 	if (!v)
 		return 0;
 	if (boost_ended(t->vcpu, v, &class, &rest) ||
-	    (class != CLASS_BOOST && scx_bpf_dsq_nr_queued(QUEUES + CLASS_BOOST) > 0))
+	    (class != CLASS_BOOST && scx_bpf_dsq_nr_queued(BOOSTED) > 0))
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	if (cpu >= 0 && cpu < MAX_CPUS)
 		cpus[cpu].class = class;
@@ -524,10 +570,19 @@ static int boost_timer(void *map, u32 *key, struct timer *timer)
 	return 0;
 }
 
-/* A CPU goes to a class above sched_ext's: what waits in its own queue may run elsewhere. */
+/*
+ * A CPU goes to a class above sched_ext's: what waits in its own queue may run elsewhere. Migration of the current thread, which is
+ * among that, is disabled here because a BPF program runs: since 6.14 the kernel would give such a thread a new turn of 20 ms in the
+ * CPU's own queue without asking, so one that is interrupted often would keep the CPU for seconds
+ * (SCX_OPS_ENQ_MIGRATION_DISABLED, which the loader sets, makes it ask).
+ */
 SEC("struct_ops/loan_cpu_release")
 int loan_cpu_release(u64 *args)
 {
+	s32 cpu = args[0];
+
+	if (cpu >= 0 && cpu < MAX_CPUS)
+		cpus[cpu].class = CLASS_ABOVE;
 	scx_bpf_reenqueue_local();
 	return 0;
 }
@@ -595,7 +650,7 @@ int loan_enable(u64 *args)
 	if (place >= 0)
 		v = vcpu_at(place);
 	t->vcpu = v ? place : -1;
-	t->slice = t->left = 0;
+	t->slice = t->left = t->key = 0;
 	if (v) {
 		list_thread(v, 0, tid);
 	} else {
@@ -624,13 +679,13 @@ SEC("struct_ops.s/loan_init")
 int loan_init(u64 *args)
 {
 	const struct cpumask *online;
-	s32 error = 0, i;
+	s32 error, i;
 
-	for (u32 class = 0; class < CLASSES; class++) {
-		error = scx_bpf_create_dsq(QUEUES + class, -1);
-		if (error)
-			return error;
-	}
+	error = scx_bpf_create_dsq(BOOSTED, -1);
+	if (!error)
+		error = scx_bpf_create_dsq(TURNS, -1);
+	if (error)
+		return error;
 	online = scx_bpf_get_online_cpumask();
 	for_range(i, 0, settings.nr_cpus) {
 		u32 key = i;
@@ -671,31 +726,28 @@ int loan_exit(u64 *args)
 static bool promote(struct task_struct *p, s32 place, u64 slice)
 {
 	struct thread *t = thread_of(p);
-	bool moved = 0;
-	u32 there, class;
+	struct bpf_iter_scx_dsq it;
+	bool moved = 0, waits = 0;
+	u32 there;
 	s32 cpu;
 
 	/* The number may be another thread's by now. */
 	if (!t || t->vcpu != place)
 		return 0;
 	cpu = find_cpu(p, CLASS_BOOST, &there);
-	for (class = CLASS_UNDER; class <= CLASS_OVER; class++) {
-		struct bpf_iter_scx_dsq it;
-
-		if (!bpf_iter_scx_dsq_new(&it, QUEUES + class, 0)) {
-			if (cpu >= 0)
-				moved = dsq_move(&it, p, slice, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu,
-						 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
-							 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
-			else
-				moved = dsq_move(&it, p, slice, QUEUES + CLASS_BOOST, 0);
-		}
-		bpf_iter_scx_dsq_destroy(&it);
-		if (moved)
-			break;
+	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
+		if (cpu >= 0 && (cpu == scx_bpf_task_cpu(p) || !is_bound(p)))
+			moved = dsq_move(&it, p, slice, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu,
+					 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
+						 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
+		else
+			moved = waits = dsq_move(&it, p, slice, BOOSTED, 0);
 	}
+	bpf_iter_scx_dsq_destroy(&it);
+	if (waits && cpu >= 0)
+		kick(cpu, there);
 	if (moved)
-		given(t, slice);
+		given(t, slice, t->key);
 	return moved;
 }
 
@@ -787,6 +839,7 @@ int served(struct served *e)
 struct accounting {
 	u32 places;		/* of accounts to look at */
 	u32 settle_only;	/* only charges what runs, so that user space sees what was used */
+	u64 usual_ns;		/* the usual allotment */
 };
 
 /* One account's turn; not static for the same reason as promote_tid. */
@@ -826,40 +879,48 @@ __attribute__((noinline)) int terms_of_one(u32 place)
 	return 0;
 }
 
-/* Moves a thread that waits in the queue of OVER to that of UNDER. */
-__attribute__((noinline)) int lift_tid(s32 tid)
+/* Puts a waiting thread at the place in the queue that its vCPU's credits give it now. */
+__attribute__((noinline)) int move_tid(s32 tid, s32 place, u64 key)
 {
 	struct task_struct *p = bpf_task_from_pid(tid);
 	struct bpf_iter_scx_dsq it;
+	struct thread *t;
 	bool moved = 0;
+	s64 by;
 
 	if (!p)
 		return 0;
 	bpf_rcu_read_lock();
-	if (!bpf_iter_scx_dsq_new(&it, QUEUES + CLASS_OVER, 0))
-		moved = dsq_move(&it, p, settings.slice_ns, QUEUES + CLASS_UNDER, 0);
-	bpf_iter_scx_dsq_destroy(&it);
+	t = thread_of(p);
+	by = t ? (s64)(key - t->key) : 0;
+	/* Less is not worth it. */
+	if (t && t->vcpu == place && (by > MOVES_NS || by < -MOVES_NS)) {
+		if (!bpf_iter_scx_dsq_new(&it, TURNS, 0))
+			moved = dsq_move_at(&it, p, settings.slice_ns, key, TURNS, 0);
+		bpf_iter_scx_dsq_destroy(&it);
+		if (moved)
+			given(t, settings.slice_ns, key);
+	}
 	bpf_rcu_read_unlock();
 	bpf_task_release(p);
 	return moved;
 }
 
-/*
- * Whoever has credits again is UNDER from now on, not only when it is next put into a queue: it would wait among the OVER for
- * as long as anybody is UNDER, at the most credits it may have, and the accounting would give the others what it cannot take.
- */
-__attribute__((noinline)) int lift_one(u32 place)
+/* Who waits and got another allotment than usual has another place from now on. */
+__attribute__((noinline)) int move_one(u32 place)
 {
 	struct vcpu *v = vcpu_at(place);
+	u64 key;
 	u32 i;
 
-	if (!v || v->account.boosted || v->account.credit_ns <= 0 || !v->runnable || v->running)
+	if (!v || v->account.boosted || !v->runnable || v->running)
 		return 0;
+	key = level - (u64)v->account.credit_ns;
 	for_range(i, 0, MAX_THREADS) {
 		s32 tid = i < MAX_THREADS ? v->tids[i] : 0;
 
 		if (tid)
-			lift_tid(tid);
+			move_tid(tid, place, key);
 	}
 	return 0;
 }
@@ -869,11 +930,13 @@ int account(struct accounting *e)
 {
 	u32 settle_only = e->settle_only, i;
 
+	if (!settle_only)
+		level += e->usual_ns;
 	for_range(i, 0, e->places) {
 		if (allot_one(i, settle_only))
 			terms_of_one(i);
 		if (!settle_only)
-			lift_one(i);
+			move_one(i);
 	}
 	return 0;
 }
