@@ -2,14 +2,23 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::Write as _;
 use std::process::Command;
+
+mod common;
+
+use std::time::Duration;
+
+use common::finished;
+use vlane_boot::{Accel, Boot, Disk, Initramfs, Kernel, Qemu, QemuProgram};
+
+const NOT_BUILT: &str =
+    "built without the feature sched-ext (needs make, pkg-config, libelf-dev, zlib1g-dev)";
 
 /// `vlane sched prove-sched-ext`, or why it cannot run here.
 fn prove(arguments: &[&str]) -> Result<serde_json::Value, String> {
     if cfg!(not(feature = "sched-ext")) {
-        return Err(
-            "built without the feature sched-ext (needs make, pkg-config, libelf-dev, zlib1g-dev)".into()
-        );
+        return Err(NOT_BUILT.into());
     }
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("report.json");
@@ -36,23 +45,139 @@ fn row<'a>(report: &'a serde_json::Value, section: &str, name: &str) -> &'a Vec<
     rows.iter().map(|row| row.as_array().unwrap()).find(|row| row[0] == name).unwrap()
 }
 
+/// The same, or a printed reason.
+fn prove_or_skip(arguments: &[&str]) -> Option<serde_json::Value> {
+    prove(arguments).map_err(|why| skip(&why)).ok()
+}
+
+fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_string();
+    // Not println: the test harness hides what a passing test prints that way.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+}
+
 #[test]
 fn boosts_are_decided_as_the_policy_decides_and_a_killed_loader_leaves_no_scheduler() {
     let turns = ["--schedulers", "loan", "--repeats", "2", "--seconds", "4", "--kills", "10"];
-    let report = match prove(&turns) {
-        Ok(report) => report,
-        Err(why) => {
-            println!(
-                "SKIPPED: boosts_are_decided_as_the_policy_decides_and_a_killed_loader_leaves_no_scheduler: {why}"
-            );
-            return;
-        }
-    };
+    let Some(report) = prove_or_skip(&turns) else { return };
     let decided = row(&report, "decisions", "loan");
     // How fast is for the experiment (loan-sched-ext) to say: the machine may be busy.
     assert!(decided[1]["max"].as_f64().unwrap() >= 1.0, "no boosts: {decided:?}");
     assert!(decided[6].as_f64().unwrap() > 1000.0, "nothing was recorded: {decided:?}");
     assert_eq!(decided[7].as_f64().unwrap(), 0.0, "the program and the policy part: {}", report["summary"]);
+    let responses = row(&report, "responses", "loan");
+    // Of the better turn: what the host takes from an emulated CPU is charged to the thread that ran there. Before shares held, the
+    // farthest was 185 % off.
+    let farthest = responses[5]["min"].as_f64().unwrap();
+    assert!(farthest < 10.0, "a thread's CPU time is {farthest} % off its share: {responses:?}");
     let killed = row(&report, "kills", "kill -9");
     assert_eq!((killed[1].as_f64().unwrap(), killed[4].as_str().unwrap()), (10.0, "disabled"));
+}
+
+#[test]
+fn weights_hold_in_a_sched_ext_scheduler() {
+    let turns = [
+        "--schedulers",
+        "loan",
+        "--repeats",
+        "2",
+        "--seconds",
+        "5",
+        "--kills",
+        "0",
+        "--weights",
+        "256,512,128",
+    ];
+    let Some(report) = prove_or_skip(&turns) else { return };
+    let responses = row(&report, "responses", "loan");
+    let farthest = responses[5]["min"].as_f64().unwrap();
+    assert!(farthest < 10.0, "a thread's CPU time is {farthest} % off its weight: {responses:?}");
+}
+
+#[test]
+fn vcpus_that_ordinary_threads_keep_from_the_cpus_compete_with_them_for_a_while() {
+    let turns =
+        ["--schedulers", "loan", "--repeats", "1", "--seconds", "6", "--kills", "0", "--strangers", "4"];
+    let Some(report) = prove_or_skip(&turns) else { return };
+    let decided = row(&report, "decisions", "loan");
+    assert!(decided[8]["max"].as_f64().unwrap() >= 1.0, "nobody noticed: {decided:?}");
+    let used = row(&report, "books", "loan")[3].as_f64().unwrap();
+    // 13 of 17 threads on two CPUs would get 9 s of the 12; none at all without help.
+    assert!(used > 1000.0, "the vCPUs got {used} ms of CPU time in 6 s");
+}
+
+/// `vlane sched run` as a user runs it: it takes sched_ext by itself, keeps weights, and gives every thread back.
+#[test]
+fn the_live_scheduler_takes_sched_ext_by_itself_and_gives_threads_back() {
+    if cfg!(not(feature = "sched-ext")) {
+        return skip(NOT_BUILT);
+    }
+    let host = common::host();
+    let found = QemuProgram::find(&host).and_then(|program| Ok((program, Kernel::with_sched_ext(&host)?)));
+    let (program, kernel) = match found {
+        Ok(found) => found,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let script = r#"
+mkdir -p /run /tmp
+for n in 1 2 3 4 5 6; do
+    sh -c 'while :; do :; done' &
+    all="$all $!"
+    options="$options --tid $!"
+done
+mine() { for tid in $all; do grep '^policy' /proc/$tid/sched; done | grep -c ' 7$'; }
+start() { vlane sched run --json --weight 512,512,512,256 $options >/tmp/state.json 2>/tmp/said & daemon=$!; }
+wait_for() { for n in $(seq 200); do [ "$(cat /sys/kernel/sched_ext/state)" = $1 ] && return; sleep 0.05; done; cat /tmp/said; exit 1; }
+
+start
+wait_for enabled
+sleep 6
+echo "RESULT scheduled=$(mine)"
+echo "RESULT ops=$(cat /sys/kernel/sched_ext/root/ops)"
+kill -TERM $daemon
+wait $daemon
+echo "RESULT ended=$?"
+echo "RESULT state_after=$(cat /sys/kernel/sched_ext/state)"
+echo "RESULT after=$(mine)"
+echo "RESULT told=$(tail -n 1 /tmp/state.json)"
+
+start
+wait_for enabled
+kill -KILL $daemon
+wait $daemon
+wait_for disabled
+echo "RESULT state_killed=$(cat /sys/kernel/sched_ext/state)"
+before=$(cut -d ' ' -f 14 /proc/${all##* }/stat)
+sleep 1
+echo "RESULT runs_on=$(($(cut -d ' ' -f 14 /proc/${all##* }/stat) - before))"
+kill $all
+"#;
+    let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+    let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
+    machine.disks.clear();
+    machine.memory_mib = 1024;
+    let guest = Initramfs::new(script).program_at("vlane", common::vlane());
+    let guest = machine.start_with(&host, &kernel, &guest, Duration::from_secs(170), None).unwrap();
+    let report = finished(guest);
+    let result = |key: &str| report.result(key).unwrap().to_string();
+    assert_eq!((result("scheduled"), result("ops")), ("6".into(), "vlane_loan".into()), "{}", report.console);
+    assert_eq!(
+        (result("ended"), result("state_after"), result("after")),
+        ("0".into(), "disabled".into(), "0".into())
+    );
+    let told: serde_json::Value = serde_json::from_str(&result("told")).unwrap();
+    assert_eq!(told["vehicle"], "sched_ext");
+    for vcpu in told["vcpus"].as_array().unwrap() {
+        let (share, entitled) =
+            (vcpu["share_percent"].as_f64().unwrap(), vcpu["entitled_percent"].as_f64().unwrap());
+        assert!(
+            (share / entitled - 1.0).abs() < 0.15,
+            "{share} % of the CPU time, entitled to {entitled} %: {told}"
+        );
+    }
+    assert_eq!(result("state_killed"), "disabled");
+    assert!(
+        result("runs_on").parse::<u64>().unwrap() > 0,
+        "a thread stands still after its scheduler was killed"
+    );
 }

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use vlane_policy::loan::record::replay;
-use vlane_policy::loan::units::MS;
+use vlane_policy::loan::units::{DEFAULT_WEIGHT, MS};
 use vlane_policy::loan::{Account, Claim, Decision, Params, Policy, VcpuId};
 
 use super::vehicle::{Counters, Recorded, SchedExt};
@@ -37,6 +37,15 @@ pub struct Turn {
     pub boost_max_ns: u64,
     /// Ordinary threads that the vehicle is not given, besides, on the same CPUs.
     pub strangers: usize,
+    /// The threads' weights with a vehicle, in turns; empty: all the usual one.
+    pub weights: Vec<u32>,
+}
+
+impl Turn {
+    fn weight(&self, place: usize) -> u32 {
+        let at = place.checked_rem(self.weights.len());
+        at.and_then(|at| self.weights.get(at)).copied().unwrap_or(DEFAULT_WEIGHT)
+    }
 }
 
 /// What one turn has shown.
@@ -48,7 +57,7 @@ pub struct Shown {
     pub responses_us: Vec<u64>,
     /// Those of them whose event was granted a boost.
     pub granted_us: Vec<u64>,
-    /// CPU time of each thread over the mean of all; the first is the one with events.
+    /// CPU time of each thread over what its weight entitles it to; the first is the one with events.
     pub shares: Vec<f64>,
     /// Events that the policy granted a boost for (loans and own credits).
     pub granted: u64,
@@ -159,8 +168,11 @@ pub fn turn(turn: &Turn) -> Result<Shown> {
     let used: Vec<u64> = used.iter().zip(&before).map(|(&now, &before)| now.saturating_sub(before)).collect();
     #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
     {
-        let mean = used.iter().sum::<u64>() as f64 / used.len() as f64;
-        shown.shares = used.iter().map(|&used| used as f64 / mean.max(1.0)).collect();
+        let weight = |place: usize| turn.policy.map_or(1.0, |_| f64::from(turn.weight(place)));
+        let weights: f64 = (0..used.len()).map(weight).sum();
+        let all = used.iter().sum::<u64>() as f64;
+        let entitled = |place: usize| (all * weight(place) / weights).max(1.0);
+        shown.shares = used.iter().enumerate().map(|(place, &used)| used as f64 / entitled(place)).collect();
     }
     Ok(shown)
 }
@@ -207,7 +219,7 @@ fn carried(
                 tids: vec![tid],
                 name: format!("hog {place}"),
             };
-            ids.push(vehicle.add(&threads, Claim::of(vm))?);
+            ids.push(vehicle.add(&threads, Claim { weight: turn.weight(place), ..Claim::of(vm) })?);
         }
     }
     desk.go.store(true, Ordering::Relaxed);

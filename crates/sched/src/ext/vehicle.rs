@@ -13,8 +13,11 @@ use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
 /// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
 const STARVES_NS: u64 = 500 * MS;
-/// For so long starving vCPUs are ordinary threads, which compete with those that starved them.
-const SHELTER_NS: u64 = 1000 * MS;
+/// For so long starving vCPUs are ordinary threads, which compete with those that starved them; twice as long each time that they
+/// starve again at once, up to the second figure.
+const SHELTER_NS: [u64; 2] = [1000 * MS, 32_000 * MS];
+/// Starving again so soon after coming back is the same shortage.
+const SAME_SHORTAGE_NS: u64 = 2000 * MS;
 /// The same warning is not repeated sooner.
 const WARN_EVERY_NS: u64 = 10_000 * MS;
 
@@ -75,6 +78,8 @@ pub struct SchedExt {
     accounted: u64,
     /// Out of the scheduler until then, because it got nothing.
     sheltered_until: Option<u64>,
+    /// For how long the last time, and when it ended.
+    last_shelter: (u64, u64),
     warned: Option<u64>,
     sheltered: u64,
     recorded: Vec<Step>,
@@ -101,6 +106,7 @@ impl SchedExt {
             next_accounting: 0,
             accounted: 0,
             sheltered_until: None,
+            last_shelter: (0, 0),
             warned: None,
             sheltered: 0,
             recorded: Vec::new(),
@@ -301,7 +307,11 @@ impl SchedExt {
         if waited < STARVES_NS || used_ns > elapsed_ns / 10 {
             return;
         }
-        self.sheltered_until = Some(now + SHELTER_NS);
+        let (last, ended) = self.last_shelter;
+        let again = last > 0 && now.saturating_sub(ended) < SAME_SHORTAGE_NS;
+        let length = if again { (2 * last).min(SHELTER_NS[1]) } else { SHELTER_NS[0] };
+        self.last_shelter = (length, now + length);
+        self.sheltered_until = Some(now + length);
         self.sheltered += 1;
         if self.warned.is_none_or(|warned| now.saturating_sub(warned) >= WARN_EVERY_NS) {
             self.warned = Some(now);
@@ -311,7 +321,7 @@ impl SchedExt {
                  vCPUs may run on; the vCPUs compete with them as ordinary threads for {} ms now, without boosts. Give those \
                  tasks less, or take --vehicle realtime",
                 waited / MS,
-                SHELTER_NS / MS
+                length / MS
             );
         }
         self.all_to(false);

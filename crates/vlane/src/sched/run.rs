@@ -81,7 +81,7 @@ pub struct RunArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum VehicleArg {
-    /// The one that keeps shares: realtime
+    /// sched_ext where the kernel and this vlane have it and nobody else uses it, else realtime
     Auto,
     /// Bounded real-time slices; any kernel
     Realtime,
@@ -157,31 +157,38 @@ impl RunArgs {
         let ext = probe::sched_ext();
         match (wanted, ext) {
             (Wanted::RealTime, _) => tracing::info!("vehicle realtime: asked for"),
-            (Wanted::SchedExt, Ext::Free) if cfg!(feature = "sched-ext") => {
+            (Wanted::SchedExt | Wanted::Auto, Ext::Free) if cfg!(feature = "sched-ext") => {
                 let options = vlane_sched::ext::Options {
                     params: settings.params.clone(),
                     goal: settings.goal,
                     ..Default::default()
                 };
-                let vehicle = vlane_sched::ext::open(options)?;
-                tracing::warn!(
-                    "vehicle sched_ext: asked for; it answers fast, but does not keep shares yet (docs/src/sched-ext.md)"
-                );
-                return Ok(vehicle);
+                match vlane_sched::ext::open(options) {
+                    Ok(vehicle) => {
+                        tracing::info!("vehicle sched_ext: {}", ext.words());
+                        return Ok(vehicle);
+                    }
+                    Err(error) if wanted == Wanted::SchedExt => return Err(error.into()),
+                    Err(error) => tracing::warn!(
+                        "vehicle realtime: {}, but it cannot be used: {:#}",
+                        ext.words(),
+                        anyhow::Error::from(error)
+                    ),
+                }
             }
             (Wanted::SchedExt, Ext::Free) => {
                 anyhow::bail!("{}, but this vlane was built without it", ext.words())
             }
             (Wanted::SchedExt, _) => anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words()),
-            // Not by itself, until it keeps shares.
             (Wanted::Auto, Ext::Free) => {
                 tracing::info!(
-                    "vehicle realtime: {}, but that vehicle does not keep shares yet (--vehicle sched_ext takes it)",
+                    "vehicle realtime: {}, but this vlane was built without it (cargo feature sched-ext)",
                     ext.words()
                 );
             }
             (Wanted::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
         }
+        probe::real_time()?;
         Ok(Box::new(RealTime::new(settings, state_dir, GuardCommand::own()?)?))
     }
 }
@@ -215,7 +222,11 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
 /// Whatever keeps it from scheduling, in words; nothing is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let settings = args.settings()?;
-    probe::real_time()?;
+    // Before anything is made or bound. The other vehicle has its own needs, and says them.
+    if args.vehicle == VehicleArg::Realtime || probe::sched_ext() != Ext::Free || !cfg!(feature = "sched-ext")
+    {
+        probe::real_time()?;
+    }
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
     let socket =

@@ -37,6 +37,9 @@ pub struct ProveArgs {
     /// Also as many threads of the ordinary class on the same CPUs, which come before sched_ext
     #[arg(long, value_name = "N", default_value_t = 0)]
     strangers: u32,
+    /// Weights of the threads, in turns [default: all the same]; the kernel's own scheduler knows none of them
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
+    weights: Vec<u32>,
     /// Give up after so long
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     limit: u64,
@@ -66,6 +69,9 @@ pub struct MeasureArgs {
     /// Threads of the ordinary class, besides
     #[arg(long, default_value_t = 0)]
     strangers: usize,
+    /// Weights of the threads, in turns
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    weights: Vec<u32>,
     /// The longest boost, microseconds
     #[arg(long, default_value_t = 500)]
     boost_us: u64,
@@ -129,6 +135,7 @@ mod with {
                 every_ns: args.every_ms * 1_000_000,
                 boost_max_ns: args.boost_us * 1000,
                 strangers: args.strangers,
+                weights: args.weights.clone(),
             })?;
             println!("RESULT turn_{place}={}", serde_json::to_string(&shown)?);
         }
@@ -195,8 +202,11 @@ mod with {
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         // In turns: what changes on the host meanwhile changes for all.
         let turns = vec![args.schedulers.join(","); usize::from(args.repeats)].join(",");
+        let weights: Vec<String> = args.weights.iter().map(ToString::to_string).collect();
+        let weights =
+            if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
         let script = format!(
-            "vlane sched measure-sched-ext --turns {turns} --seconds {} --every-ms {} --boost-us {} --strangers {} --kills {} 2>&1 || exit 1\n\
+            "vlane sched measure-sched-ext --turns {turns} --seconds {} --every-ms {} --boost-us {} --strangers {} --kills {} {weights} 2>&1 || exit 1\n\
              echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n",
             args.seconds, args.every_ms, args.boost_us, args.strangers, args.kills
         );

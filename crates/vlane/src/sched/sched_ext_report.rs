@@ -128,7 +128,8 @@ fn responses<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
         ]
     });
     Table {
-        caption: "Time from event to answer, and CPU time of each thread over the mean".into(),
+        caption: "Time from event to answer, and CPU time of each thread over what its weight entitles it to"
+            .into(),
         columns: vec![
             column("scheduler", ""),
             column("p50", "us"),
@@ -217,6 +218,7 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
             figure(&turns, |one| Some(one.tell_us)),
             Cell::Number(number(turns.iter().map(|one| one.replayed as u64).sum())),
             Cell::Number(number(parted as u64)),
+            figure(&turns, |one| Some(number(one.sheltered))),
         ]
     });
     Table {
@@ -230,6 +232,7 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
             column("telling an event", "us"),
             column("steps decided again", ""),
             column("turns that differ", ""),
+            column("given back to the ordinary scheduler", ""),
         ],
         rows: rows.collect(),
     }
