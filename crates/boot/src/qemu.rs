@@ -107,6 +107,9 @@ pub struct Qemu {
     pub interactive: bool,
     /// The guest may reboot; otherwise a reboot (and a panic) ends QEMU.
     pub may_reboot: bool,
+    /// Emulated CPUs run one after the other, on one thread of QEMU's: slower, and right also for a kernel that changes its own
+    /// code while other CPUs run it.
+    pub in_turns: bool,
     /// Arguments of the caller's, at the end.
     pub extra: Vec<String>,
 }
@@ -124,6 +127,7 @@ impl Qemu {
             drives: Vec::new(),
             interactive: false,
             may_reboot: false,
+            in_turns: false,
             extra: Vec::new(),
         }
     }
@@ -140,7 +144,10 @@ impl Qemu {
         args.pair("-smp", self.vcpus.to_string());
         match self.accel {
             Accel::Kvm => args.pair("-accel", "kvm").pair("-cpu", "host"),
-            Accel::Tcg => args.pair("-accel", "tcg,thread=multi").pair("-cpu", "max"),
+            Accel::Tcg => {
+                let threads = if self.in_turns { "single" } else { "multi" };
+                args.pair("-accel", format!("tcg,thread={threads}")).pair("-cpu", "max")
+            }
         };
         if let Boot::Kernel { kernel, initramfs, append } = &self.boot {
             args.pair("-kernel", kernel.display().to_string());

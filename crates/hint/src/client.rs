@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::appear::Appear;
 use crate::board::{Board, Classes};
 use crate::error::HintError;
 use crate::message::{Hello, Message};
 use crate::process::ProcessId;
 
-/// How often a scheduler is looked for that was named, or was there before.
+/// How soon a scheduler that should be there is looked for again, and how often: its socket may be there before it listens.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often one is looked for that nobody spoke of, or that has refused.
-const RETRY_SELDOM: Duration = Duration::from_secs(5);
+const TRIES: u32 = 5;
+/// How soon one that has refused, or has not answered, is asked again.
+const RETRY_REFUSED: Duration = Duration::from_secs(10);
+/// How often one is looked for where the kernel does not tell when a socket appears.
+const RETRY_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a scheduler may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -55,9 +59,20 @@ pub enum Change {
 
 #[derive(Debug)]
 enum State {
-    Away { next: Instant },
-    Asked { socket: OwnedFd, board: Arc<Board>, until: Instant, path: PathBuf },
-    Joined { socket: OwnedFd, board: Arc<Board> },
+    /// `None`: it is not looked for until its socket appears.
+    Away {
+        next: Option<Instant>,
+    },
+    Asked {
+        socket: OwnedFd,
+        board: Arc<Board>,
+        until: Instant,
+        path: PathBuf,
+    },
+    Joined {
+        socket: OwnedFd,
+        board: Arc<Board>,
+    },
 }
 
 /// A session's connection to the scheduler. Nothing in it waits.
@@ -65,25 +80,29 @@ enum State {
 pub struct Client {
     sockets: Vec<PathBuf>,
     guest: Guest,
-    /// How soon to look again; a scheduler that nobody spoke of is looked for seldom.
-    retry: Duration,
+    /// Whether people spoke of it: then it is told when it is not there.
+    expected: bool,
+    /// How often it is looked for once more before its socket appears again.
+    tries: u32,
+    /// `None`: the kernel does not tell.
+    appear: Option<Appear>,
     state: State,
     /// What was told last, so that it is told once.
     told: Option<String>,
 }
 
 impl Client {
-    /// A client that looks for a scheduler at `sockets`, one after the other. `expected`: there is one, or will be; it is looked for
-    /// often, and told about when it is not there.
+    /// A client that looks for a scheduler at `sockets`, one after the other, now and when one of them appears. `expected`: there is
+    /// one, or will be; it is told about when it is not there.
     pub fn new(sockets: Vec<PathBuf>, guest: Guest, expected: bool, now: Instant) -> Client {
-        let retry = if expected { RETRY } else { RETRY_SELDOM };
-        Client { sockets, guest, retry, state: State::Away { next: now }, told: None }
+        let (appear, state) = (Appear::of(&sockets), State::Away { next: Some(now) });
+        Client { sockets, guest, expected, tries: 0, appear, state, told: None }
     }
 
     /// Readable when [`Client::turn`] has something to do.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Away { .. } => None,
+            State::Away { .. } => self.appear.as_ref().map(Appear::fd),
             State::Asked { socket, .. } | State::Joined { socket, .. } => Some(socket.as_fd()),
         }
     }
@@ -91,7 +110,7 @@ impl Client {
     /// When [`Client::turn`] has something to do, if its descriptor does not say so before.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Away { next } => Some(*next),
+            State::Away { next } => *next,
             State::Asked { until, .. } => Some(*until),
             State::Joined { .. } => None,
         }
@@ -99,8 +118,13 @@ impl Client {
 
     /// Does what there is to do.
     pub fn turn(&mut self, now: Instant) -> Option<Change> {
+        let away = matches!(self.state, State::Away { .. });
+        let appeared = away && self.appear.as_ref().is_some_and(Appear::happened);
+        if appeared {
+            self.tries = TRIES;
+        }
         let step = match &self.state {
-            State::Away { next } if now < *next => return None,
+            State::Away { next } if !appeared && next.is_none_or(|next| now < next) => return None,
             State::Away { .. } => match self.ask(now) {
                 Ok(asked) => {
                     self.state = asked;
@@ -120,13 +144,13 @@ impl Client {
                 Err(error) => Err(error.to_string()),
             },
         };
-        let before = std::mem::replace(&mut self.state, State::Away { next: now + self.retry });
+        let before = std::mem::replace(&mut self.state, State::Away { next: None });
         match step {
             Ok((board, wake, path)) => {
                 if let State::Asked { socket, .. } = before {
                     self.state = State::Joined { socket, board: Arc::clone(&board) };
                 }
-                (self.retry, self.told) = (RETRY, None);
+                self.told = None;
                 tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
                 Some(Change::Joined(board, Arc::new(wake)))
             }
@@ -134,9 +158,22 @@ impl Client {
                 let joined = matches!(before, State::Joined { .. });
                 switch_off(&before);
                 if joined {
+                    self.tries = TRIES;
+                }
+                let wait = match before {
+                    State::Asked { .. } => Some(RETRY_REFUSED),
+                    _ if self.tries > 0 => Some(RETRY),
+                    _ => self.appear.is_none().then_some(RETRY_UNTOLD),
+                };
+                self.tries = self.tries.saturating_sub(1);
+                self.state = State::Away { next: wait.map(|wait| now + wait) };
+                if joined {
                     tracing::info!("{}: the vCPU scheduler is gone: {why}", self.guest.name);
-                } else if self.retry == RETRY && self.told.as_ref() != Some(&why) {
-                    tracing::warn!("{}: no vCPU scheduler: {why}; trying again", self.guest.name);
+                } else if self.expected && self.told.as_ref() != Some(&why) {
+                    tracing::warn!(
+                        "{}: no vCPU scheduler: {why}; it is joined when it is there",
+                        self.guest.name
+                    );
                     self.told = Some(why);
                 }
                 joined.then_some(Change::Left)

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod appear;
 mod board;
 mod client;
 mod error;

@@ -95,13 +95,12 @@ struct Bed {
 const FIRST: &str = r#"
 (while :; do :; done) &
 echo RESULT ready=1
-fio=
+io=
 n=0
 while read -r disk; do
-    [ -n "$fio" ] && kill $fio && wait $fio
-    fio --name=io --filename=/dev/$disk --rw=randrw --bs=4k --direct=1 --ioengine=psync --thread --time_based --runtime=100000 \
-        --randrepeat=0 --norandommap > /tmp/fio 2>&1 || { echo "fio ended:"; tail -n 5 /tmp/fio; } &
-    fio=$!
+    [ -n "$io" ] && kill $io && killall dd && wait $io
+    while chrt -f 1 dd if=/dev/$disk of=/dev/$disk bs=4k iflag=direct oflag=direct conv=notrunc 2>/tmp/dd; do :; done &
+    io=$!
     n=$((n + 1))
     echo RESULT load$n=1
 done
@@ -202,7 +201,7 @@ impl Bed {
             progress.detail(&format!("guest {} of {} boots", number + 1, options.guests));
             let guest = if number == 0 {
                 let sockets = disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
-                maker.start(sockets, FIRST, &["fio"])?
+                maker.start(sockets, FIRST, &["chrt"])?
             } else {
                 maker.start(Vec::new(), OTHERS, &[])?
             };

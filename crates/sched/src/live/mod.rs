@@ -3,6 +3,7 @@
 //! One thread, real-time above all that it boosts, waits for sources, the next deadline and the end; it allocates little and
 //! takes no lock that anybody else may hold for long.
 
+mod again;
 pub mod backends;
 pub mod probe;
 pub mod socket;
@@ -31,6 +32,7 @@ use crate::realtime::{describe, monotonic_ns, priority};
 use crate::sys::{self, Attr};
 use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};
+use again::Again;
 use crate::{Error, ErrorKind, Result};
 
 /// How often the state is told, and threads are looked for that have ended.
@@ -76,6 +78,8 @@ pub struct Daemon {
     began: u64,
     own_cpu_ns: u64,
     second: u64,
+    /// `None`: what a boost was not enough for waits for its turn.
+    again: Option<Again>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -115,7 +119,15 @@ impl Daemon {
             began: monotonic_ns(),
             own_cpu_ns: 0,
             second: 0,
+            again: None,
         }
+    }
+
+    /// Tells an event again while it is not served: for policies that lend. `boost_ns`: how long a boost lasts at the most.
+    #[must_use]
+    pub fn telling_again(mut self, boost_ns: u64) -> Self {
+        self.again = Some(Again::new(boost_ns));
+        self
     }
 
     /// Where its state can be read while it runs.
@@ -198,6 +210,9 @@ impl Daemon {
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
         self.vcpus.remove(&id);
+        if let Some(again) = &mut self.again {
+            again.served(id);
+        }
         self.tokens.retain(|_, &mut other| other != id);
         self.vehicle.remove(id)
     }
@@ -287,7 +302,10 @@ impl Daemon {
                 self.hear(set, number as u64);
             }
         }
+        self.tell_again(now);
         let next = self.vehicle.tick(now)?;
+        let again = self.again.as_ref().and_then(Again::deadline).unwrap_or(u64::MAX);
+        let next = next.min(again.max(now + MOMENT_NS / 4));
         let sources = self.sources.iter().filter_map(due).min().unwrap_or(u64::MAX);
         // Not at once: what is due again already has its turn after what came meanwhile.
         let next = next.min(sources.max(now + MOMENT_NS));
@@ -296,6 +314,22 @@ impl Daemon {
             self.look_around(now);
         }
         Ok(next.min(self.second + SECOND_NS))
+    }
+
+    /// What has not been served although its boost is over.
+    fn tell_again(&mut self, now: u64) {
+        let Some(again) = &mut self.again else { return };
+        let vcpus = &self.vcpus;
+        let sleeps = |id: VcpuId| {
+            let threads = vcpus.get(&id).map_or(&[][..], |vcpu| &vcpu.clocks);
+            !threads.iter().any(|thread| thread.is_runnable().unwrap_or(false))
+        };
+        for id in again.due(now, sleeps) {
+            if let Err(error) = self.vehicle.event(id, now) {
+                // Whether it is gone is found out elsewhere.
+                tracing::debug!("{}", describe(&error));
+            }
+        }
     }
 
     /// Takes what a source has to say.
@@ -327,6 +361,9 @@ impl Daemon {
         match mark {
             Mark::Event { token } => {
                 let Some(id) = known(token) else { return Ok(()) };
+                if let Some(again) = &mut self.again {
+                    again.told(id, now);
+                }
                 match self.vehicle.event(id, now) {
                     Err(error) if error.kind() == ErrorKind::Gone => {
                         self.remove(id)?;
@@ -337,6 +374,9 @@ impl Daemon {
             }
             Mark::Served { token, response_ns } => {
                 let Some(id) = known(token) else { return Ok(()) };
+                if let Some(again) = &mut self.again {
+                    again.served(id);
+                }
                 if let Some(vcpu) = self.vcpus.get_mut(&id) {
                     vcpu.responses.push(response_ns);
                 }
@@ -430,8 +470,9 @@ impl Daemon {
                 ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
             })
         });
-        let counters =
-            self.vehicle.counters().into_iter().map(|counter| (counter.name.into(), counter.value));
+        let counters = self.vehicle.counters().into_iter();
+        let counters = counters.map(|counter| (counter.name.into(), counter.value));
+        let counters = counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
         State {
             schema: state::SCHEMA.into(),
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),

@@ -253,8 +253,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     if let Err(error) = rustix::mm::mlockall(flags) {
         tracing::debug!("memory is not locked: {error}");
     }
+    let boost_ns = settings.params.boost_max_ns;
     let vehicle = args.vehicle(settings, &state_dir)?;
     let mut daemon = Daemon::new(vehicle, policy.name());
+    if policy.lends() {
+        daemon = daemon.telling_again(boost_ns);
+    }
     socket.serve(daemon.hub(), poster)?;
     Daemon::raise()?;
     let source = daemon.add_source(Box::new(mailbox));

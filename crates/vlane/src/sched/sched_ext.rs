@@ -107,6 +107,7 @@ pub use with::{measure, prove};
 #[cfg(feature = "sched-ext")]
 mod with {
     use std::io::{BufRead, BufReader, Write};
+    use std::path::Path;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
@@ -180,12 +181,64 @@ mod with {
             child.kill().context("the loader cannot be killed")?;
             child.wait()?;
             slowest = slowest.max(unloaded(Duration::from_secs(5))?);
+            if (n + 1) % 50 == 0 {
+                println!("{} of {times} loaders killed", n + 1);
+            }
         }
         println!("RESULT kills={times}");
         println!("RESULT kills_while_loaded={while_loaded}");
         println!("RESULT unload_ms={}", slowest.as_millis());
         std::io::stdout().flush()?;
         Ok(())
+    }
+
+    /// What guests are started with.
+    struct Bed<'a> {
+        host: &'a Host,
+        kernel: &'a Kernel,
+        own: &'a Path,
+        limit: Duration,
+    }
+
+    impl Bed<'_> {
+        /// Runs `vlane sched measure-sched-ext` in a guest of its own.
+        fn run(
+            &self,
+            machine: Qemu,
+            arguments: &str,
+            crashes: &mut u32,
+        ) -> anyhow::Result<vlane_boot::Report> {
+            let script = format!(
+                "vlane sched measure-sched-ext {arguments} 2>&1 || exit 1\n\
+                 echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
+            );
+            let guest = Initramfs::new(script).program_at("vlane", self.own);
+            loop {
+                let guest =
+                    machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
+                let report = guest.wait()?;
+                // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a kernel crashed, a CPU stood one
+                // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
+                // meanwhile after the kernel had seen to it that nobody can. That is QEMU's emulation of CPUs on several threads, not
+                // the kernel and not the scheduler. The report counts these crashes.
+                if report.console.contains("Kernel panic") && report.result("state").is_err() && *crashes < 3
+                {
+                    *crashes += 1;
+                    let at = report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
+                    eprintln!("the guest's kernel crashed; again ({crashes} of 3): {}", at.trim());
+                    continue;
+                }
+                report.script_ok()?;
+                return Ok(report);
+            }
+        }
+    }
+
+    /// Progress.
+    fn show(line: &str) {
+        if line.contains(" loaders killed") {
+            eprintln!("{}", line.trim());
+        }
     }
 
     /// Boots the guest, and makes a report of what it shows.
@@ -205,35 +258,28 @@ mod with {
         let weights: Vec<String> = args.weights.iter().map(ToString::to_string).collect();
         let weights =
             if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
-        let script = format!(
-            "vlane sched measure-sched-ext --turns {turns} --seconds {} --every-ms {} --boost-us {} --strangers {} --kills {} {weights} 2>&1 || exit 1\n\
-             echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n",
-            args.seconds, args.every_ms, args.boost_us, args.strangers, args.kills
+        let measures = format!(
+            "--turns {turns} --seconds {} --every-ms {} --boost-us {} --strangers {} {weights}",
+            args.seconds, args.every_ms, args.boost_us, args.strangers
         );
-        let guest = Initramfs::new(script).program_at("vlane", own);
         let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
         let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
         machine.disks.clear();
         machine.memory_mib = 1024;
-        let limit = Duration::from_secs(args.limit);
+        let bed = Bed { host: &host, kernel: &kernel, own: &own, limit: Duration::from_secs(args.limit) };
         let mut crashes = 0;
-        let report = loop {
-            let report = machine.clone().start_with(&host, &kernel, &guest, limit, None)?.wait()?;
-            // Seen once, in pick_task_idle, in the middle of an instruction that loading a scheduler patches. QEMU's emulation of code
-            // that is changed while another CPU runs it is suspected, not proven. The report counts these crashes.
-            if report.console.contains("Kernel panic") && report.result("state").is_err() && crashes < 3 {
-                crashes += 1;
-                eprintln!("the guest's kernel crashed; again ({crashes} of 3)");
-                continue;
-            }
-            break report;
-        };
-        report.script_ok()?;
+        let report = bed.run(machine.clone(), &measures, &mut crashes)?;
         let count = args.schedulers.len() * usize::from(args.repeats);
         let mut shown = Vec::with_capacity(count);
         for place in 0..count {
             shown.push(serde_json::from_str(report.result(&format!("turn_{place}"))?)?);
         }
+        // Loading and unloading a scheduler changes the kernel's code.
+        machine.in_turns = true;
+        let report = match args.kills {
+            0 => report,
+            kills => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
+        };
         let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
         let kills = Kills {
             all: number("kills"),

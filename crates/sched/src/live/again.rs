@@ -1,0 +1,119 @@
+//! Events that are told once more, because the vCPU has not served them when their boost was over.
+//!
+//! A guest may need longer than a boost lasts (it finishes what may not be interrupted, or its own timer has to come first), and an
+//! event may have been denied while a loan was redeemed. The vCPU would then wait for its turn behind all others, which is
+//! the wait that boosts are to save it. So the event is told again after a pause, which doubles each time: the loan pays for every
+//! boost, and an event that nobody will ever answer costs four of them at the most.
+
+use std::collections::BTreeMap;
+
+use vlane_policy::loan::VcpuId;
+
+/// How often an event is told again.
+const TIMES: u32 = 4;
+/// The first pause is no shorter than this, nanoseconds.
+const LEAST_NS: u64 = 1_000_000;
+
+#[derive(Debug, Clone, Copy)]
+struct Unserved {
+    times: u32,
+    next: u64,
+}
+
+/// The events that are not served yet, one for each vCPU at most.
+#[derive(Debug)]
+pub(super) struct Again {
+    pause_ns: u64,
+    unserved: BTreeMap<VcpuId, Unserved>,
+    count: u64,
+}
+
+impl Again {
+    /// `boost_ns`: how long a boost lasts at the most.
+    pub(super) fn new(boost_ns: u64) -> Self {
+        let pause_ns = boost_ns.saturating_mul(2).max(LEAST_NS);
+        Self { pause_ns, unserved: BTreeMap::new(), count: 0 }
+    }
+
+    /// An event was told for the first time.
+    pub(super) fn told(&mut self, id: VcpuId, now: u64) {
+        let first = Unserved { times: 0, next: now + self.pause_ns };
+        // Of several, the oldest is what the guest takes first.
+        self.unserved.entry(id).or_insert(first);
+    }
+
+    /// All events of a vCPU are served, or will not be.
+    pub(super) fn served(&mut self, id: VcpuId) {
+        self.unserved.remove(&id);
+    }
+
+    /// When there is something to tell again.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.unserved.values().map(|unserved| unserved.next).min()
+    }
+
+    /// vCPUs whose events are to be told again now. `sleeps`: who sleeps has nothing left to do.
+    pub(super) fn due(&mut self, now: u64, sleeps: impl Fn(VcpuId) -> bool) -> Vec<VcpuId> {
+        let due = self.unserved.iter().filter(|(_, unserved)| unserved.next <= now);
+        let due: Vec<VcpuId> = due.map(|(&id, _)| id).collect();
+        let mut again = Vec::new();
+        for id in due {
+            let Some(unserved) = self.unserved.get_mut(&id) else { continue };
+            if unserved.times >= TIMES || sleeps(id) {
+                self.unserved.remove(&id);
+                continue;
+            }
+            unserved.times += 1;
+            unserved.next = now + (self.pause_ns << unserved.times);
+            self.count += 1;
+            again.push(id);
+        }
+        again
+    }
+
+    /// How often something was told again.
+    pub(super) const fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn an_event_that_nobody_serves_is_told_again_four_times_with_doubling_pauses() {
+        let mut again = Again::new(MS / 2);
+        let id = VcpuId(3);
+        again.told(id, 0);
+        let mut times = Vec::new();
+        while let Some(at) = again.deadline() {
+            assert!(again.due(at - 1, |_| false).is_empty());
+            if !again.due(at, |_| false).is_empty() {
+                times.push(at / MS);
+            }
+        }
+        assert_eq!(times, [1, 3, 7, 15]);
+        assert_eq!(again.count(), 4);
+    }
+
+    #[test]
+    fn who_has_served_or_sleeps_is_left_alone() {
+        let mut again = Again::new(MS);
+        again.told(VcpuId(0), 0);
+        again.told(VcpuId(1), 0);
+        again.served(VcpuId(0));
+        assert!(again.due(10 * MS, |id| id == VcpuId(1)).is_empty());
+        assert_eq!(again.deadline(), None);
+    }
+
+    #[test]
+    fn later_events_do_not_put_off_the_first() {
+        let mut again = Again::new(MS);
+        again.told(VcpuId(0), 0);
+        again.told(VcpuId(0), MS);
+        assert_eq!(again.deadline(), Some(2 * MS));
+    }
+}
