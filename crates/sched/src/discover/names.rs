@@ -41,7 +41,8 @@ pub(super) fn vcpus(pid: u32, threads: &[Thread]) -> Vec<VcpuThreads> {
     vcpus.sort_by_key(|vcpu| (vcpu.index, vcpu.tids[0]));
     vcpus.dedup_by_key(|vcpu| vcpu.index);
     // Interrupts of an emulated CPU come through QEMU's main loop. While that waits for its turn, no CPU knows of the interrupt.
-    let is_emulated = threads.iter().any(|thread| index(&thread.name).is_some() && thread.name.ends_with("/TCG"));
+    let is_emulated =
+        threads.iter().any(|thread| index(&thread.name).is_some() && thread.name.ends_with("/TCG"));
     if is_emulated
         && let Some(first) = vcpus.first_mut()
         && threads.iter().any(|thread| thread.tid == pid)

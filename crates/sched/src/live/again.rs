@@ -2,15 +2,15 @@
 //!
 //! A guest may need longer than a boost lasts (it finishes what may not be interrupted, or its own timer has to come first), and an
 //! event may have been denied while a loan was redeemed. The vCPU would then wait for its turn behind all others, which is
-//! the wait that boosts are to save it. So the event is told again after a pause, which doubles each time: the loan pays for every
-//! boost, and an event that nobody will ever answer costs four of them at the most.
+//! the wait that boosts are to save it. So the event is told again after a pause, which grows: the loan pays for every
+//! boost, and an event that nobody will ever answer costs six of them at the most.
 
 use std::collections::BTreeMap;
 
 use vlane_policy::loan::VcpuId;
 
 /// How often an event is told again.
-const TIMES: u32 = 4;
+const TIMES: u32 = 6;
 /// The first pause is no shorter than this, nanoseconds.
 const LEAST_NS: u64 = 1_000_000;
 
@@ -64,7 +64,8 @@ impl Again {
                 continue;
             }
             unserved.times += 1;
-            unserved.next = now + (self.pause_ns << unserved.times);
+            // Every pause twice, then twice as long.
+            unserved.next = now + (self.pause_ns << (unserved.times / 2));
             self.count += 1;
             again.push(id);
         }
@@ -84,7 +85,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn an_event_that_nobody_serves_is_told_again_four_times_with_doubling_pauses() {
+    fn an_event_that_nobody_serves_is_told_again_six_times_with_growing_pauses() {
         let mut again = Again::new(MS / 2);
         let id = VcpuId(3);
         again.told(id, 0);
@@ -95,8 +96,8 @@ mod tests {
                 times.push(at / MS);
             }
         }
-        assert_eq!(times, [1, 3, 7, 15]);
-        assert_eq!(again.count(), 4);
+        assert_eq!(times, [1, 2, 4, 6, 10, 14]);
+        assert_eq!(again.count(), 6);
     }
 
     #[test]

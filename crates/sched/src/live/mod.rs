@@ -32,8 +32,8 @@ use crate::realtime::{describe, monotonic_ns, priority};
 use crate::sys::{self, Attr};
 use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};
-use again::Again;
 use crate::{Error, ErrorKind, Result};
+use again::Again;
 
 /// How often the state is told, and threads are looked for that have ended.
 const SECOND_NS: u64 = 1_000_000_000;
