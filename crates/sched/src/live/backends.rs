@@ -61,6 +61,12 @@ impl Backends {
         self.track(process);
     }
 
+    /// The same for one whose vCPUs are known already.
+    pub fn expect_machine(&mut self, machine: Machine) {
+        let process = machine.process();
+        self.track(process).machine = Some(machine);
+    }
+
     fn track(&mut self, process: ProcessId) -> &mut Tracked {
         self.machines.entry(process).or_insert_with(|| Tracked {
             machine: None,
