@@ -62,6 +62,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     cap: Vec<u32>,
 
+    /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own with KVM);
+    /// as root, Linux 6.8, and a vlane built with the feature bpf
+    #[arg(long)]
+    watch_io: bool,
+
     /// Who is boosted: credit, always-boost, loan or adaptive [default: loan]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
@@ -260,11 +265,12 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let settings = args.settings()?;
     probe::real_time()?;
+    let watch = args.watch_io.then(|| vlane_sched::watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
-    let backends = args.backends()?;
+    let mut backends = args.backends()?;
     let repaired = table::repair(&state_dir)?;
     if repaired.changed > 0 {
         tracing::warn!(
@@ -292,6 +298,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Daemon::raise()?;
     let source = daemon.add_source(Box::new(mailbox));
     warn_of_groups(&named);
+    if let Some((watch, silence)) = watch {
+        daemon.add_source(watch);
+        if let Some(backends) = &mut backends {
+            backends.silence(silence);
+        }
+        tracing::info!("the machines' interrupts are watched");
+    }
     for (threads, claim) in named {
         let tid = threads.tids[0];
         let id = daemon.add(threads, claim)?;

@@ -27,9 +27,11 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// How long a back end may take to drain and flush.
 pub const STOP: Duration = Duration::from_secs(20);
 
-/// The program under test.
+/// The program under test. A test program that runs in a guest finds it there.
 pub fn vlane() -> &'static str {
-    env!("CARGO_BIN_EXE_vlane")
+    static PROGRAM: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let named = PROGRAM.get_or_init(|| std::env::var("VLANE_PROGRAM").ok());
+    named.as_deref().unwrap_or(env!("CARGO_BIN_EXE_vlane"))
 }
 
 /// This machine; what is missing is installed where that is possible.
