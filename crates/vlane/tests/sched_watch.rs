@@ -345,6 +345,73 @@ fn a_machine_that_vlane_serves_nothing_is_boosted_and_a_killed_scheduler_leaves_
     }
 }
 
+/// CPU time of a thread, ns.
+fn used(pid: u32, tid: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap_or_default();
+    text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
+/// A real back end that is not vlane's, and a front end in the machine's place: the thread that does I/O is its vCPU.
+#[test]
+fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_serves() {
+    const NAME: &str = "who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted";
+    on_one_cpu();
+    if opened(NAME).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("disk.sock");
+    let export =
+        format!("vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={}", socket.display());
+    let started = Command::new("qemu-storage-daemon")
+        .args(["--blockdev", "null-co,node-name=disk,size=67108864,read-zeroes=on", "--export", &export])
+        .spawn();
+    let mut backend = match started {
+        Ok(child) => child,
+        Err(error) => {
+            println!("SKIPPED: {NAME}: qemu-storage-daemon: {error}");
+            return;
+        }
+    };
+    let until = Instant::now() + LIMIT;
+    while !socket.exists() {
+        assert!(Instant::now() < until, "qemu-storage-daemon made no socket");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut machine = Command::new(common::vlane())
+        .args(["bench", "--depth", "1", "--time", "600s"])
+        .arg(&socket)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = machine.id();
+    // The thread that does I/O is the one that uses the CPU.
+    let vcpu = loop {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let tids = tasks.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let busiest = tids.max_by_key(|tid| used(pid, tid)).unwrap();
+        if used(pid, &busiest) > 1_000_000_000 {
+            break busiest;
+        }
+        assert!(Instant::now() < until, "nobody does I/O");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let scheduler = Scheduler::start(&["--tid", &vcpu, "--watch-io", "--policy", "always-boost"]).unwrap();
+    let state = scheduler.wait("it is boosted and serves", |state| {
+        state
+            .vcpus
+            .iter()
+            .any(|vcpu| vcpu.events >= 50 && vcpu.boosts + vcpu.wake_boosts >= 20 && vcpu.responses >= 20)
+    });
+    println!("{:?} {:?}", state.vcpus[0], state.counters);
+    assert!(state.counters["watch_served"] <= state.counters["watch_told"], "{state:?}");
+    scheduler.stop();
+    machine.kill().unwrap();
+    machine.wait().unwrap();
+    backend.kill().unwrap();
+    backend.wait().unwrap();
+}
+
 /// What an eventfd's signal costs that is nobody's, with and without the programs, in turns. Prints it; how much is for the
 /// documentation to say.
 #[test]
@@ -403,11 +470,12 @@ fn in_a_guest_whose_kernel_may_be_traced_all_of_it_holds() {
     let only = std::env::var("VLANE_WATCH_ONLY").unwrap_or_default();
     let script = r#"
 mount -t tracefs tracefs /sys/kernel/tracing
-export VLANE_PROGRAM=/bin/vlane RUST_BACKTRACE=1 TMPDIR=/tmp
+export VLANE_PROGRAM=$(command -v vlane) TMPDIR=/tmp
 mkdir -p /tmp
 sched_watch --nocapture --test-threads=1 ONLY 2>&1
 "#;
     let guest = vlane_boot::Initramfs::new(script.replace("ONLY", &only))
+        .programs(["setpriv", "qemu-storage-daemon"])
         .program_at("vlane", env!("CARGO_BIN_EXE_vlane"))
         .program_at("sched_watch", std::env::current_exe().unwrap());
     let boot =
