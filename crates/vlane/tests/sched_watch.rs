@@ -382,6 +382,7 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
         .args(["bench", "--depth", "1", "--time", "600s"])
         .arg(&socket)
         .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let pid = machine.id();
@@ -403,7 +404,6 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
             .iter()
             .any(|vcpu| vcpu.events >= 50 && vcpu.boosts + vcpu.wake_boosts >= 20 && vcpu.responses >= 20)
     });
-    println!("{:?} {:?}", state.vcpus[0], state.counters);
     assert!(state.counters["watch_served"] <= state.counters["watch_told"], "{state:?}");
     scheduler.stop();
     machine.kill().unwrap();
