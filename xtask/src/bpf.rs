@@ -6,12 +6,30 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use twox_hash::XxHash3_64;
 
-const FOLDER: &str = "crates/sched/src/ext/bpf";
-const SOURCES: [&str; 3] = ["account.h", "kernel.h", "loan.bpf.c"];
+/// A program: its folder, its name without endings, and all of its source in the order in which it is hashed.
+struct Program {
+    folder: &'static str,
+    name: &'static str,
+    sources: &'static [&'static str],
+}
+
+const PROGRAMS: [Program; 2] = [
+    Program {
+        folder: "crates/sched/src/ext/bpf",
+        name: "loan",
+        sources: &["account.h", "kernel.h", "loan.bpf.c"],
+    },
+    Program { folder: "crates/sched/src/watch/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
+];
 
 /// Compiles, strips, and notes from which source.
 pub(crate) fn compile(root: &Path) -> Result<()> {
-    let folder = root.join(FOLDER);
+    PROGRAMS.iter().try_for_each(|program| compile_one(root, program))
+}
+
+fn compile_one(root: &Path, program: &Program) -> Result<()> {
+    let folder = root.join(program.folder);
+    let (source, object) = (format!("{}.bpf.c", program.name), format!("{}.bpf.o", program.name));
     // Debug information is what types (BTF) are made from; the paths in it are relative, so that the object is the same
     // wherever it is made.
     let clang = [
@@ -28,20 +46,20 @@ pub(crate) fn compile(root: &Path) -> Result<()> {
         "-mcpu=v3",
         "-fdebug-compilation-dir=.",
         "-c",
-        "loan.bpf.c",
+        &source,
         "-o",
-        "loan.bpf.o",
+        &object,
     ];
     run(&folder, &["clang-19", "clang"], &clang)?;
-    run(&folder, &["llvm-strip-19", "llvm-strip"], &["-g", "loan.bpf.o"])?;
-    let mut source = Vec::new();
-    for name in SOURCES {
+    run(&folder, &["llvm-strip-19", "llvm-strip"], &["-g", &object])?;
+    let mut text = Vec::new();
+    for name in program.sources {
         let path = folder.join(name);
-        source.extend(std::fs::read(&path).with_context(|| format!("{}", path.display()))?);
+        text.extend(std::fs::read(&path).with_context(|| format!("{}", path.display()))?);
     }
-    let note = format!("{:016x}\n", XxHash3_64::oneshot(&source));
-    std::fs::write(folder.join("loan.bpf.o.source"), note).context("the note of the source")?;
-    println!("{}", folder.join("loan.bpf.o").display());
+    let note = format!("{:016x}\n", XxHash3_64::oneshot(&text));
+    std::fs::write(folder.join(format!("{object}.source")), note).context("the note of the source")?;
+    println!("{}", folder.join(object).display());
     Ok(())
 }
 

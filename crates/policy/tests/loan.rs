@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use vlane_policy::loan::record::{Entry, What, replay};
 use vlane_policy::loan::units::{MS, PERMILLE, US};
-use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Payment, Policy};
+use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Payment, Policy, Priority};
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -296,6 +296,36 @@ fn machines_share_by_weight_however_many_vcpus_they_have_and_a_cap_holds() {
     assert_eq!(got(capped), 3 * 1_000_000);
     assert_eq!(got(narrow), 15 * 1_000_000);
     assert_eq!(wide.iter().map(|&id| got(id)).sum::<i64>(), 15 * 1_000_000);
+}
+
+#[test]
+fn who_uses_more_than_its_cap_is_over_and_denied_while_others_have_the_rest() {
+    let params = Params::sound(Policy::Loan);
+    let mut book = Book::new(params.clone(), Goal::default());
+    let capped = book.open(Claim { cap_permille: 100, ..Claim::of(0) });
+    let others: Vec<_> = (1..4).map(|vm| book.open(Claim::of(vm))).collect();
+    let mut denied = [0_u32; 2];
+    // Four compute on two CPUs, and use the half of one that each would have without the cap.
+    for period in 1..=200 {
+        let now = period * params.period_ns;
+        for id in [capped].iter().chain(&others) {
+            let decided = book.event(*id, now, Doing::Waiting).unwrap();
+            denied[usize::from(*id != capped)] += u32::from(matches!(decided, Decision::Denied(_)));
+            book.end(*id);
+            book.ran(*id, now, params.period_ns / 2);
+        }
+        book.account_all(now, 2 * params.period_ns);
+    }
+    let account = |id| book.account(id).unwrap();
+    assert_eq!(account(capped).priority(), Priority::Over);
+    assert!(denied[0] > 180, "{denied:?}");
+    // A tenth of a CPU was given to it, at the most, and what it would have had besides to the others.
+    let given = |id| account(id).totals.allotted_ns;
+    assert!(given(capped) <= 200 * params.period_ns / 10, "{}", given(capped));
+    for &id in &others {
+        assert!(given(id) > given(capped) * 4, "{}", given(id));
+        assert!(account(id).credit_ns > account(capped).credit_ns);
+    }
 }
 
 #[test]

@@ -3,9 +3,12 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "bpf")]
+mod bpf;
 pub mod discover;
 mod error;
 pub mod ext;
+mod host;
 pub mod link;
 pub mod live;
 pub mod realtime;
@@ -14,6 +17,7 @@ pub mod simulate;
 pub mod sys;
 pub mod thread;
 mod vehicle;
+pub mod watch;
 
 pub use error::{Error, ErrorKind, Result};
 pub use vehicle::{Counter, VcpuThreads, Vehicle};

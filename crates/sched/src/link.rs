@@ -46,6 +46,8 @@ pub struct Registered {
     pub session: SessionId,
     /// The virtual machine's process.
     pub process: ProcessId,
+    /// The back end's.
+    pub backend: u32,
     /// For each lane, its vCPU, from 0. The back end says so: there may be no such vCPU.
     pub vcpus: Vec<u32>,
     /// What people call the volume.
@@ -74,7 +76,8 @@ pub enum Notice {
 #[derive(Debug)]
 struct Session {
     socket: OwnedFd,
-    /// The back end's user.
+    /// The back end's process and user.
+    pid: u32,
     uid: u32,
     /// Until it has said who it is.
     stage: Stage,
@@ -207,7 +210,7 @@ impl Link {
                 Err(errno) => return refuse(None, format!("a connection cannot be accepted: {errno}")),
             };
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { continue };
-            let uid = peer.uid.as_raw();
+            let (pid, uid) = (peer.pid.as_raw_nonzero().get().unsigned_abs(), peer.uid.as_raw());
             let same = self.sessions.values().filter(|session| session.uid == uid).count();
             if self.sessions.len() >= MAX_SESSIONS || (same >= MAX_PER_USER && uid != 0) {
                 refuse(Some(socket), format!("too many sessions (user {uid} has {same})"));
@@ -220,7 +223,7 @@ impl Link {
             }
             self.next += 1;
             let stage = Stage::Silent { until: Instant::now() + HELLO };
-            self.sessions.insert(id, Session { socket, uid, stage });
+            self.sessions.insert(id, Session { socket, pid, uid, stage });
         }
     }
 
@@ -255,7 +258,8 @@ impl Link {
         match registered {
             Ok((Hello { process, vcpus, name }, stage)) => {
                 session.stage = stage;
-                notices.push(Notice::Joined(Registered { session: SessionId(id), process, vcpus, name }));
+                let (session, backend) = (SessionId(id), session.pid);
+                notices.push(Notice::Joined(Registered { session, process, backend, vcpus, name }));
             }
             Err(why) => {
                 let _ = Message::Refused(why.clone()).send(&session.socket, None);

@@ -1,4 +1,4 @@
-//! The BPF object in the repository is of the present source, and its account decides what the policy decides.
+//! The BPF objects in the repository are of the present source, and the scheduler's account decides what the policy decides.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,14 +14,21 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn the_object_was_made_from_the_present_source() {
-    let mut source = Vec::new();
-    for name in ["account.h", "kernel.h", "loan.bpf.c"] {
-        source.extend(std::fs::read(folder().join(name)).unwrap());
+fn the_objects_were_made_from_the_present_source() {
+    let watch = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/watch/bpf");
+    let programs = [
+        (folder(), "loan.bpf.o", &["account.h", "kernel.h", "loan.bpf.c"][..]),
+        (watch, "watch.bpf.o", &["kernel.h", "watch.bpf.c"]),
+    ];
+    for (folder, object, sources) in programs {
+        let mut source = Vec::new();
+        for name in sources {
+            source.extend(std::fs::read(folder.join(name)).unwrap());
+        }
+        let noted = std::fs::read_to_string(folder.join(format!("{object}.source"))).unwrap();
+        let present = format!("{:016x}", twox_hash::XxHash3_64::oneshot(&source));
+        assert_eq!(noted.trim(), present, "{object}: the source has changed: cargo xtask bpf");
     }
-    let noted = std::fs::read_to_string(folder().join("loan.bpf.o.source")).unwrap();
-    let present = format!("{:016x}", twox_hash::XxHash3_64::oneshot(&source));
-    assert_eq!(noted.trim(), present, "the source has changed: cargo xtask bpf");
 }
 
 /// Reads operations, does them on one account, and writes its state after each.

@@ -170,6 +170,28 @@ fn weights_hold_although_eevdf_knows_nothing_of_them() {
 }
 
 #[test]
+fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
+    if !may_schedule("who_uses_more_than_its_cap") {
+        return;
+    }
+    Daemon::raise().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let hogs: Vec<Hog> = (0..2 * cpus).map(|_| Hog::new()).collect();
+    let mut vehicle = vehicle(Policy::Loan, dir.path(), |_| {});
+    // Half a CPU each without the cap; a tenth with it.
+    let claim = |at: usize| Claim { cap_permille: if at == 0 { 100 } else { 0 }, ..Claim::of(hogs[at].tid) };
+    let ids: Vec<_> =
+        (0..hogs.len()).map(|at| vehicle.add(&hogs[at].threads("hog"), claim(at)).unwrap()).collect();
+    tick_until(&mut vehicle, "the capped one has a fraction of what the others have", |vehicle| {
+        let used = |at: usize| vehicle.account(ids[at]).unwrap().totals.used_ns;
+        let others = (1..ids.len()).map(used).sum::<u64>() / (ids.len() as u64 - 1);
+        others > 500_000_000 && used(0) * 2 < others
+    });
+    assert!(vehicle.is_held_back(ids[0]) || vehicle.counts().held_back > 0);
+}
+
+#[test]
 fn the_daemon_takes_marks_tells_its_state_and_ends_when_told() {
     if !may_schedule("the_daemon_takes_marks") {
         return;

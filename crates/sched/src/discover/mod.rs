@@ -13,6 +13,9 @@ mod uml;
 pub use libvirt::{pid_of_domain, pid_of_domain_in};
 pub use proc::user_of;
 pub use qmp::vcpus_by_qmp;
+
+use std::path::Path;
+
 use vlane_hint::ProcessId;
 
 use crate::vehicle::VcpuThreads;
@@ -67,6 +70,16 @@ impl Machine {
         }
         proc::check(process)?;
         Ok(Machine { process, kind, vcpus })
+    }
+
+    /// The QEMU that listens at this QMP socket (`-qmp unix:PATH,server=on,wait=off`), by its own word: its threads need no names.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`]: nobody answers there. [`ErrorKind::Protocol`]: the answer makes no sense, or does not name threads of
+    /// the process that listens. [`ErrorKind::Gone`]: that process has ended.
+    pub fn by_qmp(path: &Path) -> Result<Machine> {
+        let (process, vcpus) = qmp::machine_at(path)?;
+        Ok(Machine { process, kind: Kind::Threads, vcpus })
     }
 
     /// Its process.

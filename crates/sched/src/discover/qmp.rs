@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use vlane_hint::ProcessId;
 
+use super::{names, proc};
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
 
@@ -21,14 +23,42 @@ const MAX_BYTES: u64 = 4 << 20;
 /// # Errors
 /// [`ErrorKind::Io`]: nobody answers there. [`ErrorKind::Protocol`]: the answer makes no sense, or its threads are not the process's.
 pub fn vcpus_by_qmp(pid: u32, path: &Path) -> Result<Vec<VcpuThreads>> {
-    let failed = |error: std::io::Error| {
-        let what = format!(
-            "{}: no answer from QEMU; it serves one QMP client at a time, give it a socket of its own for this",
-            path.display()
-        );
-        Error::caused_by(ErrorKind::Io, what, error)
+    let stream = UnixStream::connect(path).map_err(|error| failed(path, error))?;
+    vcpus_of(pid, path, stream)
+}
+
+/// The process that listens at `path`, by the kernel's word, and its vCPU threads, by its own.
+///
+/// # Errors
+/// As [`vcpus_by_qmp`], and [`ErrorKind::Gone`]: the process has ended.
+pub(super) fn machine_at(path: &Path) -> Result<(ProcessId, Vec<VcpuThreads>)> {
+    let stream = UnixStream::connect(path).map_err(|error| failed(path, error))?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|error| failed(path, error.into()))?;
+    // The answer is not asked whose threads these are: a machine could have another's threads scheduled as its own.
+    let process = proc::process(peer.pid.as_raw_nonzero().get().unsigned_abs())?;
+    let vcpus = vcpus_of(process.pid, path, stream)?;
+    proc::check(process)?;
+    Ok((process, vcpus))
+}
+
+fn failed(path: &Path, error: std::io::Error) -> Error {
+    let path = path.display();
+    let what = match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+            format!("{path}: no QEMU listens there; start it with -qmp unix:{path},server=on,wait=off")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            format!("{path}: this user may not connect there; run vlane as the socket's owner, or as root")
+        }
+        _ => format!(
+            "{path}: no answer from QEMU; it serves one QMP client at a time, give it a socket of its own for this"
+        ),
     };
-    let stream = UnixStream::connect(path).map_err(failed)?;
+    Error::caused_by(ErrorKind::Io, what, error)
+}
+
+fn vcpus_of(pid: u32, path: &Path, stream: UnixStream) -> Result<Vec<VcpuThreads>> {
+    let failed = |error| failed(path, error);
     stream.set_read_timeout(Some(LIMIT)).map_err(failed)?;
     stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
     let mut writer = stream.try_clone().map_err(failed)?;
@@ -66,6 +96,46 @@ fn parse(pid: u32, cpus: &Value) -> Option<Vec<VcpuThreads>> {
         let tid = u32::try_from(cpu.get("thread-id")?.as_u64()?).ok()?;
         Some(VcpuThreads { pid, index, tids: vec![tid], name: format!("vCPU {index} ({pid})") })
     };
-    let vcpus: Vec<_> = cpus.as_array()?.iter().map(vcpu).collect::<Option<_>>()?;
+    let mut vcpus: Vec<_> = cpus.as_array()?.iter().map(vcpu).collect::<Option<_>>()?;
+    vcpus.sort_by_key(|vcpu| vcpu.index);
+    vcpus.dedup_by_key(|vcpu| vcpu.index);
+    // Emulation in one thread (-accel tcg,thread=single): it is all of them.
+    if let [first, second, ..] = &vcpus[..]
+        && vcpus.iter().all(|vcpu| vcpu.tids == first.tids)
+        && first.index != second.index
+    {
+        vcpus.truncate(1);
+        vcpus[0].index = names::ALL;
+        vcpus[0].name = format!("all vCPUs ({pid})");
+    }
     (!vcpus.is_empty()).then_some(vcpus)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> Option<Vec<(u32, Vec<u32>)>> {
+        let vcpus = parse(7, &serde_json::from_str(text).unwrap())?;
+        Some(vcpus.into_iter().map(|vcpu| (vcpu.index, vcpu.tids)).collect())
+    }
+
+    #[test]
+    fn answers_are_read_and_a_thread_for_all_vcpus_is_one() {
+        let two = r#"[{"cpu-index":1,"thread-id":12},{"cpu-index":0,"thread-id":11}]"#;
+        assert_eq!(told(two).unwrap(), [(0, vec![11]), (1, vec![12])]);
+        let single = r#"[{"cpu-index":0,"thread-id":11},{"cpu-index":1,"thread-id":11}]"#;
+        assert_eq!(told(single).unwrap(), [(names::ALL, vec![11])]);
+        assert_eq!(told(r#"[{"cpu-index":0,"thread-id":11}]"#).unwrap(), [(0, vec![11])]);
+        for wrong in ["[]", "{}", r#"[{"cpu-index":0}]"#, r#"[{"cpu-index":-1,"thread-id":11}]"#] {
+            assert_eq!(told(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_socket_without_a_listener_is_named_with_what_to_do() {
+        let error = machine_at(Path::new("/nonexistent/qmp.sock")).unwrap_err();
+        assert!(error.kind() == ErrorKind::Io && error.to_string().contains("-qmp unix:"), "{error}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::host;
 use crate::{Error, ErrorKind, Result};
 
 /// The first kernel with sched_ext.
@@ -11,8 +12,6 @@ const SINCE: (u32, u32) = (6, 12);
 /// giving a thread of somebody else's to it the last.
 const CAPABILITIES: [(&str, u32); 4] =
     [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_NET_ADMIN", 12), ("CAP_SYS_NICE", 23)];
-/// The inode of the first pid namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// What `/sys/kernel/sched_ext/state` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +77,7 @@ fn probe_in(root: &Path) -> Result<()> {
                 .into(),
         );
     }
-    let missing = missing_capabilities(root);
+    let missing = host::missing_capabilities(root, &CAPABILITIES);
     if !missing.is_empty() {
         return Err(Error::new(
             ErrorKind::Permission,
@@ -89,31 +88,18 @@ fn probe_in(root: &Path) -> Result<()> {
             ),
         ));
     }
-    match fs::read_link(root.join("proc/self/ns/pid")) {
-        Ok(name) if name.as_os_str() != FIRST_PID_NAMESPACE => unsupported(
+    if !host::in_first_pid_namespace(root) {
+        return unsupported(
             "this process lives in a pid namespace of its own (a container), where thread ids are not the kernel's; \
              run vlane in the host's pid namespace (docker: --pid=host)"
                 .into(),
-        ),
-        _ => Ok(()),
+        );
     }
-}
-
-/// Which capabilities this process lacks; none if the kernel does not tell.
-fn missing_capabilities(root: &Path) -> Vec<&'static str> {
-    let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let Some(bits) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
-        return Vec::new();
-    };
-    CAPABILITIES.iter().filter(|(_, bit)| bits & (1 << bit) == 0).map(|(name, _)| *name).collect()
+    Ok(())
 }
 
 fn no_kernel(root: &Path) -> String {
-    let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
-    let release = release.trim();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let (release, version) = host::kernel(root);
     let why = if version < SINCE {
         "it came with Linux 6.12".to_string()
     } else {

@@ -4,19 +4,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::btf::{Btf, types};
-use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
 use vlane_policy::loan::{Decision, Params, VcpuId};
 
 use super::bytes::{Reader, of_u32s, of_u64s};
 use super::notices::Told;
 use super::step::{self, Seen};
 use super::{Options, failed, sys};
+use crate::bpf::refused;
 use crate::{Error, ErrorKind, Result};
 
 /// Compiled from `bpf/loan.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes!("bpf/loan.bpf.o");
+/// First in errors.
+const WHOSE: &str = "sched_ext";
 /// `MAX_VCPUS` there.
 pub(crate) const MAX_VCPUS: u32 = 4096;
 /// `MAX_CPUS` there.
@@ -24,19 +25,6 @@ const MAX_CPUS: usize = 1024;
 
 /// Where `struct sched_ext_ops` has its flags in `bpf/kernel.h`: after 15 operations.
 const FLAGS_AT: usize = 15 * 8;
-
-/// The last lines that libbpf said: the verifier's reason is among them.
-static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-fn hear(level: PrintLevel, text: String) {
-    if !matches!(level, PrintLevel::Debug) {
-        tracing::debug!("libbpf: {}", text.trim_end());
-        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-        said.extend(text.lines().map(str::to_string));
-        let surplus = said.len().saturating_sub(30);
-        said.drain(..surplus);
-    }
-}
 
 /// The flag with which the kernel asks the scheduler also about threads that may not change their CPU for the moment: Linux 6.14 and later
 /// put them back on it otherwise. Earlier ones always ask, and know no such flag: 0.
@@ -87,29 +75,24 @@ impl Program {
     /// Loads the program and makes it the scheduler of the threads that it will be given.
     pub(crate) fn load(options: &Options) -> Result<Self> {
         let cpus = possible_cpus()?;
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        libbpf_rs::set_print(Some((PrintLevel::Info, hear)));
-        // libelf wants it aligned; a vector is.
-        let bytes = OBJECT.to_vec();
-        let mut open = ObjectBuilder::default()
-            .open_memory(&bytes)
-            .map_err(|e| failed(ErrorKind::Unsupported, "libbpf cannot read the BPF program", e))?;
-        for mut map in open.maps_mut() {
-            // The constants; `.rodata` after the file's name.
-            if map.name().to_string_lossy().ends_with(".rodata") {
-                let value = map.initial_value_mut().ok_or_else(wrong_object)?;
-                constants(options, cpus, value)?;
+        let mut object = crate::bpf::load(WHOSE, OBJECT, |open| {
+            for mut map in open.maps_mut() {
+                // The constants; `.rodata` after the file's name.
+                if map.name().to_string_lossy().ends_with(".rodata") {
+                    let value = map.initial_value_mut().ok_or_else(wrong_object)?;
+                    constants(options, cpus, value)?;
+                }
+                if map.name() == "loan" {
+                    let value = map.initial_value_mut().ok_or_else(wrong_object)?;
+                    let flags = value.get_mut(FLAGS_AT..FLAGS_AT + 8).ok_or_else(wrong_object)?;
+                    let mut all = [0; 8];
+                    all.copy_from_slice(flags);
+                    let all = u64::from_ne_bytes(all) | enqueues_bound_threads();
+                    flags.copy_from_slice(&all.to_ne_bytes());
+                }
             }
-            if map.name() == "loan" {
-                let value = map.initial_value_mut().ok_or_else(wrong_object)?;
-                let flags = value.get_mut(FLAGS_AT..FLAGS_AT + 8).ok_or_else(wrong_object)?;
-                let mut all = [0; 8];
-                all.copy_from_slice(flags);
-                let all = u64::from_ne_bytes(all) | enqueues_bound_threads();
-                flags.copy_from_slice(&all.to_ne_bytes());
-            }
-        }
-        let mut object = open.load().map_err(|e| refused("the kernel does not take the BPF program", e))?;
+            Ok(())
+        })?;
         let runnable = |name: &str| {
             let found = object.progs().find(|program| program.name() == name).ok_or_else(wrong_object)?;
             let fd = found.as_fd().try_clone_to_owned();
@@ -125,8 +108,9 @@ impl Program {
         let (vcpus, allotments) = (map("vcpus")?, map("allotments")?);
         let (vcpu_of_tid, told) = (map("vcpu_of_tid")?, map("told")?);
         let mut ops = object.maps_mut().find(|map| map.name() == "loan").ok_or_else(wrong_object)?;
-        let link =
-            ops.attach_struct_ops().map_err(|e| refused("the kernel does not take the scheduler", e))?;
+        let link = ops
+            .attach_struct_ops()
+            .map_err(|e| refused(WHOSE, "the kernel does not take the scheduler", e))?;
         Ok(Self {
             link: Some(link),
             steps,
@@ -308,17 +292,6 @@ fn wrong_object() -> Error {
         ErrorKind::Protocol,
         "sched_ext: the BPF object does not fit to this program; make it again: cargo xtask bpf",
     )
-}
-
-/// What the kernel did not take, with the last that libbpf said of it.
-fn refused(what: &str, cause: libbpf_rs::Error) -> Error {
-    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
-    let kind = match cause.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Permission,
-        _ => ErrorKind::Unsupported,
-    };
-    let said = if said.is_empty() { String::new() } else { format!("; libbpf said:\n{said}") };
-    failed(kind, format!("{what}{said}"), cause)
 }
 
 /// CPU numbers that can be, from 0.

@@ -10,6 +10,7 @@ use super::source::{Mark, Source};
 use crate::discover::Machine;
 use crate::link::{Link, Notice, Registered, SessionId};
 use crate::realtime::{describe, monotonic_ns};
+use crate::watch::Silence;
 use crate::{ErrorKind, Result, VcpuThreads};
 
 /// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
@@ -42,6 +43,7 @@ pub struct Backends {
     /// Which token a lane's marks are for.
     lanes: HashMap<(SessionId, u16), u64>,
     next_token: u64,
+    silence: Option<Box<dyn Silence>>,
 }
 
 impl std::fmt::Debug for Backends {
@@ -53,12 +55,31 @@ impl std::fmt::Debug for Backends {
 impl Backends {
     /// Back ends that register on `link`. Completions of `classes` boost.
     pub fn new(link: Link, classes: Classes, claims: Claims) -> Self {
-        Self { link, classes, claims, machines: BTreeMap::new(), lanes: HashMap::new(), next_token: 1 }
+        Self {
+            link,
+            classes,
+            claims,
+            machines: BTreeMap::new(),
+            lanes: HashMap::new(),
+            next_token: 1,
+            silence: None,
+        }
+    }
+
+    /// What these back ends tell is not to be told by whoever watches eventfds.
+    pub fn silence(&mut self, silence: Box<dyn Silence>) {
+        self.silence = Some(silence);
     }
 
     /// Schedules the vCPUs of a machine that no back end has brought (yet).
     pub fn expect(&mut self, process: ProcessId) {
         self.track(process);
+    }
+
+    /// The same for one whose vCPUs are known already.
+    pub fn expect_machine(&mut self, machine: Machine) {
+        let process = machine.process();
+        self.track(process).machine = Some(machine);
     }
 
     fn track(&mut self, process: ProcessId) -> &mut Tracked {
@@ -77,6 +98,9 @@ impl Backends {
                 tracing::info!("{}: its back end tells of its I/O", registered.name);
                 let process = registered.process;
                 let session = registered.session;
+                if let Some(silence) = &self.silence {
+                    silence.silence(registered.backend, process.pid, true);
+                }
                 let tracked = self.track(process);
                 tracked.sessions.push(registered);
                 tracked.look_at = 0;
@@ -88,8 +112,12 @@ impl Backends {
                 for tracked in self.machines.values_mut() {
                     if let Some(at) = tracked.sessions.iter().position(|known| known.session == session) {
                         // The machine may live on, with another back end: it is let go when its process ends.
-                        let name = tracked.sessions.remove(at).name;
-                        tracing::info!("{name}: {why}");
+                        let left = tracked.sessions.remove(at);
+                        tracing::info!("{}: {why}", left.name);
+                        let others = tracked.sessions.iter().any(|other| other.backend == left.backend);
+                        if let Some(silence) = self.silence.as_ref().filter(|_| !others) {
+                            silence.silence(left.backend, left.process.pid, false);
+                        }
                     }
                 }
             }
@@ -118,6 +146,9 @@ impl Backends {
                 let Some(tracked) = self.machines.remove(&process) else { return };
                 marks.extend(tracked.tokens.values().map(|&token| Mark::Left { token }));
                 for registered in tracked.sessions {
+                    if let Some(silence) = &self.silence {
+                        silence.silence(registered.backend, process.pid, false);
+                    }
                     self.link.dismiss(registered.session);
                     self.lanes.retain(|(of, _), _| *of != registered.session);
                 }

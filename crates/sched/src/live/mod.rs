@@ -137,9 +137,25 @@ impl Daemon {
     }
 
     /// Listens to one more source; its number, for [`Daemon::name_vcpu`].
-    pub fn add_source(&mut self, source: Box<dyn Source>) -> usize {
+    pub fn add_source(&mut self, mut source: Box<dyn Source>) -> usize {
+        let number = self.sources.len();
+        for (&id, vcpu) in &self.vcpus {
+            if let Some(token) = source.meet(&vcpu.threads) {
+                self.tokens.insert((number, token), id);
+            }
+        }
         self.sources.push(Some(source));
-        self.sources.len() - 1
+        number
+    }
+
+    /// Tells all sources of a vCPU.
+    fn introduce(&mut self, id: VcpuId) {
+        let Some(vcpu) = self.vcpus.get(&id) else { return };
+        for (number, source) in self.sources.iter_mut().enumerate() {
+            if let Some(token) = source.as_mut().and_then(|source| source.meet(&vcpu.threads)) {
+                self.tokens.insert((number, token), id);
+            }
+        }
     }
 
     /// Schedules a vCPU.
@@ -177,6 +193,7 @@ impl Daemon {
             joined_all_ns,
         };
         self.vcpus.insert(id, vcpu);
+        self.introduce(id);
         Ok(id)
     }
 
@@ -213,7 +230,11 @@ impl Daemon {
         if let Some(again) = &mut self.again {
             again.served(id);
         }
-        self.tokens.retain(|_, &mut other| other != id);
+        for ((number, token), _) in self.tokens.extract_if(|_, &mut other| other == id) {
+            if let Some(Some(source)) = self.sources.get_mut(number) {
+                source.part(token);
+            }
+        }
         self.vehicle.remove(id)
     }
 
@@ -402,6 +423,7 @@ impl Daemon {
                     known.last = sum(&known.clocks);
                     known.threads = vcpu;
                 }
+                self.introduce(id);
                 Ok(())
             }
             Mark::Left { token } => {
@@ -470,7 +492,8 @@ impl Daemon {
                 ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
             })
         });
-        let counters = self.vehicle.counters().into_iter();
+        let counters = self.sources.iter().flatten().flat_map(|source| source.counters());
+        let counters = self.vehicle.counters().into_iter().chain(counters);
         let counters = counters.map(|counter| (counter.name.into(), counter.value));
         let counters = counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
         State {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use vlane_policy::loan::Claim;
 
-use crate::vehicle::VcpuThreads;
+use crate::vehicle::{Counter, VcpuThreads};
 use crate::{Error, ErrorKind, Result};
 
 /// Something that a source has to say. A token names a vCPU; the source chooses it, and each source has its own.
@@ -72,6 +72,23 @@ pub trait Source: Send {
     /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
     fn may_bring_vcpus(&self) -> bool {
         false
+    }
+
+    /// A vCPU is scheduled, whoever brought it, or its threads are others now. The token that this source's marks will have for
+    /// it, if there will be any.
+    fn meet(&mut self, vcpu: &VcpuThreads) -> Option<u64> {
+        let _ = vcpu;
+        None
+    }
+
+    /// The vCPU with this token is not scheduled any more.
+    fn part(&mut self, token: u64) {
+        let _ = token;
+    }
+
+    /// What it has counted, for people to look at.
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
     }
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Claim, Policy};
-use vlane_sched::discover::pid_of_domain;
+use vlane_sched::discover::{Machine, pid_of_domain};
 use vlane_sched::link::Link;
 use vlane_sched::live::backends::Backends;
 use vlane_sched::live::probe::{self, Ext, Wanted};
@@ -36,6 +36,10 @@ pub struct RunArgs {
     /// A machine, by its libvirt name
     #[arg(long, value_name = "NAME")]
     domain: Vec<String>,
+    /// A QEMU, by its QMP socket (-qmp unix:PATH,server=on,wait=off): its vCPUs by its own word, for one that does not name its
+    /// threads
+    #[arg(long, value_name = "PATH")]
+    qmp: Vec<PathBuf>,
     /// A vCPU's thread; several are several machines
     #[arg(long, value_name = "TID")]
     tid: Vec<u32>,
@@ -45,12 +49,23 @@ pub struct RunArgs {
     /// Who may connect there, an octal file mode; a user's back ends may speak for that user's machines only
     #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
     listen_mode: u32,
-    /// Names for them, in the same order
+    /// Names for the threads of --tid, in the same order
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Weights for them (--tid, then --pid, then --domain), in the same order; the last one counts for the rest [default: 256]
+    /// Weights for machines: --tid's, then --pid's, --domain's, --qmp's, each in their order; the last one counts for the rest
+    /// [default: 256]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
     weight: Vec<u32>,
+    /// The most CPU time that machines are given credits for, percent of one CPU, 0 for no limit; order as with --weight. Who uses
+    /// more owes it: gets no boosts, and comes after the others while they want the CPUs. What nobody else wants it still gets: for
+    /// a hard limit, use its cgroup's cpu.max [default: 0]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    cap: Vec<u32>,
+
+    /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own with KVM);
+    /// as root, Linux 6.8, and a vlane built with the feature bpf
+    #[arg(long)]
+    watch_io: bool,
 
     /// Who is boosted: credit, always-boost, loan or adaptive [default: loan]
     #[arg(long, value_name = "POLICY")]
@@ -98,44 +113,75 @@ impl RunArgs {
         config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))
     }
 
+    /// The claim of the machine that was named as the `at`-th: --tid's come first, then --pid's, --domain's and --qmp's.
+    fn claim(&self, at: usize, vm: u32) -> Claim {
+        let of = |list: &[u32]| list.get(at).or(list.last()).copied();
+        Claim {
+            vm,
+            weight: of(&self.weight).unwrap_or(DEFAULT_WEIGHT),
+            cap_permille: of(&self.cap).unwrap_or(0) * 10,
+        }
+    }
+
+    fn check_counts(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
+        let machines = self.tid.len() + self.pid.len() + self.domain.len() + self.qmp.len();
+        for (option, values) in [("--weight", &self.weight), ("--cap", &self.cap)] {
+            anyhow::ensure!(
+                values.len() <= machines.max(1),
+                "there are {} values of {option} for {machines} machines",
+                values.len()
+            );
+        }
+        Ok(())
+    }
+
     /// The vCPUs that were named one by one.
     fn named(&self) -> anyhow::Result<Vec<(VcpuThreads, Claim)>> {
-        anyhow::ensure!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
-        let machines = self.tid.len() + self.pid.len() + self.domain.len();
-        anyhow::ensure!(self.weight.len() <= machines.max(1), "there are more --weight than machines");
+        self.check_counts()?;
         let mut named = Vec::new();
         for (number, &tid) in (0_u32..).zip(&self.tid) {
             let at = number as usize;
             let thread = Thread::open(tid)?;
             let name = self.name.get(at).cloned().unwrap_or_else(|| format!("thread {tid}"));
-            let weight = self.weight.get(at).or(self.weight.last()).copied().unwrap_or(DEFAULT_WEIGHT);
             let threads = VcpuThreads { pid: thread.pid(), index: 0, tids: vec![tid], name };
-            named.push((threads, Claim { vm: number, weight, cap_permille: 0 }));
+            named.push((threads, self.claim(at, number)));
         }
         Ok(named)
     }
 
     /// Where back ends register, and the machines that were named as a whole.
     fn backends(&self) -> anyhow::Result<Option<Backends>> {
-        if !self.tid.is_empty() && self.pid.is_empty() && self.domain.is_empty() && self.listen.is_none() {
+        let whole = self.pid.len() + self.domain.len() + self.qmp.len();
+        if !self.tid.is_empty() && whole == 0 && self.listen.is_none() {
             return Ok(None);
         }
-        let mut pids = self.pid.clone();
+        let mut claims = HashMap::new();
+        let mut claim = |process: ProcessId, named: String| {
+            let at = self.tid.len() + claims.len();
+            let before = claims.insert(process, self.claim(at, process.pid));
+            anyhow::ensure!(before.is_none(), "{named}: process {} was named before", process.pid);
+            Ok(())
+        };
+        for &pid in &self.pid {
+            claim(ProcessId::of(pid).with_context(|| format!("--pid {pid}"))?, format!("--pid {pid}"))?;
+        }
         for domain in &self.domain {
-            pids.push(pid_of_domain(domain)?);
+            let named = format!("--domain {domain}");
+            let pid = pid_of_domain(domain)?;
+            claim(ProcessId::of(pid).with_context(|| named.clone())?, named)?;
         }
-        let weight =
-            |at: usize| self.weight.get(at).or(self.weight.last()).copied().unwrap_or(DEFAULT_WEIGHT);
-        let mut weights = HashMap::new();
-        for (at, &pid) in (self.tid.len()..).zip(&pids) {
-            let process = ProcessId::of(pid).with_context(|| format!("--pid {pid}"))?;
-            weights.insert(process, weight(at));
+        let mut machines = Vec::new();
+        for path in &self.qmp {
+            let named = format!("--qmp {}", path.display());
+            let machine = Machine::by_qmp(path).with_context(|| named.clone())?;
+            claim(machine.process(), named)?;
+            machines.push(machine);
         }
-        let other = weight(usize::MAX);
-        let expected: Vec<ProcessId> = weights.keys().copied().collect();
+        let expected: Vec<ProcessId> = claims.keys().copied().collect();
+        let this = self.claim(usize::MAX, 0);
         let claims = move |process: ProcessId| {
-            let weight = weights.get(&process).copied().unwrap_or(other);
-            Claim { vm: process.pid, weight, cap_permille: 0 }
+            claims.get(&process).copied().unwrap_or(Claim { vm: process.pid, ..this })
         };
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
         let link = Link::bind(&path, self.listen_mode)?;
@@ -143,6 +189,9 @@ impl RunArgs {
         let mut backends = Backends::new(link, Classes::ALL, Box::new(claims));
         for process in expected {
             backends.expect(process);
+        }
+        for machine in machines {
+            backends.expect_machine(machine);
         }
         Ok(Some(backends))
     }
@@ -227,11 +276,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     {
         probe::real_time()?;
     }
+    let watch = args.watch_io.then(|| vlane_sched::watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
-    let backends = args.backends()?;
+    let mut backends = args.backends()?;
     let repaired = table::repair(&state_dir)?;
     if repaired.changed > 0 {
         tracing::warn!(
@@ -263,6 +313,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Daemon::raise()?;
     let source = daemon.add_source(Box::new(mailbox));
     warn_of_groups(&named);
+    if let Some((watch, silence)) = watch {
+        daemon.add_source(watch);
+        if let Some(backends) = &mut backends {
+            backends.silence(silence);
+        }
+        tracing::info!("the machines' interrupts are watched");
+    }
     for (threads, claim) in named {
         let tid = threads.tids[0];
         let id = daemon.add(threads, claim)?;
@@ -284,4 +341,58 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string(&last)?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    fn parsed(words: &[&str]) -> Result<RunArgs, clap::Error> {
+        Only::try_parse_from(["run"].iter().chain(words)).map(|only| only.args)
+    }
+
+    #[test]
+    fn weights_and_caps_count_in_the_order_of_the_machines_and_the_last_for_the_rest() {
+        let args = parsed(&["--pid", "1", "--pid", "2", "--weight", "512", "--cap", "0,25"]);
+        let args = args.unwrap();
+        let claims = [0, 1, 7, usize::MAX].map(|at| args.claim(at, 3));
+        assert!(claims.iter().all(|claim| claim.weight == 512 && claim.vm == 3));
+        assert_eq!(claims.map(|claim| claim.cap_permille), [0, 250, 250, 250]);
+        let claim = parsed(&["--pid", "1"]).unwrap().claim(0, 1);
+        assert_eq!((claim.weight, claim.cap_permille), (DEFAULT_WEIGHT, 0));
+    }
+
+    #[test]
+    fn a_cap_is_percent_and_there_are_no_more_of_them_than_machines() {
+        for wrong in ["x", "-1", "1.5", "1000001", "10,x"] {
+            let error = parsed(&["--pid", "1", &format!("--cap={wrong}")]).unwrap_err().to_string();
+            assert!(error.contains("--cap"), "{wrong}: {error}");
+        }
+        let too_many = parsed(&["--pid", "1", "--qmp", "/q", "--cap", "10,20,30"]).unwrap();
+        let error = too_many.named().unwrap_err().to_string();
+        assert!(error.contains("3 values of --cap for 2 machines"), "{error}");
+        assert!(parsed(&["--cap", "10"]).unwrap().named().is_ok(), "one for whoever comes");
+    }
+
+    #[test]
+    fn a_machine_is_named_once_and_a_qmp_socket_without_a_listener_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let me = std::process::id().to_string();
+        let listen = dir.path().join("sched.sock").display().to_string();
+        let twice = parsed(&["--pid", &me, "--pid", &me, "--listen", &listen]).unwrap();
+        assert!(twice.backends().unwrap_err().to_string().contains("named before"));
+        let none = dir.path().join("qmp.sock").display().to_string();
+        let error = parsed(&["--qmp", &none, "--listen", &listen]).unwrap().backends().unwrap_err();
+        assert!(format!("{error:#}").contains("no QEMU listens there"), "{error:#}");
+        assert!(!dir.path().join("sched.sock").exists(), "something was made before the error");
+    }
 }

@@ -27,9 +27,11 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// How long a back end may take to drain and flush.
 pub const STOP: Duration = Duration::from_secs(20);
 
-/// The program under test.
+/// The program under test. A test program that runs in a guest finds it there.
 pub fn vlane() -> &'static str {
-    env!("CARGO_BIN_EXE_vlane")
+    static PROGRAM: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let named = PROGRAM.get_or_init(|| std::env::var("VLANE_PROGRAM").ok());
+    named.as_deref().unwrap_or(env!("CARGO_BIN_EXE_vlane"))
 }
 
 /// This machine; what is missing is installed where that is possible.
@@ -247,4 +249,74 @@ fn boot_sector() -> [u8; 512] {
     sector[..CODE.len()].copy_from_slice(&CODE);
     sector[510..].copy_from_slice(&[0x55, 0xaa]);
     sector
+}
+
+/// `vlane sched run` as a process of its own, with its sockets in a directory of its own.
+pub struct Scheduler {
+    backend: Backend,
+    socket: PathBuf,
+    _directory: TempDir,
+}
+
+impl Scheduler {
+    /// Starts it; `None`, said loudly, where this test may not schedule.
+    pub fn start(options: &[&str]) -> Option<Self> {
+        if let Err(error) = vlane_sched::live::probe::real_time() {
+            let test = std::thread::current().name().unwrap_or("?").to_string();
+            let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {error}");
+            return None;
+        }
+        let directory = TempDir::with_prefix("vlane-sched-").unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let mut words: Vec<PathBuf> = ["sched", "run", "--json"].iter().map(PathBuf::from).collect();
+        for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")]
+        {
+            words.extend([option.into(), at(file)]);
+        }
+        words.extend(options.iter().map(PathBuf::from));
+        let spec = Spec::new(vlane(), words);
+        let socket = at("state.sock");
+        let backend =
+            Backend::start(&spec, &socket, Ready::Socket, Some(show)).unwrap_or_else(|e| panic!("{e}"));
+        Some(Self { backend, socket, _directory: directory })
+    }
+
+    /// What `vlane sched top` shows now.
+    pub fn state(&self) -> vlane_sched::live::state::State {
+        let mut top = Command::new(vlane());
+        let output = top.args(["sched", "top", "--once", "--json", "--socket"]).arg(&self.socket).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The first state of which something holds.
+    pub fn wait(
+        &self,
+        what: &str,
+        holds: impl Fn(&vlane_sched::live::state::State) -> bool,
+    ) -> vlane_sched::live::state::State {
+        let until = std::time::Instant::now() + LIMIT;
+        loop {
+            let state = self.state();
+            if holds(&state) {
+                return state;
+            }
+            assert!(std::time::Instant::now() < until, "never: {what}: {state:?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.backend.id()
+    }
+
+    /// Ends it; the last state.
+    pub fn stop(self) -> vlane_sched::live::state::State {
+        let stopped = self.backend.stop(STOP).unwrap();
+        assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
+        let last = stopped.log.lines().rfind(|line| line.starts_with('{'));
+        serde_json::from_str(last.unwrap_or_else(|| panic!("{}", stopped.log))).unwrap()
+    }
 }

@@ -1,0 +1,47 @@
+//! I/O that is not vlane's own: a virtual machine's interrupts are eventfds, whoever signals them (vhost in the kernel, another back
+//! end, QEMU for KVM). BPF programs in the kernel see them, and tell of the vCPU that is to take one.
+//!
+//! `program` is the kernel's side (`bpf/watch.bpf.c`), `scan` finds the machines' eventfds in `/proc`, `source` tells the daemon. All of
+//! it lives in file descriptors of this process: when it ends, however it ends, nothing stays in the kernel.
+
+mod probe;
+
+#[cfg(feature = "bpf")]
+mod program;
+#[cfg(feature = "bpf")]
+mod scan;
+#[cfg(feature = "bpf")]
+mod source;
+
+pub use probe::probe;
+
+use crate::Result;
+use crate::live::source::Source;
+
+/// Whose interrupts are not told, because the back end tells of its I/O itself.
+pub trait Silence: Send {
+    /// Signals of the process `backend` to the machine that is process `machine` are ignored, or not any more.
+    fn silence(&self, backend: u32, machine: u32, silent: bool);
+}
+
+/// A source that watches every vCPU of the daemon that it is added to, and what silences it. An event that was not served within
+/// `boost_ns` is forgotten.
+///
+/// # Errors
+///
+/// [`probe`]'s, and [`crate::ErrorKind::Unsupported`] or [`crate::ErrorKind::Permission`] when the kernel refuses the programs; nothing
+/// is attached then.
+pub fn open(boost_ns: u64) -> Result<(Box<dyn Source>, Box<dyn Silence>)> {
+    probe()?;
+    #[cfg(feature = "bpf")]
+    {
+        let watch = source::Watch::load(boost_ns)?;
+        let silencer = watch.silencer()?;
+        Ok((Box::new(watch), Box::new(silencer)))
+    }
+    #[cfg(not(feature = "bpf"))]
+    {
+        let _ = boost_ns;
+        Err(crate::Error::new(crate::ErrorKind::Unsupported, probe::NOT_BUILT))
+    }
+}

@@ -1,0 +1,277 @@
+//! The BPF programs in the kernel: loading and attaching them, what they are told, and what they tell.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
+
+use super::Silence;
+use crate::bpf;
+use crate::vehicle::Counter;
+use crate::{Error, ErrorKind, Result};
+
+/// Compiled from `bpf/watch.bpf.c` by `cargo xtask bpf`.
+const OBJECT: &[u8] = include_bytes!("bpf/watch.bpf.o");
+/// First in errors.
+const WHOSE: &str = "watching I/O";
+/// `MAX_VCPUS` there.
+pub(super) const MAX_VCPUS: usize = 256;
+/// `struct vcpu`, `struct machine` without its vCPUs, `struct mark`.
+const VCPU: usize = 24;
+const MACHINE: usize = 8;
+const MARK: usize = 24;
+/// The members of `struct counts`, in its order.
+const COUNTS: [&str; 9] = [
+    "watch_interrupts",
+    "watch_told",
+    "watch_coalesced",
+    "watch_running",
+    "watch_kicks",
+    "watch_served",
+    "watch_internal",
+    "watch_silent",
+    "watch_lost",
+];
+
+/// What the programs tell of a vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    Event { token: u64 },
+    Served { token: u64, response_ns: u64 },
+}
+
+/// A vCPU as the programs know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Vcpu {
+    pub(super) tid: u32,
+    pub(super) token: u64,
+}
+
+/// The loaded and attached programs.
+pub(super) struct Program {
+    // The order matters when it is dropped: what is attached goes first.
+    _links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    taken: Arc<Mutex<Vec<Told>>>,
+    marks: MapHandle,
+    machines: MapHandle,
+    threads: MapHandle,
+    counts: MapHandle,
+    object: Object,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").finish_non_exhaustive()
+    }
+}
+
+fn failed(what: &str) -> impl FnOnce(libbpf_rs::Error) -> Error + '_ {
+    move |cause| Error::caused_by(ErrorKind::Io, format!("{WHOSE}: {what}"), cause)
+}
+
+fn wrong_object() -> Error {
+    let what =
+        format!("{WHOSE}: the BPF object does not fit to this program; make it again: cargo xtask bpf");
+    Error::new(ErrorKind::Protocol, what)
+}
+
+impl Program {
+    pub(super) fn load(boost_ns: u64) -> Result<Self> {
+        let object = bpf::load(WHOSE, OBJECT, |open| {
+            for mut map in open.maps_mut() {
+                if map.name().to_string_lossy().ends_with(".rodata") {
+                    let value = map.initial_value_mut().ok_or_else(wrong_object)?;
+                    *value.first_chunk_mut().ok_or_else(wrong_object)? = boost_ns.to_ne_bytes();
+                }
+            }
+            Ok(())
+        })
+        .map_err(explained)?;
+        let links: libbpf_rs::Result<Vec<Link>> =
+            object.progs_mut().map(|program| program.attach()).collect();
+        let links = links.map_err(|e| explained(bpf::refused(WHOSE, "a program cannot be attached", e)))?;
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&taken);
+        let marks = map(&object, "marks")?;
+        let mut builder = RingBufferBuilder::new();
+        let take = move |bytes: &[u8]| {
+            into.lock().unwrap_or_else(PoisonError::into_inner).extend(mark(bytes));
+            0
+        };
+        builder.add(&marks, take).map_err(failed("no ring"))?;
+        let ring = builder.build().map_err(failed("no ring"))?;
+        let (machines, threads) = (map(&object, "machines")?, map(&object, "threads")?);
+        let counts = map(&object, "counts")?;
+        Ok(Self { _links: links, ring, taken, marks, machines, threads, counts, object })
+    }
+
+    /// Readable when there is something to take.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.marks.as_fd()
+    }
+
+    /// What was told since the last time.
+    pub(super) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
+        self.ring.consume().map_err(failed("what the programs tell cannot be read"))?;
+        told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+
+    /// These are the vCPUs of the machine that is process `pid`; none forgets it.
+    pub(super) fn set_machine(&self, pid: u32, vcpus: &[Vcpu]) -> Result<()> {
+        if vcpus.is_empty() {
+            // It may not have been known.
+            let _ = self.machines.delete(&pid.to_ne_bytes());
+            return Ok(());
+        }
+        for (at, vcpu) in (0_u32..).zip(vcpus).take(MAX_VCPUS) {
+            let value = [pid.to_ne_bytes(), at.to_ne_bytes()].concat();
+            self.threads
+                .update(&vcpu.tid.to_ne_bytes(), &value, MapFlags::ANY)
+                .map_err(failed("a vCPU cannot be noted"))?;
+        }
+        self.machines
+            .update(&pid.to_ne_bytes(), &machine(vcpus), MapFlags::ANY)
+            .map_err(failed("a machine cannot be noted"))
+    }
+
+    /// This thread is no vCPU any more.
+    pub(super) fn forget_thread(&self, tid: u32) {
+        let _ = self.threads.delete(&tid.to_ne_bytes());
+    }
+
+    /// The table of eventfds, for whoever looks for them.
+    pub(super) fn eventfds(&self) -> Result<Eventfds> {
+        Ok(Eventfds(map(&self.object, "eventfds")?))
+    }
+
+    pub(super) fn silencer(&self) -> Result<Silencer> {
+        Ok(Silencer(map(&self.object, "silenced")?))
+    }
+
+    pub(super) fn counters(&self) -> Vec<Counter> {
+        let bytes =
+            self.counts.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        let (values, _) = bytes.as_chunks();
+        COUNTS
+            .iter()
+            .zip(values)
+            .map(|(name, bytes)| Counter { name, value: u64::from_ne_bytes(*bytes) })
+            .collect()
+    }
+}
+
+/// The kernel's refusal says little.
+fn explained(error: Error) -> Error {
+    if error.kind() != ErrorKind::Permission {
+        return error;
+    }
+    let what = format!(
+        "{WHOSE}: the kernel refuses to trace its functions (fentry), although this process has the capabilities: a locked-down or \
+         hardened kernel does, and some seccomp filters of containers do; without --watch-io everything else works; nothing was changed"
+    );
+    Error::caused_by(ErrorKind::Permission, what, error)
+}
+
+fn map(object: &Object, name: &str) -> Result<MapHandle> {
+    let found = object.maps().find(|map| map.name() == name).ok_or_else(wrong_object)?;
+    MapHandle::try_from(&found).map_err(failed("no file descriptor left"))
+}
+
+/// `struct machine`.
+fn machine(vcpus: &[Vcpu]) -> Vec<u8> {
+    let vcpus = &vcpus[..vcpus.len().min(MAX_VCPUS)];
+    let mut bytes = Vec::with_capacity(MACHINE + VCPU * MAX_VCPUS);
+    bytes.extend(u32::try_from(vcpus.len()).unwrap_or(0).to_ne_bytes());
+    bytes.extend(0_u32.to_ne_bytes());
+    for vcpu in vcpus {
+        bytes.extend(vcpu.tid.to_ne_bytes());
+        bytes.extend(0_u32.to_ne_bytes());
+        bytes.extend(vcpu.token.to_ne_bytes());
+        bytes.extend(0_u64.to_ne_bytes());
+    }
+    bytes.resize(MACHINE + VCPU * MAX_VCPUS, 0);
+    bytes
+}
+
+/// `struct mark`; none for what nobody knows.
+fn mark(bytes: &[u8]) -> Option<Told> {
+    let bytes: &[u8; MARK] = bytes.first_chunk()?;
+    let (words, _) = bytes.as_chunks();
+    let [token, response_ns, what] = words else { return None };
+    let [token, response_ns] = [token, response_ns].map(|word| u64::from_ne_bytes(*word));
+    match u32::from_ne_bytes([what[0], what[1], what[2], what[3]]) {
+        1 => Some(Told::Event { token }),
+        2 => Some(Told::Served { token, response_ns }),
+        _ => None,
+    }
+}
+
+/// The table of eventfds that are machines'.
+#[derive(Debug)]
+pub(super) struct Eventfds(MapHandle);
+
+impl Eventfds {
+    /// This eventfd is this machine's; nothing if it is known.
+    pub(super) fn add(&self, id: u32, machine: u32) -> Result<()> {
+        // `uses` and `looked_at` are the programs'.
+        let value = [machine, 0, 0, 0].map(u32::to_ne_bytes).concat();
+        match self.0.update(&id.to_ne_bytes(), &value, MapFlags::NO_EXIST) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::AlreadyExists => {
+                Err(failed("an eventfd cannot be noted")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// It is nobody's any more.
+    pub(super) fn remove(&self, id: u32) {
+        let _ = self.0.delete(&id.to_ne_bytes());
+    }
+}
+
+/// Back ends that tell of their I/O themselves.
+#[derive(Debug)]
+pub(super) struct Silencer(MapHandle);
+
+impl Silence for Silencer {
+    fn silence(&self, backend: u32, machine: u32, silent: bool) {
+        let key = [backend, machine].map(u32::to_ne_bytes).concat();
+        let done = match silent {
+            true => self.0.update(&key, &1_u32.to_ne_bytes(), MapFlags::ANY),
+            false => self.0.delete(&key),
+        };
+        if let Err(error) = done {
+            tracing::warn!(
+                "process {backend}, which tells of its I/O, cannot be kept from being watched: {error}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_sizes_that_the_programs_assert() {
+        let vcpus: Vec<Vcpu> = (1..=300).map(|n| Vcpu { tid: n, token: u64::from(n) + 7 }).collect();
+        let bytes = machine(&vcpus);
+        assert_eq!(bytes.len(), 8 + 24 * 256);
+        assert_eq!(bytes[..4], 256_u32.to_ne_bytes());
+        assert_eq!(bytes[8 + 24..8 + 28], 2_u32.to_ne_bytes());
+        assert_eq!(bytes[8 + 32..8 + 40], 9_u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn marks_are_read_and_what_is_none_is_left_out() {
+        let of = |token: u64, ns: u64, what: u64| [token, ns, what].map(u64::to_le_bytes).concat();
+        if cfg!(target_endian = "little") {
+            assert_eq!(mark(&of(5, 0, 1)), Some(Told::Event { token: 5 }));
+            assert_eq!(mark(&of(5, 9, 2)), Some(Told::Served { token: 5, response_ns: 9 }));
+            assert_eq!(mark(&of(5, 9, 3)), None);
+        }
+        assert_eq!(mark(&[1; 23]), None);
+    }
+}
