@@ -395,7 +395,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
         about: format!(
             "{} guests ({}), each with a process that computes all the time; the first also reads and writes 4 KiB of its vlane disk, \
-             synchronously, as fast as it can. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
+             synchronously, as fast as it can, by a process that is real-time in the guest: the guest's own scheduler is not what is measured. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
              real-time under all schedulers, EEVDF included.",
             options.guests, bed.what
         ),
@@ -416,8 +416,8 @@ fn warnings(options: &Options) -> Vec<String> {
         warnings.push(text.to_owned());
     }
     if options.machines == Machines::Uml {
-        let text = "A User-Mode Linux guest lets its present process run on until its own timer tick (10 ms) when an interrupt comes: the host's \
-                    scheduler cannot shorten that, and it is in every response.";
+        let text = "A User-Mode Linux guest lets its present process run on until a system call of it or the guest's own timer tick (10 ms) when an \
+                    interrupt comes: the host's scheduler cannot shorten that, and about one response in six waits for it.";
         warnings.push(text.to_owned());
     }
     warnings
