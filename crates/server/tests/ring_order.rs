@@ -282,11 +282,12 @@ fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
                 // Made available while the ring was stopped, without a kick.
                 driven.wait(8);
             }
+            let begin = Instant::now();
             driven.submit(8..32, true);
             std::thread::sleep(latency / 3);
-            let begin = Instant::now();
             base = wire.get_base(0).unwrap();
-            assert!(begin.elapsed() >= latency / 4, "it did not wait for what is in flight");
+            // Since they were submitted: a busy machine may have slept through all of it.
+            assert!(begin.elapsed() >= latency, "it did not wait for what is in flight");
             assert_eq!(driven.reap(), 24, "{format:?} round {round}: drained when the base is told");
             driven.submit(0..8, true);
             std::thread::sleep(Duration::from_millis(5));
