@@ -96,7 +96,9 @@ impl Client {
     /// one, or will be; it is told about when it is not there.
     pub fn new(sockets: Vec<PathBuf>, guest: Guest, expected: bool, now: Instant) -> Client {
         let (appear, state) = (Appear::of(&sockets), State::Away { next: Some(now) });
-        Client { sockets, guest, expected, tries: 0, appear, state, told: None }
+        // One that is about to listen has its socket already.
+        let tries = if sockets.iter().any(|path| path.exists()) { TRIES } else { 0 };
+        Client { sockets, guest, expected, tries, appear, state, told: None }
     }
 
     /// Readable when [`Client::turn`] has something to do.
@@ -119,7 +121,7 @@ impl Client {
     /// Does what there is to do.
     pub fn turn(&mut self, now: Instant) -> Option<Change> {
         let away = matches!(self.state, State::Away { .. });
-        let appeared = away && self.appear.as_ref().is_some_and(Appear::happened);
+        let appeared = away && self.appear.as_mut().is_some_and(Appear::happened);
         if appeared {
             self.tries = TRIES;
         }
@@ -150,7 +152,7 @@ impl Client {
                 if let State::Asked { socket, .. } = before {
                     self.state = State::Joined { socket, board: Arc::clone(&board) };
                 }
-                self.told = None;
+                (self.told, self.appear) = (None, None);
                 tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
                 Some(Change::Joined(board, Arc::new(wake)))
             }
@@ -163,10 +165,13 @@ impl Client {
                 let wait = match before {
                     State::Asked { .. } => Some(RETRY_REFUSED),
                     _ if self.tries > 0 => Some(RETRY),
-                    _ => self.appear.is_none().then_some(RETRY_UNTOLD),
+                    _ => self.appear.as_ref().is_none_or(Appear::is_blind).then_some(RETRY_UNTOLD),
                 };
                 self.tries = self.tries.saturating_sub(1);
                 self.state = State::Away { next: wait.map(|wait| now + wait) };
+                if self.appear.is_none() {
+                    self.appear = Appear::of(&self.sockets);
+                }
                 if joined {
                     tracing::info!("{}: the vCPU scheduler is gone: {why}", self.guest.name);
                 } else if self.expected && self.told.as_ref() != Some(&why) {

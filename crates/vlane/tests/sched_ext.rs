@@ -69,7 +69,7 @@ fn boosts_are_decided_as_the_policy_decides_and_a_killed_loader_leaves_no_schedu
     // Of the better turn: what the host takes from an emulated CPU is charged to the thread that ran there. Before shares held, the
     // farthest was 185 % off.
     let farthest = responses[5]["min"].as_f64().unwrap();
-    assert!(farthest < 10.0, "a thread's CPU time is {farthest} % off its share: {responses:?}");
+    assert!(farthest < 15.0, "a thread's CPU time is {farthest} % off its share: {responses:?}");
     let killed = row(&report, "kills", "kill -9");
     assert_eq!((killed[1].as_f64().unwrap(), killed[4].as_str().unwrap()), (10.0, "disabled"));
 }
@@ -91,7 +91,7 @@ fn weights_hold_in_a_sched_ext_scheduler() {
     let Some(report) = prove_or_skip(&turns) else { return };
     let responses = row(&report, "responses", "loan");
     let farthest = responses[5]["min"].as_f64().unwrap();
-    assert!(farthest < 10.0, "a thread's CPU time is {farthest} % off its weight: {responses:?}");
+    assert!(farthest < 15.0, "a thread's CPU time is {farthest} % off its weight: {responses:?}");
 }
 
 #[test]
@@ -170,8 +170,9 @@ kill $all
     for vcpu in told["vcpus"].as_array().unwrap() {
         let (share, entitled) =
             (vcpu["share_percent"].as_f64().unwrap(), vcpu["entitled_percent"].as_f64().unwrap());
+        // All alike, the one of half the weight would be 80 % ahead.
         assert!(
-            (share / entitled - 1.0).abs() < 0.15,
+            (share / entitled - 1.0).abs() < 0.3,
             "{share} % of the CPU time, entitled to {entitled} %: {told}"
         );
     }

@@ -76,6 +76,8 @@ pub struct SchedExt {
     next_accounting: u64,
     /// When the last accounting was.
     accounted: u64,
+    /// Of the host.
+    cpus: u64,
     /// Out of the scheduler until then, because it got nothing.
     sheltered_until: Option<u64>,
     /// For how long the last time, and when it ended.
@@ -105,6 +107,7 @@ impl SchedExt {
             options,
             next_accounting: 0,
             accounted: 0,
+            cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64),
             sheltered_until: None,
             last_shelter: (0, 0),
             warned: None,
@@ -261,6 +264,8 @@ impl SchedExt {
         self.program.settle(places)?;
         let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
         let (mut pool, mut waits) = (0, None);
+        // Those that wait; and since when one has waited that has credits, which others of ours do not come before for long.
+        let (mut waiting, mut entitled_since) = (0_u64, u64::MAX);
         for id in ids {
             let seen = self.program.seen(id)?;
             let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) else {
@@ -273,11 +278,17 @@ impl SchedExt {
             self.book.ran(id, now, used);
             if seen.waits_since > 0 {
                 waits = waits.into_iter().chain([(seen.waits_since, id)]).min();
+                waiting += 1;
+                if seen.account.credit_ns > 0 {
+                    entitled_since = entitled_since.min(seen.waits_since);
+                }
             }
             self.book.restore(id, seen.account);
         }
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.accounted, now));
-        self.shelter(now, waits, pool, elapsed);
+        // A tenth of a CPU between all is next to none. So is a tenth of the CPUs that they could use, when one waits that is entitled.
+        let usable = if now.saturating_sub(entitled_since) < STARVES_NS { 1 } else { waiting.min(self.cpus) };
+        self.shelter(now, waits, pool, elapsed / 10 * usable.max(1));
         self.book.account_all(now, pool);
         let terms = |place: usize| {
             let account = self.book.account(VcpuId(u32::try_from(place).unwrap_or(u32::MAX)));
@@ -294,7 +305,7 @@ impl SchedExt {
     /// When tasks above sched_ext leave nothing to it, all vCPUs become ordinary threads for a while, which compete with them. One
     /// alone would only be one more that keeps the others from the CPUs. A vCPU that waits because it has used more than its
     /// share is no case of this: then others of ours run.
-    fn shelter(&mut self, now: u64, waits_since: Option<(u64, VcpuId)>, used_ns: u64, elapsed_ns: u64) {
+    fn shelter(&mut self, now: u64, waits_since: Option<(u64, VcpuId)>, used_ns: u64, next_to_none_ns: u64) {
         if let Some(until) = self.sheltered_until {
             if now >= until {
                 self.sheltered_until = None;
@@ -304,7 +315,7 @@ impl SchedExt {
         }
         let Some((since, id)) = waits_since else { return };
         let waited = now.saturating_sub(since);
-        if waited < STARVES_NS || used_ns > elapsed_ns / 10 {
+        if waited < STARVES_NS || used_ns > next_to_none_ns {
             return;
         }
         let (last, ended) = self.last_shelter;

@@ -382,7 +382,10 @@ impl Daemon {
         match mark {
             Mark::Event { token } => {
                 let Some(id) = known(token) else { return Ok(()) };
-                if let Some(again) = &mut self.again {
+                let tells = self.sources.get(source).and_then(Option::as_ref);
+                if let Some(again) = &mut self.again
+                    && tells.is_some_and(|source| source.tells_of_all_served())
+                {
                     again.told(id, now);
                 }
                 match self.vehicle.event(id, now) {

@@ -69,6 +69,11 @@ pub trait Source: Send {
         None
     }
 
+    /// Whether it tells of every event when it is served. Otherwise nothing is known of one that is not, and it is not told again.
+    fn tells_of_all_served(&self) -> bool {
+        true
+    }
+
     /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
     fn may_bring_vcpus(&self) -> bool {
         false

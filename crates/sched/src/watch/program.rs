@@ -242,7 +242,10 @@ impl Silence for Silencer {
             true => self.0.update(&key, &1_u32.to_ne_bytes(), MapFlags::ANY),
             false => self.0.delete(&key),
         };
-        if let Err(error) = done {
+        // A machine with several disks of one back end is let go once for each.
+        if let Err(error) = done
+            && !(error.kind() == libbpf_rs::ErrorKind::NotFound && !silent)
+        {
             tracing::warn!(
                 "process {backend}, which tells of its I/O, cannot be kept from being watched: {error}"
             );

@@ -65,6 +65,11 @@ impl Source for Watch {
         "the machines' eventfds"
     }
 
+    /// A machine that only receives never kicks.
+    fn tells_of_all_served(&self) -> bool {
+        false
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.program.fd()
     }

@@ -105,6 +105,7 @@ enum scx_enq_flags {
 	SCX_ENQ_WAKEUP = 1ULL,
 	SCX_ENQ_HEAD = 1ULL << 4,
 	SCX_ENQ_PREEMPT = 1ULL << 32,
+	SCX_ENQ_REENQ = 1ULL << 40,
 };
 enum scx_dsq_id_flags {
 	SCX_DSQ_LOCAL = (1ULL << 63) | 2,

@@ -34,6 +34,12 @@ static u32 class_on(s32 cpu)
 	return cpus[cpu].class;
 }
 
+/* Bound to its CPU for the moment. Not told of the current thread: running a BPF program disables migration of that. */
+static bool is_surely_bound(const struct task_struct *p)
+{
+	return KERNEL_HAS_FIELD(p->migration_disabled) && p->migration_disabled && bpf_get_current_task_btf() != p;
+}
+
 /* A CPU that p may use and whose present thread matters less than `class`; the first where OVER or nobody runs. */
 static s32 find_cpu(struct task_struct *p, u32 class, u32 *found)
 {
@@ -41,6 +47,9 @@ static s32 find_cpu(struct task_struct *p, u32 class, u32 *found)
 
 	*found = class;
 	for_range(i, 0, settings.nr_cpus) {
+		/* It can go nowhere else than where it is. */
+		if (i && is_surely_bound(p))
+			break;
 		s32 cpu = first + i;
 		u32 there;
 
@@ -59,15 +68,10 @@ static s32 find_cpu(struct task_struct *p, u32 class, u32 *found)
 	return best;
 }
 
-/*
- * Whether a thread may be bound to its CPU for the moment: nobody may move it to another's own queue then. Running BPF programs
- * disables migration, so of the current thread nothing is known.
- */
-static bool is_bound(struct task_struct *p)
+/* Whether it may be bound: nobody may move it to another CPU's own queue then, which would end the scheduler. */
+static bool is_bound(const struct task_struct *p)
 {
-	if (bpf_get_current_task_btf() == p)
-		return 1;
-	return KERNEL_HAS_FIELD(p->migration_disabled) && p->migration_disabled;
+	return bpf_get_current_task_btf() == p || is_surely_bound(p);
 }
 
 static void kick(s32 cpu, u32 there)
@@ -83,8 +87,12 @@ static u32 standing(struct thread *t, u64 *slice, u64 *key)
 
 	*slice = settings.slice_ns;
 	*key = level;
-	if (!v)
+	if (!v) {
+		/* Who has no account has a place that ages with what it uses: nobody's turn is put off by it for good. */
+		if (t && (s64)(t->key - level) > 0)
+			*key = t->key;
 		return CLASS_OVER;
+	}
 	*key -= (u64)v->account.credit_ns;
 	if (!v->account.boosted)
 		return v->account.credit_ns > 0 ? CLASS_UNDER : CLASS_OVER;
@@ -102,16 +110,25 @@ static void given(struct thread *t, u64 slice, u64 key)
 	}
 }
 
-/* Whether somebody waits whose turn comes before that key. */
-static bool somebody_before(u64 key)
+/* Whether somebody waits who may run on this CPU and whose turn comes before that key. */
+static bool somebody_before(s32 cpu, u64 key)
 {
 	struct bpf_iter_scx_dsq it;
-	struct task_struct *first;
 	bool before = 0;
+	s32 i;
 
 	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
-		first = bpf_iter_scx_dsq_next(&it);
-		before = first && (s64)(first->scx.dsq_vtime - key) <= 0;
+		for_range(i, 0, MAX_LOOKED_AT) {
+			struct task_struct *next = bpf_iter_scx_dsq_next(&it);
+
+			if (!next || (s64)(next->scx.dsq_vtime - key) > 0)
+				break;
+			if (bpf_cpumask_test_cpu(cpu, next->cpus_ptr) &&
+			    !(is_surely_bound(next) && scx_bpf_task_cpu(next) != cpu)) {
+				before = 1;
+				break;
+			}
+		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
 	return before;
@@ -166,9 +183,12 @@ int loan_enqueue(u64 *args)
 	}
 	given(t, slice, key);
 	dsq_insert_at(p, TURNS, slice, key, flags);
-	/* An idle CPU has to be told; who is UNDER comes before who is OVER at once when it wakes. */
-	if (wakes) {
-		cpu = find_cpu(p, class, &there);
+	/*
+	 * An idle CPU has to be told; who is UNDER comes before who is OVER at once when it wakes. Who lost its CPU to a class above
+	 * only asks for one that is idle.
+	 */
+	if (wakes || flags & KERNEL_VALUE(scx_enq_flags, SCX_ENQ_REENQ)) {
+		cpu = find_cpu(p, wakes ? class : CLASS_OVER, &there);
 		if (cpu >= 0)
 			kick(cpu, there);
 	}
@@ -179,7 +199,9 @@ SEC("struct_ops/loan_dispatch")
 int loan_dispatch(u64 *args)
 {
 	struct task_struct *prev = (void *)args[1];
+	s32 cpu = args[0];
 	struct thread *t = NULL;
+	u32 class = CLASS_OVER;
 	u64 slice, key;
 
 	if (dsq_move_to_local(BOOSTED))
@@ -187,14 +209,18 @@ int loan_dispatch(u64 *args)
 	/* The one that has just used its slice is in no queue yet. */
 	if (prev && prev->scx.flags & KERNEL_VALUE(scx_ent_flags, SCX_TASK_QUEUED)) {
 		t = thread_of(prev);
-		standing(t, &slice, &key);
+		class = standing(t, &slice, &key);
 	}
-	if ((!t || somebody_before(key)) && dsq_move_to_local(TURNS))
+	if ((!t || (class != CLASS_BOOST && somebody_before(cpu, key))) && dsq_move_to_local(TURNS))
 		return 0;
 	if (t) {
+		/* It goes on: the kernel says neither that it stops nor that it runs. */
 		given(t, slice, key);
 		t->began = bpf_ktime_get_ns();
+		t->boosted = class == CLASS_BOOST;
 		set_slice(prev, slice);
+		if (cpu >= 0 && cpu < MAX_CPUS)
+			cpus[cpu].class = class;
 	}
 	return 0;
 }
@@ -254,9 +280,10 @@ int loan_running(u64 *args)
 		class = account_class(&v->account);
 		rest = at_least_zero(settings.params.boost_max_ns, v->account.boost_used_ns);
 		end(v, t->vcpu, &s);
-		t->began = now;
 		t->boosted = class == CLASS_BOOST;
 	}
+	if (t)
+		t->began = now;
 	if (cpu >= 0 && cpu < MAX_CPUS) {
 		cpus[cpu].class = class;
 		cpus[cpu].vcpu = v ? t->vcpu : -1;
@@ -285,8 +312,11 @@ int loan_stopping(u64 *args)
 		cpus[cpu].class = CLASS_IDLE;
 		cpus[cpu].vcpu = -1;
 	}
-	if (!v)
+	if (!v) {
+		if (t)
+			t->key = ((s64)(t->key - level) > 0 ? t->key : level) + at_least_zero(now, t->began);
 		return 0;
+	}
 	begin(v, now, &s);
 	if (v->running)
 		v->running--;
@@ -531,7 +561,11 @@ static bool promote(struct task_struct *p, s32 place, u64 slice)
 		return 0;
 	cpu = find_cpu(p, CLASS_BOOST, &there);
 	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
-		if (cpu >= 0 && (cpu == scx_bpf_task_cpu(p) || !is_bound(p)))
+		/*
+		 * Not into the own queue of the CPU where it is: before 6.18 was mended (f5e1e5ec204d), that CPU was not told. It takes
+		 * who is boosted when it is kicked.
+		 */
+		if (cpu >= 0 && cpu != scx_bpf_task_cpu(p) && !is_bound(p))
 			moved = dsq_move(&it, p, slice, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu,
 					 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
 						 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));

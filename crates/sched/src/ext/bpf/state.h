@@ -9,6 +9,8 @@
 #include "account.h"
 
 enum { MAX_VCPUS = 4096, MAX_CPUS = 1024, MAX_THREADS = 16 };
+/* How many waiting threads a CPU looks at, at most, for one that it may run. */
+enum { MAX_LOOKED_AT = 64 };
 /* How far a waiting thread's credits take it from its place before it is moved. */
 enum { MOVES_NS = 500000 };
 /* Who is boosted and found no CPU, first in, first out; and all others, by their keys. */

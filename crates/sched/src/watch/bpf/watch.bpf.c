@@ -252,16 +252,23 @@ static always_inline void interrupt(struct counts *c, struct eventfd *e, struct 
 	tell(c, v->token, EVENT, 0);
 }
 
+enum { STALE_NS = 250000000 };
+
 static always_inline void kick(struct counts *c, struct machine *m, u32 at)
 {
 	struct vcpu *v = vcpu_at(m, at);
+	u64 took;
 
 	COUNT(c->kicks);
 	if (!v || !v->pending)
 		return;
 	v->pending = 0;
+	took = bpf_ktime_get_ns() - v->told_at;
+	/* Nobody waits for a turn so long: this I/O has nothing to do with that interrupt (a packet came, a disk is read much later). */
+	if (took > STALE_NS)
+		return;
 	COUNT(c->served);
-	tell(c, v->token, SERVED, bpf_ktime_get_ns() - v->told_at);
+	tell(c, v->token, SERVED, took);
 }
 
 static always_inline int signalled(struct eventfd_ctx *ctx, bool by_kernel)
