@@ -13,6 +13,9 @@ use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
 /// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
 const STARVES_NS: u64 = 500 * MS;
+/// So long without a CPU although it has more credits than half of what it may have, so that it comes before all others: its thread is in
+/// the own queue of a CPU that went to a task above sched_ext in the same moment, where no other CPU takes it.
+const STUCK_NS: u64 = 100 * MS;
 /// For so long starving vCPUs are ordinary threads, which compete with those that starved them; twice as long each time that they
 /// starve again at once, up to the second figure.
 const SHELTER_NS: [u64; 2] = [1000 * MS, 32_000 * MS];
@@ -34,6 +37,8 @@ pub struct Counters {
     pub foreign: u64,
     /// Recorded steps that were lost because nobody took them out in time.
     pub lost: u64,
+    /// vCPUs that were taken out of a CPU's own queue, because that CPU did not come back to them.
+    pub freed: u64,
     /// Times that starving vCPUs were given back to the ordinary scheduler for a while.
     pub sheltered: u64,
 }
@@ -84,6 +89,7 @@ pub struct SchedExt {
     last_shelter: (u64, u64),
     warned: Option<u64>,
     sheltered: u64,
+    freed: u64,
     recorded: Vec<Step>,
 }
 
@@ -112,6 +118,7 @@ impl SchedExt {
             last_shelter: (0, 0),
             warned: None,
             sheltered: 0,
+            freed: 0,
             recorded: Vec::new(),
         })
     }
@@ -145,6 +152,7 @@ impl SchedExt {
             overtime: told.overtime,
             foreign: told.foreign,
             lost: told.lost,
+            freed: self.freed,
             sheltered: self.sheltered,
         })
     }
@@ -266,6 +274,8 @@ impl SchedExt {
         let (mut pool, mut waits) = (0, None);
         // Those that wait; and since when one has waited that has credits, which others of ours do not come before for long.
         let (mut waiting, mut entitled_since) = (0_u64, u64::MAX);
+        let first_in_line = i64::try_from(self.options.params.credit_max_ns / 2).unwrap_or(i64::MAX);
+        let mut stuck = Vec::new();
         for id in ids {
             let seen = self.program.seen(id)?;
             let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) else {
@@ -282,10 +292,16 @@ impl SchedExt {
                 if seen.account.credit_ns > 0 {
                     entitled_since = entitled_since.min(seen.waits_since);
                 }
+                if seen.account.credit_ns > first_in_line && now.saturating_sub(seen.waits_since) > STUCK_NS {
+                    stuck.push(id);
+                }
             }
             self.book.restore(id, seen.account);
         }
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.accounted, now));
+        if self.sheltered_until.is_none() {
+            self.free(&stuck);
+        }
         // A tenth of a CPU between all is next to none. So is a tenth of the CPUs that they could use, when one waits that is entitled.
         let usable = if now.saturating_sub(entitled_since) < STARVES_NS { 1 } else { waiting.min(self.cpus) };
         self.shelter(now, waits, pool, elapsed / 10 * usable.max(1));
@@ -338,9 +354,24 @@ impl SchedExt {
         self.all_to(false);
     }
 
+    /// Puts vCPUs back into the queue of all: out of the scheduler and in again.
+    fn free(&mut self, stuck: &[VcpuId]) {
+        for &id in stuck {
+            if let Some(member) = self.members.get(id.into_index()).and_then(Option::as_ref) {
+                Self::to(std::slice::from_ref(member).iter(), false);
+                Self::to(std::slice::from_ref(member).iter(), true);
+                self.freed += 1;
+            }
+        }
+    }
+
     /// All threads into the scheduler, or out of it as they were.
     fn all_to(&self, scheduler: bool) {
-        for member in self.members.iter().flatten() {
+        Self::to(self.members.iter().flatten(), scheduler);
+    }
+
+    fn to<'a>(members: impl Iterator<Item = &'a Member>, scheduler: bool) {
+        for member in members {
             for &Given { tid, start, before } in &member.threads {
                 let policy = if scheduler { (sys::SCHED_EXT, 0) } else { before };
                 // Who has gone meanwhile needs neither.
@@ -486,6 +517,7 @@ impl Vehicle for SchedExt {
             Counter { name: "threads_not_moved", value: counters.missed },
             Counter { name: "boosts_timed_out", value: counters.overtime },
             Counter { name: "foreign_threads", value: counters.foreign },
+            Counter { name: "freed", value: counters.freed },
             Counter { name: "sheltered", value: counters.sheltered },
         ]
     }
