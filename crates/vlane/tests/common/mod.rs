@@ -276,8 +276,9 @@ impl Scheduler {
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
         let socket = at("state.sock");
-        let backend =
-            Backend::start(&spec, &socket, Ready::Socket, Some(show)).unwrap_or_else(|e| panic!("{e}"));
+        // An emulated CPU that others use as well may need longer for it once.
+        let start = || Backend::start(&spec, &socket, Ready::Socket, Some(show));
+        let backend = start().or_else(|_| start()).or_else(|_| start()).unwrap_or_else(|e| panic!("{e}"));
         Some(Self { backend, socket, _directory: directory })
     }
 
