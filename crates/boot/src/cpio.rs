@@ -133,8 +133,7 @@ mod tests {
     #[test]
     fn busybox_reads_the_archive() {
         let Some(busybox) = crate::process::find_program("busybox") else {
-            eprintln!("SKIPPED: busybox is not on this machine, so nobody read the archive");
-            return;
+            return vlane_testing::skip("busybox is not on this machine, so nobody read the archive");
         };
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new(busybox)

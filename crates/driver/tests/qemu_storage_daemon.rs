@@ -51,7 +51,7 @@ fn daemon(dir: &Path) -> Option<Daemon> {
     match child {
         Ok(child) => Some(Daemon { child, socket }),
         Err(_) => {
-            eprintln!("NOT TESTED: qemu-storage-daemon is not installed (Debian: qemu-system-common)");
+            vlane_testing::skip("qemu-storage-daemon is not installed (Debian: qemu-system-common)");
             None
         }
     }

@@ -18,19 +18,19 @@ fn flushes(device: &Loop, work: impl FnOnce()) -> u64 {
     device.flushes() - before
 }
 
-fn on_device(test: &str, check: impl Fn(&Loop, Cache)) {
+fn on_device(check: impl Fn(&Loop, Cache)) {
     for cache in [Cache::None, Cache::Writeback, Cache::WriteThrough] {
         let dir = on_disk();
         match Loop::new(&image(dir.path(), 4 << 20), 512) {
             Ok(device) => check(&device, cache),
-            Err(why) => return skip(test, &why),
+            Err(why) => return skip(why),
         }
     }
 }
 
 #[test]
 fn a_flush_reaches_the_device_and_a_write_back_write_does_not() {
-    on_device("a_flush_reaches_the_device_and_a_write_back_write_does_not", |device, cache| {
+    on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         let mut write = |at| flushes(device, || drop(rig.ok(Op::write(at, bytes(at, 4096)))));
         match cache {
@@ -43,7 +43,7 @@ fn a_flush_reaches_the_device_and_a_write_back_write_does_not() {
 
 #[test]
 fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
-    on_device("what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only", |device, cache| {
+    on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         let data = bytes(9, 65536);
         rig.ok(Op::write(128, data.clone()));
@@ -62,7 +62,7 @@ fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
 
 #[test]
 fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_earlier_ones_too() {
-    on_device("when_the_guest_switches_its_write_cache_off_...", |device, cache| {
+    on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         rig.ok(Op::write(0, bytes(1, 65536)));
         rig.channel().set_write_through(true);
@@ -86,7 +86,7 @@ fn a_flush_of_a_file_reaches_the_device_below_its_file_system() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,
-        Err(why) => return skip("a_flush_of_a_file_reaches_the_device_below_its_file_system", &why),
+        Err(why) => return skip(why),
     };
     let device = mount.device.as_ref().expect("a device");
     for cache in [Cache::None, Cache::Writeback] {

@@ -58,7 +58,7 @@ fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
 fn full_memory_fails_the_write_and_nothing_else() {
     match Mount::tmpfs(2 << 20) {
         Ok(mount) => full_and_free_again(&mount, Cache::Auto, 8 << 20, true),
-        Err(why) => skip("full_memory_fails_the_write_and_nothing_else", &why),
+        Err(why) => skip(why),
     }
 }
 
@@ -70,7 +70,7 @@ fn a_full_disk_fails_the_write_and_nothing_else() {
             full_and_free_again(&mount, Cache::None, 32 << 20, false);
             full_and_free_again(&mount, Cache::Writeback, 32 << 20, false);
         }
-        Err(why) => skip("a_full_disk_fails_the_write_and_nothing_else", &why),
+        Err(why) => skip(why),
     }
 }
 
@@ -78,7 +78,7 @@ fn a_full_disk_fails_the_write_and_nothing_else() {
 fn zeroes_that_must_stay_allocated_fail_when_memory_is_full() {
     let mount = match Mount::tmpfs(1 << 20) {
         Ok(mount) => mount,
-        Err(why) => return skip("zeroes_that_must_stay_allocated_fail_when_memory_is_full", &why),
+        Err(why) => return skip(why),
     };
     let mut rig = Rig::new(open(&image(mount.path(), 4 << 20), Cache::Auto));
     let zeroes = |unmap| Op::WriteZeroes { ranges: vec![(0, 4096)], unmap };
@@ -90,12 +90,11 @@ fn zeroes_that_must_stay_allocated_fail_when_memory_is_full() {
 
 #[test]
 fn a_broken_device_fails_what_touches_it_only() {
-    let test = "a_broken_device_fails_what_touches_it_only";
     let dir = on_disk();
     let backing = image(dir.path(), 1 << 20);
     let device = match Loop::new(&backing, 512) {
         Ok(device) => device,
-        Err(why) => return skip(test, &why),
+        Err(why) => return skip(why),
     };
     for cache in [Cache::None, Cache::Writeback] {
         OpenOptions::new().write(true).open(&backing).and_then(|file| file.set_len(1 << 20)).expect("grow");
@@ -159,7 +158,7 @@ fn a_truncated_image_fails_reads_beyond_its_end_only() {
     let path = image(dir.path(), 1 << 20);
     match try_open(&path, Cache::None).map(drop) {
         Ok(()) => truncated(&path, Cache::None),
-        Err(why) => skip("a_truncated_image_fails_reads_beyond_its_end_only (direct)", &why),
+        Err(why) => skip(why),
     }
 }
 
@@ -167,7 +166,7 @@ fn a_truncated_image_fails_reads_beyond_its_end_only() {
 fn a_truncated_image_in_memory_does_not_end_the_process() {
     match in_memory() {
         Some(dir) => truncated(&image(dir.path(), 1 << 20), Cache::Auto),
-        None => skip("a_truncated_image_in_memory_does_not_end_the_process", "no /dev/shm"),
+        None => skip("no /dev/shm"),
     }
 }
 
@@ -215,7 +214,7 @@ fn requests_without_data_succeed_and_change_nothing() {
 fn one_broken_range_fails_the_request_and_no_other() {
     let mount = match Mount::tmpfs(1 << 20) {
         Ok(mount) => mount,
-        Err(why) => return skip("one_broken_range_fails_the_request_and_no_other", &why),
+        Err(why) => return skip(why),
     };
     let engine = open(&image(mount.path(), 4 << 20), Cache::Auto);
     let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn vlane_engine::Engine>);

@@ -58,10 +58,10 @@ impl Drop for QemuIo {
     }
 }
 
-fn has_qemu(test: &str) -> bool {
+fn has_qemu() -> bool {
     let found = command("qemu-io", &["--version"]);
     if let Err(why) = &found {
-        skip(test, why);
+        skip(why);
     }
     found.is_ok()
 }
@@ -97,8 +97,7 @@ fn a_volume_that_was_used_is_free_as_soon_as_it_ends() {
 
 #[test]
 fn qemu_refuses_an_image_that_is_served() {
-    let test = "qemu_refuses_an_image_that_is_served";
-    if !has_qemu(test) {
+    if !has_qemu() {
         return;
     }
     let dir = on_disk();
@@ -122,8 +121,7 @@ fn qemu_refuses_an_image_that_is_served() {
 
 #[test]
 fn an_image_that_qemu_uses_is_refused() {
-    let test = "an_image_that_qemu_uses_is_refused";
-    if !has_qemu(test) {
+    if !has_qemu() {
         return;
     }
     let dir = on_disk();
@@ -183,7 +181,7 @@ fn a_mounted_device_is_refused_and_can_be_read() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,
-        Err(why) => return skip("a_mounted_device_is_refused_and_can_be_read", &why),
+        Err(why) => return skip(why),
     };
     let device = &mount.device.as_ref().expect("a device").device;
     assert!(refused(device, false).contains("is in use (mounted"));
@@ -196,7 +194,7 @@ fn a_device_has_one_writer() {
     let dir = on_disk();
     let device = match Loop::new(&image(dir.path(), 1 << 20), 512) {
         Ok(device) => device,
-        Err(why) => return skip("a_device_has_one_writer", &why),
+        Err(why) => return skip(why),
     };
     for _ in 0..3 {
         let mut rig = Rig::new(Arc::new(try_open(&device.device, false).expect("open")));

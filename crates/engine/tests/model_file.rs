@@ -222,7 +222,7 @@ fn model(path: &Path, cache: Cache, cases: u32, mapped: bool) {
 
 #[test]
 fn an_image_in_memory_is_as_the_model() {
-    let Some(dir) = in_memory() else { return skip("an_image_in_memory_is_as_the_model", "no /dev/shm") };
+    let Some(dir) = in_memory() else { return skip("no /dev/shm") };
     model(&image(dir.path(), SECTORS * 512), Cache::Auto, 40, true);
 }
 
@@ -231,7 +231,7 @@ fn a_direct_image_is_as_the_model() {
     let dir = on_disk();
     let path = image(dir.path(), SECTORS * 512);
     if let Err(error) = common::places::try_open(&path, Cache::None) {
-        return skip("a_direct_image_is_as_the_model", &error);
+        return skip(error);
     }
     model(&path, Cache::None, 30, false);
 }
@@ -248,12 +248,12 @@ fn a_write_through_image_is_as_the_model() {
     model(&image(dir.path(), SECTORS * 512), Cache::WriteThrough, 15, false);
 }
 
-fn on_loop_device(test: &str, sector: u32, cache: Cache) {
+fn on_loop_device(sector: u32, cache: Cache) {
     let dir = on_disk();
     // A device ends with a whole sector.
     let device = match Loop::new(&image(dir.path(), SECTORS.next_multiple_of(8) * 512), sector) {
         Ok(device) => device,
-        Err(why) => return skip(test, &why),
+        Err(why) => return skip(why),
     };
     let engine = open(&device.device, cache);
     assert_eq!(engine.geometry().block_size, sector);
@@ -263,18 +263,17 @@ fn on_loop_device(test: &str, sector: u32, cache: Cache) {
 
 #[test]
 fn a_device_of_small_sectors_is_as_the_model() {
-    on_loop_device("a_device_of_small_sectors_is_as_the_model", 512, Cache::None);
+    on_loop_device(512, Cache::None);
 }
 
 #[test]
 fn a_device_of_large_sectors_is_as_the_model() {
-    on_loop_device("a_device_of_large_sectors_is_as_the_model", 4096, Cache::None);
+    on_loop_device(4096, Cache::None);
 }
 
 #[test]
 fn a_device_of_large_sectors_through_the_page_cache_is_as_the_model() {
-    let test = "a_device_of_large_sectors_through_the_page_cache_is_as_the_model";
-    on_loop_device(test, 4096, Cache::Writeback);
+    on_loop_device(4096, Cache::Writeback);
 }
 
 #[test]

@@ -60,11 +60,10 @@ fn an_image_file_is_a_disk_of_small_sectors_wherever_it_lies() {
 
 #[test]
 fn a_file_on_large_sectors_takes_small_requests() {
-    let test = "a_file_on_large_sectors_takes_small_requests";
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
         Ok(mount) => mount,
-        Err(why) => return skip(test, &why),
+        Err(why) => return skip(why),
     };
     let path = image(mount.path(), 1 << 20);
     let mut rig = Rig::new(open(&path, Cache::Auto));
@@ -140,7 +139,7 @@ fn an_image_that_grew_is_served_to_its_new_end() {
     }
     match in_memory() {
         Some(dir) => grown(&image(dir.path(), 1 << 20), Cache::Auto),
-        None => skip("an_image_that_grew_is_served_to_its_new_end (memory)", "no /dev/shm"),
+        None => skip("no /dev/shm"),
     }
 }
 

@@ -195,7 +195,6 @@ fn where_io_uring_gives(errno: i32, check: impl FnOnce() + Send + 'static) -> bo
 
 #[test]
 fn a_system_that_forbids_io_uring_is_told_what_to_allow() {
-    let test = "a_system_that_forbids_io_uring_is_told_what_to_allow";
     for (errno, kind, words) in [
         (libc::EPERM, ErrorKind::NoIoUring, "sandbox"),
         (libc::ENOSYS, ErrorKind::NoIoUring, "CONFIG_IO_URING"),
@@ -214,7 +213,7 @@ fn a_system_that_forbids_io_uring_is_told_what_to_allow() {
             assert_eq!(source, Some(errno));
         });
         if !ran {
-            return skip(test, "no seccomp filters here");
+            return skip("no seccomp filters here");
         }
     }
 }

@@ -182,8 +182,7 @@ mod tests {
     #[test]
     fn an_image_is_written_for_real_and_removed_when_dropped() {
         let Ok(place) = Place::find(Medium::Disk, None, 2 << 20, "--disk-dir") else {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no disk with direct I/O and 260 MiB free");
-            return;
+            return vlane_testing::skip("no disk with direct I/O and 260 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();
         let image = place.image(2 << 20, &interrupt).unwrap();

@@ -160,10 +160,7 @@ fn the_account_in_c_takes_every_step_as_the_policy_does() {
         Command::new("cc").arg("-O1").arg("-I").arg(folder()).arg(&source).arg("-o").arg(&program).status();
     match cc {
         Ok(status) => assert!(status.success()),
-        Err(e) => {
-            println!("SKIPPED: the_account_in_c_takes_every_step_as_the_policy_does: no C compiler: {e}");
-            return;
-        }
+        Err(e) => return vlane_testing::skip(format!("no C compiler: {e}")),
     }
     let mut child = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());

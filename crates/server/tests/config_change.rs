@@ -45,7 +45,7 @@ fn grows_and_shrinks(directory: &Path, cache: Cache) {
     let path = image(directory, 4 * MIB);
     let engine = match FileEngine::open(&path, FileOptions { cache, read_only: false }) {
         Ok(engine) => Arc::new(engine),
-        Err(error) => return eprintln!("SKIPPED: {error}"),
+        Err(error) => return vlane_testing::skip(error),
     };
     let server = Server::new(Arc::clone(&engine) as _, 2, 1);
     let (wire, memory) = server.guest(USUAL);

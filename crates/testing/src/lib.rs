@@ -9,6 +9,9 @@
 use std::fmt::Display;
 use std::io::Write;
 
+/// What a line begins with that says that a test was not run.
+pub const MARK: &str = "SKIPPED: ";
+
 /// Says that the test of this thread cannot run here, and why; the caller returns.
 ///
 /// # Panics
@@ -19,7 +22,7 @@ pub fn skip(why: impl Display) {
     let test = thread.name().unwrap_or("a test");
     assert!(!everything_is_required(), "{test} cannot run, and with CI=true it must: {why}");
     // Not eprintln: the test harness captures that.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+    let _ = writeln!(std::io::stderr(), "{MARK}{test}: {why}");
 }
 
 /// Whether this machine must have everything: continuous integration says so with `CI=true`.

@@ -14,12 +14,13 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use served::{Place, going_on, skipped, stop};
+use served::{Place, going_on, stop};
 use vlane_boot::Backend;
 use vlane_driver::{
     Limit, Session, SessionOptions, VerifyOptions, VerifyState, Want, verify_check, verify_load,
 };
 use vlane_ring::driver::{Kind, Request};
+use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;
 
@@ -110,7 +111,7 @@ fn buffered_io_survives_kills_under_load() {
 fn an_image_in_memory_survives_kills_under_load() {
     match Place::in_memory(16 * MIB) {
         Some(place) => survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5),
-        None => skipped("there is no /dev/shm"),
+        None => skip("there is no /dev/shm"),
     }
 }
 
@@ -152,7 +153,7 @@ fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64, len: u
 fn a_flush_leaves_nothing_in_the_page_cache_and_a_guest_without_a_cache_never_does() {
     let place = Place::new(16 * MIB);
     if unwritten_pages(&place.image).is_none() {
-        return skipped("this kernel does not tell how many pages are dirty (cachestat, Linux 6.5)");
+        return skip("this kernel does not tell how many pages are dirty (cachestat, Linux 6.5)");
     }
     let server = place.serve(&["--queues", "1", "--cache", "writeback"]);
     let dirty = || unwritten_pages(&place.image).unwrap();
@@ -168,7 +169,7 @@ fn a_flush_leaves_nothing_in_the_page_cache_and_a_guest_without_a_cache_never_do
         }
     }
     if dirty_before_flush == 0 {
-        skipped("this file system has no dirty pages to show");
+        skip("this file system has no dirty pages to show");
     }
     let options = SessionOptions { write_cache: Some(false), ..SessionOptions::default() };
     let mut session: Session = place.connect(&options);

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use served::{LIMIT, Place, ends, fails, skipped, start, stop, vlane};
+use served::{LIMIT, Place, ends, fails, start, stop, vlane};
 use vlane_boot::find_program;
+use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;
 
@@ -83,7 +84,7 @@ fn an_image_in_use_is_refused_and_its_user_named() {
 #[test]
 fn qemus_tools_and_vlane_see_each_others_locks() {
     let (Some(io), Some(daemon)) = (find_program("qemu-io"), find_program("qemu-storage-daemon")) else {
-        return skipped(
+        return skip(
             "qemu-io and qemu-storage-daemon are not installed (Debian: qemu-utils, qemu-system-common)",
         );
     };
@@ -145,7 +146,7 @@ fn as_nobody(place: &Place, rest: &[&std::ffi::OsStr]) -> Option<Command> {
         return Some(command);
     }
     let Some(setpriv) = find_program("setpriv") else {
-        skipped("tests run as root, and setpriv (Debian: util-linux) is not there to become somebody else");
+        skip("tests run as root, and setpriv (Debian: util-linux) is not there to become somebody else");
         return None;
     };
     // The build's directory may be closed to others.
@@ -307,7 +308,7 @@ fn a_null_device_of_an_impossible_size_is_refused() {
 /// Limits of a process, set by prlimit before it starts; soft and hard.
 fn limited(place: &Place, limit: &str, options: &[&str]) -> Option<Command> {
     let Some(prlimit) = find_program("prlimit") else {
-        skipped("prlimit (Debian: util-linux) is not installed");
+        skip("prlimit (Debian: util-linux) is not installed");
         return None;
     };
     let mut command = Command::new(prlimit);

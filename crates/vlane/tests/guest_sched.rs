@@ -211,11 +211,9 @@ read -r go
 /// The whole way, as a user has it: the scheduler is a process of its own, and is told nothing of the guest.
 #[test]
 fn a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was() {
-    const NAME: &str = "a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was";
     let _turn = one_at_a_time();
     if let Err(error) = vlane_sched::live::probe::real_time() {
-        println!("SKIPPED: {NAME}: {error}");
-        return;
+        return vlane_testing::skip(error);
     }
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(64 << 20);

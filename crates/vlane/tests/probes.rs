@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 
 use object::{Object, ObjectSection, SectionKind};
 use rustix::process::{Pid, Signal, kill_process};
-use served::{Place, skipped, vlane};
+use served::{Place, vlane};
+use vlane_testing::skip;
 
 /// One place of a probe.
 struct Note {
@@ -77,7 +78,7 @@ fn documented() -> BTreeMap<String, usize> {
 #[test]
 fn the_program_has_the_probes_that_the_book_describes_and_each_is_a_nop() {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
-        return skipped("probes: there are none on this architecture");
+        return skip("probes: there are none on this architecture");
     }
     let bytes = std::fs::read(vlane()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
@@ -116,10 +117,10 @@ fn the_program_has_the_probes_that_the_book_describes_and_each_is_a_nop() {
 #[test]
 fn probes_fire_as_often_as_requests_are_made() {
     if !rustix::process::geteuid().is_root() {
-        return skipped("probes with bpftrace: needs root, because BPF does");
+        return skip("probes with bpftrace: needs root, because BPF does");
     }
     let Some(bpftrace) = vlane_boot::find_program("bpftrace") else {
-        return skipped("probes with bpftrace: not installed (Debian: apt-get install bpftrace)");
+        return skip("probes with bpftrace: not installed (Debian: apt-get install bpftrace)");
     };
     let place = Place::new(64 << 20);
     let server = place.serve(&["--queues", "2"]);
@@ -148,7 +149,7 @@ fn probes_fire_as_often_as_requests_are_made() {
     if !lines.by_ref().map_while(Result::ok).any(|line| line.contains("ready")) {
         let said = std::io::read_to_string(tracer.stderr.take().unwrap()).unwrap();
         tracer.wait().unwrap();
-        return skipped(&format!("probes with bpftrace: it cannot attach here: {}", said.trim()));
+        return skip(format!("probes with bpftrace: it cannot attach here: {}", said.trim()));
     }
     // Reads with a priority of their own, from two queues.
     let bench = Command::new(vlane())

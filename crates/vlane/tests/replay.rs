@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
-use served::{Place, going_on, skipped, stop};
+use served::{Place, going_on, stop};
 use vlane_boot::{Backend, Ready, Spec, find_program};
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
 use vlane_driver::{Session, Wait};
@@ -23,6 +23,7 @@ use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, record};
 use vlane_lab::trace::replay::{SLACK_NS, Settings, prepare, replay};
 use vlane_lab::trace::{Request, Trace};
+use vlane_testing::skip;
 use vlane_trace::Kind;
 
 const SIZE: u64 = 16 << 20;
@@ -340,8 +341,7 @@ fn logging_peer(
 #[test]
 fn a_replay_against_qemu_storage_daemon_is_the_recorded_sequence_with_its_flushes() {
     let Some(program) = find_program("qemu-storage-daemon") else {
-        assert!(std::env::var_os("VLANE_REQUIRE_GUESTS").is_none(), "qemu-storage-daemon is not installed");
-        skipped("qemu-storage-daemon is not installed (Debian: qemu-utils, qemu-system-common)");
+        skip("qemu-storage-daemon is not installed (Debian: qemu-utils, qemu-system-common)");
         return;
     };
     let volume = Volume::serve();
@@ -483,7 +483,7 @@ fn converted(to: &str, name: &str) -> (Trace, Place, std::path::PathBuf) {
 #[test]
 fn fio_replays_a_converted_trace() {
     let Some(fio) = find_program("fio") else {
-        skipped("fio is not installed");
+        skip("fio is not installed");
         return;
     };
     for format in ["iolog", "iolog2"] {
@@ -511,7 +511,7 @@ fn fio_replays_a_converted_trace() {
 #[test]
 fn blkparse_reads_a_converted_trace() {
     let Some(blkparse) = find_program("blkparse") else {
-        skipped("blkparse is not installed (Debian: blktrace)");
+        skip("blkparse is not installed (Debian: blktrace)");
         return;
     };
     let (trace, place, _) = converted("blktrace", "a.blktrace.0");

@@ -29,7 +29,7 @@ fn may_schedule() -> bool {
     match vlane_sched::live::probe::real_time() {
         Ok(()) => true,
         Err(error) => {
-            println!("SKIPPED: sched_kill: {error}");
+            vlane_testing::skip(error);
             false
         }
     }
@@ -371,8 +371,7 @@ fn without_the_capability_nothing_is_changed_and_the_remedy_is_named() {
         .arg(dir.path())
         .output();
     let Ok(output) = without else {
-        println!("SKIPPED: sched_kill::without_the_capability: no setpriv (util-linux)");
-        return;
+        return vlane_testing::skip("no setpriv (util-linux)");
     };
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("CAP_SYS_NICE") && said.contains("setcap"), "{said}");
@@ -397,8 +396,7 @@ fn a_group_without_a_real_time_budget_is_named_and_nothing_is_changed() {
     let group = Path::new("/sys/fs/cgroup/cpu").join(format!("vlane-test-{}", std::process::id()));
     if std::fs::create_dir(&group).is_err() || !group.join("cpu.rt_runtime_us").exists() {
         let _ = std::fs::remove_dir(&group);
-        println!("SKIPPED: sched_kill::a_group_without_a_budget: no cgroup v1 with RT_GROUP_SCHED here");
-        return;
+        return vlane_testing::skip("no cgroup v1 with RT_GROUP_SCHED here");
     }
     let group = Group(group);
     let dir = tempfile::tempdir().unwrap();

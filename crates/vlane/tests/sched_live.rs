@@ -18,11 +18,11 @@ use vlane_sched::{VcpuThreads, Vehicle};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn may_schedule(test: &str) -> bool {
+fn may_schedule() -> bool {
     match probe::real_time() {
         Ok(()) => true,
         Err(error) => {
-            println!("SKIPPED: {test}: {error}");
+            vlane_testing::skip(error);
             false
         }
     }
@@ -87,7 +87,7 @@ fn tick_until(vehicle: &mut RealTime, what: &str, holds: impl Fn(&RealTime) -> b
 
 #[test]
 fn a_boost_is_real_time_until_it_is_served_or_its_time_is_over() {
-    if !may_schedule("a_boost_is_real_time") {
+    if !may_schedule() {
         return;
     }
     Daemon::raise().unwrap();
@@ -120,7 +120,7 @@ fn a_boost_is_real_time_until_it_is_served_or_its_time_is_over() {
 
 #[test]
 fn no_more_than_the_real_time_budget_is_given_out() {
-    if !may_schedule("no_more_than_the_budget") {
+    if !may_schedule() {
         return;
     }
     Daemon::raise().unwrap();
@@ -143,7 +143,7 @@ fn no_more_than_the_real_time_budget_is_given_out() {
 
 #[test]
 fn weights_hold_although_eevdf_knows_nothing_of_them() {
-    if !may_schedule("weights_hold") {
+    if !may_schedule() {
         return;
     }
     Daemon::raise().unwrap();
@@ -171,7 +171,7 @@ fn weights_hold_although_eevdf_knows_nothing_of_them() {
 
 #[test]
 fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
-    if !may_schedule("who_uses_more_than_its_cap") {
+    if !may_schedule() {
         return;
     }
     Daemon::raise().unwrap();
@@ -193,7 +193,7 @@ fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
 
 #[test]
 fn the_daemon_takes_marks_tells_its_state_and_ends_when_told() {
-    if !may_schedule("the_daemon_takes_marks") {
+    if !may_schedule() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

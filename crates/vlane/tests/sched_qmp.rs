@@ -33,12 +33,7 @@ fn a_qemu_that_does_not_name_its_threads_is_scheduled_by_its_qmp_socket() {
         .spawn();
     let machine = match started {
         Ok(child) => Ended(child),
-        Err(error) => {
-            println!(
-                "SKIPPED: a_qemu_that_does_not_name_its_threads_is_scheduled_by_its_qmp_socket: qemu-system-x86_64: {error}"
-            );
-            return;
-        }
+        Err(error) => return vlane_testing::skip(format!("qemu-system-x86_64: {error}")),
     };
     let until = Instant::now() + LIMIT;
     while !qmp.exists() {

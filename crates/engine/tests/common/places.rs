@@ -1,5 +1,5 @@
 //! Places to put images: on the disk, in memory, on loop devices, on file systems that are too small. What the machine
-//! cannot give is said, and the test that wanted it is skipped.
+//! cannot give is said by [`skip`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,8 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
-
-/// Says that a test is not run, and why.
-pub fn skip(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
-}
+#[allow(unused_imports, reason = "each test program uses its own part of this")]
+pub use vlane_testing::skip;
 
 /// Runs a command; its output, or what went wrong.
 pub fn command(program: &str, args: &[&str]) -> Result<String, String> {

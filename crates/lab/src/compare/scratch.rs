@@ -350,8 +350,7 @@ mod tests {
     fn images_are_equal_whole_and_gone_when_dropped() {
         let host = Host::new(vlane_boot::Install::Never).unwrap();
         if host.program("mkfs.ext4").is_err() {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no mkfs.ext4");
-            return;
+            return vlane_testing::skip("no mkfs.ext4");
         }
         let place = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(place.path(), Sizes::of(LEAST).unwrap()).unwrap();

@@ -25,10 +25,8 @@
 //! | KVM exits | [`kvm`]: debugfs | root, KVM |
 //! | guest interrupts | [`interrupts`]: `/proc/interrupts` in the guest | a guest that prints it |
 //! | QEMU's own functions | [`qemu`]: its trace log | a QEMU started for it |
-//! | time in futex calls | [`futex`]: bpftrace | root, bpftrace |
 
 pub mod calls;
-pub mod futex;
 pub mod interrupts;
 pub mod kvm;
 mod proc;

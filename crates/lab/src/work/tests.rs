@@ -200,8 +200,7 @@ fn a_thread_that_has_ended_is_not_lost() {
 #[test]
 fn system_calls_are_counted_for_the_role_that_makes_them() {
     if let Counted::Not(reason) = calls::available() {
-        println!("SKIPPED: system calls: {reason}");
-        return;
+        return vlane_testing::skip(reason);
     }
     let (go, wait) = channel::<()>();
     let (ready, is_ready) = channel();

@@ -1,7 +1,5 @@
 //! What the guest tests share: a volume that vlane serves, machines that are found or installed, and the rule that
 //! a test without its machine says so.
-//!
-//! `VLANE_REQUIRE_GUESTS=1` turns a skipped test into a failed one, for machines that are known to have guests.
 
 #![allow(
     dead_code,
@@ -9,7 +7,6 @@
     reason = "each test program uses its own part of this; tests may unwrap"
 )]
 
-use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,16 +49,13 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
 }
 
 /// `None`, said loudly, when a machine is neither there nor can be had; any other error fails the test.
-fn or_skip<T>(what: &str, found: vlane_boot::Result<T>) -> Option<T> {
+pub fn or_skip<T>(what: &str, found: vlane_boot::Result<T>) -> Option<T> {
     let error = match found {
         Ok(found) => return Some(found),
         Err(e) if matches!(e.kind(), ErrorKind::Missing | ErrorKind::Install) => e,
         Err(e) => panic!("{what}: {e}"),
     };
-    assert!(std::env::var_os("VLANE_REQUIRE_GUESTS").is_none(), "{what}: {error}");
-    let test = std::thread::current().name().unwrap_or("?").to_string();
-    // Not eprintln: the test harness hides what a passing test prints that way.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {what}: {error}");
+    vlane_testing::skip(format!("{what}: {error}"));
     None
 }
 
@@ -262,8 +256,7 @@ impl Scheduler {
     /// Starts it; `None`, said loudly, where this test may not schedule.
     pub fn start(options: &[&str]) -> Option<Self> {
         if let Err(error) = vlane_sched::live::probe::real_time() {
-            let test = std::thread::current().name().unwrap_or("?").to_string();
-            let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {error}");
+            vlane_testing::skip(error);
             return None;
         }
         let directory = TempDir::with_prefix("vlane-sched-").unwrap();

@@ -7,7 +7,7 @@
 )]
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -135,12 +135,6 @@ pub fn fails(command: &mut Command, parts: &[&str]) {
         assert!(lines[0].contains(part), "{command:?}: no {part:?} in {:?}", lines[0]);
     }
     assert!(!words.contains("panicked"), "{words}");
-}
-
-/// Said loudly, where the test harness would hide what a passing test prints.
-pub fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or("?").to_string();
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
 pub fn going_on() -> &'static mut OnProgress<'static> {
