@@ -1,0 +1,209 @@
+//! The gate's scripts, tried on a small repository of their own in which `cargo` does what a test wants: `.ci/run` runs what README.md
+//! says, `./test` ends what hangs, and nothing is passed over with CI=true.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const BOOT: &str = "cargo run --release -- boot --install";
+const GUEST: &str = "A guest with 2 vCPUs (emulated) booted Linux 6.1";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A repository with the scripts, a README and a `cargo`; removed when it is dropped.
+struct Repository(PathBuf);
+
+impl Repository {
+    /// `first` is the README's first command, `cargo` what the program of that name does (a shell script; `$*` is what it is asked).
+    fn new(first: &str, cargo: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let dir = dir.join(format!("gate-{}-{number}", std::process::id()));
+        let repository = Self(dir);
+        for name in ["test", ".ci/run", "scripts/common"] {
+            let text = std::fs::read_to_string(root().join(name)).unwrap();
+            // A second is enough for what does nothing; a step that has to be ended is ended after two.
+            repository.write(name, &text.replace("tests 600", "tests 1").replace("budget=420", "budget=1"));
+        }
+        repository.write("README.md", &format!("# x\n\n    no command\n\n## Try it\n\nSo:\n\n    {first}\n\nand\n\n    ./test\n\n## Use it\n\n    other\n"));
+        for name in ["scripts/packages", "scripts/asan", "scripts/fuzz"] {
+            repository.write(name, "#!/bin/sh\n");
+        }
+        // The features' headers are there.
+        repository.write("bin/make", "#!/bin/sh\n");
+        repository.write("bin/pkg-config", "#!/bin/sh\n");
+        let work = repository.0.join("work");
+        repository
+            .write("bin/cargo", &format!("#!/bin/sh\necho \"cargo $*\" >>'{}'\n{cargo}\n", work.display()));
+        repository.write(".gitignore", "work\n");
+        for words in [
+            &["init", "-q"][..],
+            &["add", "-A"],
+            &["-c", "user.name=t", "-c", "user.email=t", "-c", "commit.gpgsign=false", "commit", "-qm", "x"],
+        ] {
+            let output = Command::new("git").args(words).current_dir(&repository.0).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        repository
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Runs a script: whether it succeeded, and what it said.
+    fn run(&self, script: &str, arguments: &[&str], ci: Option<&str>) -> (bool, String) {
+        let mut command = Command::new(self.0.join(script));
+        let path = format!("{}:{}", self.0.join("bin").display(), std::env::var("PATH").unwrap());
+        command
+            .args(arguments)
+            .env("PATH", path)
+            .env("TMPDIR", &self.0)
+            .env_remove("CI")
+            .env_remove("VLANE_GATE_BEFORE");
+        if let Some(ci) = ci {
+            command.env("CI", ci);
+        }
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
+    /// What `cargo` was asked to do.
+    fn work(&self) -> String {
+        std::fs::read_to_string(self.0.join("work")).unwrap_or_default()
+    }
+}
+
+impl Drop for Repository {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A `cargo` that boots a guest and has tests that pass.
+fn good() -> String {
+    format!(
+        "case \"$*\" in run*) echo '{GUEST}';; *no-fail-fast*) echo 'test result: ok. 3 passed; 0 failed; 0 ignored;';; esac"
+    )
+}
+
+#[test]
+fn the_gate_runs_what_the_readme_says_and_ends_with_the_count_of_the_tests() {
+    let repository = Repository::new(BOOT, &good());
+    let (success, said) = repository.run(".ci/run", &[], None);
+    assert!(success, "{said}");
+    let work = repository.work();
+    assert!(work.starts_with("cargo run --release -- boot --install\n"), "{work}");
+    assert!(work.contains("cargo test --workspace --no-fail-fast --all-features\n"), "{work}");
+    assert_eq!(said.lines().last(), Some("3 passed, 0 failed, 0 skipped"), "{said}");
+    // The table has the README's command and each step of ./test, with budgets.
+    for step in ["README", "lints", "tests", "fuzzing", "together"] {
+        let row = said
+            .lines()
+            .find(|line| line.starts_with(&format!("{step} ")))
+            .unwrap_or_else(|| panic!("{step}: {said}"));
+        assert!(row.split_whitespace().skip(1).take(2).all(|number| number.parse::<u32>().is_ok()), "{row}");
+    }
+}
+
+#[test]
+fn a_readme_that_says_something_else_is_what_is_tested() {
+    let repository = Repository::new("cargo run --bin vlane -- boot", &good());
+    assert!(repository.run(".ci/run", &[], None).0);
+    assert!(repository.work().starts_with("cargo run --bin vlane -- boot\n"));
+    // What a newcomer meets when there are two programs.
+    let cargo = good()
+        .replace("run*)", "'run -p vlane '*)")
+        .replace("case", "[ \"$1 $2\" = 'run --release' ] && exit 101\ncase");
+    let repository = Repository::new(BOOT, &cargo);
+    let (success, said) = repository.run(".ci/run", &[], None);
+    assert!(!success && said.contains("FAILED: README"), "{said}");
+    assert_eq!(said.lines().last(), Some("3 passed, 1 failed, 0 skipped"), "{said}");
+}
+
+#[test]
+fn a_first_command_without_a_guest_is_a_failure() {
+    let repository = Repository::new(BOOT, &good().replace(GUEST, "No guest can be booted here"));
+    let (success, said) = repository.run(".ci/run", &[], None);
+    assert!(!success && said.contains("no guest has run"), "{said}");
+}
+
+#[test]
+fn changes_that_are_not_committed_are_not_what_is_tested() {
+    let repository = Repository::new(BOOT, &good());
+    repository.write("README.md", "## Try it\n\n    false\n\n    ./test\n");
+    let (success, said) = repository.run(".ci/run", &[], None);
+    assert!(success && said.contains("not committed"), "{said}");
+    assert!(repository.work().starts_with("cargo run --release"));
+}
+
+#[test]
+fn a_step_that_hangs_is_ended_with_all_that_it_started_and_the_others_run() {
+    // A time that nobody else sleeps for.
+    let sleep = format!("sleep 1000.{}", std::process::id());
+    let repository = Repository::new(BOOT, &format!("case \"$*\" in *no-fail-fast*) {sleep} & wait;; esac"));
+    let begin = Instant::now();
+    let (success, said) = repository.run("test", &["--only", "tests,fuzzing"], None);
+    assert!(!success && said.contains("ended after 2 s"), "{said}");
+    assert!(said.contains("\n== fuzzing"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(100), "{:?}", begin.elapsed());
+    assert!(!runs(&sleep), "it left something behind");
+}
+
+/// Whether a process has that command line.
+fn runs(command: &str) -> bool {
+    let line = format!("{}\0", command.replace(' ', "\0"));
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.into_iter().any(|process| {
+        std::fs::read(process.path().join("cmdline")).is_ok_and(|found| found == line.as_bytes())
+    })
+}
+
+#[test]
+fn a_process_that_a_step_leaves_behind_does_not_keep_the_gate_waiting() {
+    let repository = Repository::new(BOOT, "case \"$*\" in *no-fail-fast*) setsid sleep 60 & ;; esac");
+    let begin = Instant::now();
+    assert!(repository.run("test", &["--only", "tests"], None).0);
+    assert!(begin.elapsed() < Duration::from_secs(50), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
+    let line = "SKIPPED: some_test: no disk";
+    let cargo = format!(
+        "case \"$*\" in *no-fail-fast*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 failed; 0 ignored;';; esac"
+    );
+    let repository = Repository::new(BOOT, &cargo);
+    let (success, said) = repository.run("test", &["--only", "tests"], None);
+    assert!(success, "{said}");
+    assert_eq!(said.lines().last(), Some("1 passed, 0 failed, 1 skipped"));
+    assert!(said.lines().any(|l| l == line), "{said}");
+    let (success, said) = repository.run("test", &["--only", "tests"], Some("true"));
+    assert!(!success && said.ends_with("1 passed, 1 failed, 1 skipped\n"), "{said}");
+    // An ignored test is one that was not run.
+    let repository = Repository::new(BOOT, "echo 'test result: ok. 1 passed; 0 failed; 2 ignored;'");
+    let (success, said) = repository.run("test", &["--only", "tests"], Some("true"));
+    assert!(!success && said.ends_with("1 passed, 1 failed, 2 skipped\n"), "{said}");
+}
+
+#[test]
+fn a_missing_tool_is_skipped_and_with_ci_a_failure() {
+    let cargo = "case \"$*\" in *--version) exit 1;; esac";
+    let repository = Repository::new(BOOT, cargo);
+    let steps = ["--only", "formatting,lints"];
+    let (success, said) = repository.run("test", &steps, None);
+    assert!(success && said.contains("SKIPPED: lints: clippy is not there"), "{said}");
+    let (success, said) = repository.run("test", &steps, Some("true"));
+    assert!(!success && said.contains("FAILED: formatting, lints\n"), "{said}");
+}
