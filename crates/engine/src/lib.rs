@@ -20,9 +20,11 @@
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], counted in [`Channel::stats`], and nothing else
 //!   is affected.
 //! * **Durability.** What was answered before a flush was submitted is on stable storage when the flush is answered
-//!   `Ok`. After [`Channel::set_write_through`], every write is when it is answered.
+//!   `Ok`. After [`Channel::set_write_through`], every write is when it is answered. Once the storage has lost something that
+//!   was answered ([`Engine::lost_write`]), no flush and no write of any channel is answered `Ok`, for as long as the engine lives.
 
 pub mod file;
+mod lost;
 pub mod null;
 mod stats;
 mod uring;
@@ -32,6 +34,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub use lost::{LostWrite, Writeback};
 pub use stats::{ChannelStats, IoErrorKind};
 pub use uring::{Event, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
@@ -65,8 +68,13 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Writes everything that was answered to stable storage; blocks. For the end, not for the data path.
     ///
     /// # Errors
-    /// What the storage says.
+    /// What the storage says; what it said first, once something was lost.
     fn sync(&self) -> io::Result<()>;
+
+    /// What was answered and is lost, if something is. Reads go on all the same.
+    fn lost_write(&self) -> Option<LostWrite> {
+        None
+    }
 
     /// A way into it for one lane, on the lane's thread. `lane` is the number that the thread gives to the lane; its
     /// completions carry it. `slots` is the number of requests that can be in flight.

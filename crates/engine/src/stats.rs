@@ -22,6 +22,8 @@ pub struct ChannelStats {
     pub no_space_errors: u64,
     /// Requests failed because the file was shorter than its volume.
     pub short_errors: u64,
+    /// Requests failed because writes had been lost before ([`crate::Engine::lost_write`]).
+    pub lost_errors: u64,
     /// Operations begun again: interrupted, would have blocked, or transferred in part.
     pub retries: u64,
     /// Requests that went through a bounce buffer, for their alignment.
@@ -31,6 +33,11 @@ pub struct ChannelStats {
 }
 
 impl ChannelStats {
+    /// Requests failed because of the storage, for whatever reason.
+    pub fn errors(&self) -> u64 {
+        self.device_errors + self.no_space_errors + self.short_errors + self.lost_errors
+    }
+
     pub(crate) fn count_error(&mut self, kind: IoErrorKind) {
         match kind {
             IoErrorKind::Device => self.device_errors += 1,
@@ -44,6 +51,7 @@ impl ChannelStats {
         self.device_errors += other.device_errors;
         self.no_space_errors += other.no_space_errors;
         self.short_errors += other.short_errors;
+        self.lost_errors += other.lost_errors;
         self.retries += other.retries;
         self.bounced += other.bounced;
         self.inline += other.inline;

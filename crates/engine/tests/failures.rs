@@ -69,6 +69,7 @@ fn a_full_disk_fails_the_write_and_nothing_else() {
         Ok(mount) => {
             full_and_free_again(&mount, Cache::None, 32 << 20, false);
             full_and_free_again(&mount, Cache::Writeback, 32 << 20, false);
+            full_and_free_again(&mount, Cache::WriteThrough, 32 << 20, false);
         }
         Err(why) => skip(why),
     }

@@ -13,7 +13,7 @@ use vlane_ring::Kind;
 use super::bounce::{Bounce, PIECE, Pool};
 use super::{Cache, Shared, inline, span};
 use crate::uring::Target;
-use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring};
+use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring, Writeback};
 
 /// How often an operation that the system interrupted is begun again.
 const MAX_RETRIES: u32 = 64;
@@ -387,7 +387,9 @@ impl FileChannel {
             };
         }
         let error = std::io::Error::from_raw_os_error(errno);
-        self.stats.count_error(IoErrorKind::of(&error));
+        let kind = IoErrorKind::of(&error);
+        self.stats.count_error(kind);
+        self.note_loss(slot, request, errno, kind);
         tracing::debug!("{}: {request:?}: {error}", self.shared.path.display());
         Some(Status::IoErr)
     }
@@ -424,24 +426,54 @@ impl FileChannel {
             (Stage::Sync, Ok(_)) => {
                 // If it began after the switch to write-through, what was answered before that is on the device now.
                 self.debt &= self.at(slot).flushed_at != self.switches;
-                return Some(self.answer(slot, Status::Ok));
+                let status = self.proven(Writeback::Flush);
+                return Some(self.answer(slot, status));
             }
         };
-        if status == Status::Ok && self.is_volatile(slot, request.kind()) {
+        let writes = matches!(request.kind(), Kind::Out | Kind::WriteZeroes);
+        if status != Status::Ok || !writes || !self.write_through {
+            return Some(self.answer(slot, status));
+        }
+        if self.debt || !self.at(slot).durable {
             let progress = self.at(slot);
             progress.stage = Stage::Sync;
             progress.retries = 0;
             self.push_flush(uring, slot);
             return None;
         }
+        let status = self.proven(Writeback::Write);
         Some(self.answer(slot, status))
     }
 
-    /// Whether a request that is done has still to be made durable before it is answered.
-    #[inline]
-    fn is_volatile(&self, slot: Slot, kind: Kind) -> bool {
-        let writes = matches!(kind, Kind::Out | Kind::WriteZeroes);
-        self.write_through && writes && (self.debt || !self.progress[usize::from(slot.0)].durable)
+    /// The answer to a flush, or a durable write, of which the system says that it went well: so it does to one of two that go on
+    /// together, whatever happened to the pages of both.
+    fn proven(&mut self, during: Writeback) -> Status {
+        if self.shared.durability.ask(during) { self.lost() } else { Status::Ok }
+    }
+
+    /// The answer to everything but reads once something was lost.
+    #[cold]
+    fn lost(&mut self) -> Status {
+        self.stats.lost_errors += 1;
+        Status::IoErr
+    }
+
+    /// A request failed for good: whether that means that others, which were answered, are lost.
+    #[cold]
+    fn note_loss(&mut self, slot: Slot, request: &Request, errno: i32, kind: IoErrorKind) {
+        let (stage, durable) = (self.at(slot).stage, self.at(slot).durable);
+        let durability = &self.shared.durability;
+        match stage {
+            Stage::Sync if request.kind() == Kind::Flush => durability.fail(errno, Writeback::Flush),
+            Stage::Sync => durability.fail(errno, Writeback::Write),
+            // Its own transfer, or the writeback after it, which may be that of any page: the system does not say which.
+            _ if durable && kind == IoErrorKind::Device => durability.fail(errno, Writeback::Write),
+            // Most likely there was no place for this one; the witness knows of others.
+            _ if self.write_through && request.kind() != Kind::In => {
+                durability.ask(Writeback::Write);
+            }
+            _ => {}
+        }
     }
 
     /// Leaves the slot as the next request wants to find it.
@@ -463,8 +495,10 @@ impl Channel for FileChannel {
     fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
         match request.kind() {
             Kind::In => self.transfer(uring, slot, request, false),
-            Kind::Out => self.transfer(uring, slot, request, true),
+            Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
+            _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
+            Kind::Out => self.transfer(uring, slot, request, true),
             Kind::Flush => {
                 self.at(slot).stage = Stage::Sync;
                 self.push_flush(uring, slot);
@@ -479,7 +513,6 @@ impl Channel for FileChannel {
                     Outcome::Pending => Outcome::Pending,
                 }
             }
-            Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
         }
     }
 
@@ -489,7 +522,7 @@ impl Channel for FileChannel {
         let fresh = progress.stage == Stage::Transfer && progress.done == 0 && progress.retries == 0;
         if fresh && u64::try_from(result).is_ok_and(|n| n == request.len()) {
             // The usual end, without touching the rest of the state.
-            if !self.is_volatile(slot, request.kind()) {
+            if !self.write_through || request.kind() == Kind::In {
                 return Some(Status::Ok);
             }
         }

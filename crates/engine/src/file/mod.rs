@@ -11,6 +11,7 @@
 mod bounce;
 mod channel;
 mod discard;
+mod durability;
 mod inline;
 mod lock;
 mod map;
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use vlane_ring::SECTOR;
 
 use crate::uring::FileKey;
-use crate::{Channel, Engine, EngineError, Geometry, Uring};
+use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Uring, Writeback};
 
 /// What the host's page cache is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,6 +75,7 @@ struct Shared {
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
+    durability: durability::Durability,
     cache: Cache,
     sectors: AtomicU64,
     block_size: u32,
@@ -137,7 +139,21 @@ impl Engine for FileEngine {
     }
 
     fn sync(&self) -> std::io::Result<()> {
-        if self.shared.read_only { Ok(()) } else { self.shared.file.sync_data() }
+        if self.shared.read_only {
+            return Ok(());
+        }
+        let durability = &self.shared.durability;
+        // Also after a loss: what can be written is better written.
+        let synced = self.shared.file.sync_data();
+        if let Err(error) = &synced {
+            durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
+        }
+        durability.ask(Writeback::Sync);
+        durability.lost().map_or(synced, |lost| Err(lost.error()))
+    }
+
+    fn lost_write(&self) -> Option<LostWrite> {
+        self.shared.durability.lost()
     }
 
     fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {

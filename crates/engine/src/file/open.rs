@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
-use super::{Cache, FileOptions, Shared, discard, lock, map};
+use super::{Cache, FileOptions, Shared, discard, durability, lock, map};
 use crate::uring::FileKey;
 use crate::{EngineError, ErrorKind};
 
@@ -84,6 +84,11 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     };
     lock::acquire(path, &file, read_only)?;
 
+    let witness = match read_only {
+        true => None,
+        false => Some(open_again(path, &file)?),
+    };
+
     let (memory_align, offset_align) = match cache {
         Cache::None => direct_alignment(&file, is_device).unwrap_or((4096, 4096)),
         _ => (1, 1),
@@ -105,6 +110,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         direct_off: AtomicBool::new(false),
         unknown_ways: AtomicU8::new(0),
         discarder: discard::Discarder::default(),
+        durability: durability::Durability::new(witness),
         cache,
         sectors: AtomicU64::new(size / SECTOR),
         block_size,
@@ -120,6 +126,25 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
 
 fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
     OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+}
+
+/// The same image as another open file: what the system tells an open file once, it tells each.
+fn open_again(path: &Path, file: &File) -> Result<File, EngineError> {
+    // By its descriptor: what is found at the path may be another file by now.
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let is_same = |again: &File| match (again.metadata(), file.metadata()) {
+        (Ok(again), Ok(file)) => (again.dev(), again.ino()) == (file.dev(), file.ino()),
+        _ => false,
+    };
+    match open_with(Path::new(&own), true, 0).or_else(|_| open_with(path, true, 0)) {
+        Ok(again) if is_same(&again) => Ok(again),
+        Ok(_) => Err(EngineError::new(
+            ErrorKind::Io,
+            Some(path),
+            "was replaced by another file while it was opened; try again",
+        )),
+        Err(error) => Err(open_error(path, true, error)),
+    }
 }
 
 /// Opens a device again, for us alone: one that is mounted, or part of an array, has somebody who writes to it. The

@@ -1,0 +1,219 @@
+//! Writes that were answered and never reached the storage: a loop device on a sparse file in a tmpfs that is too small for it takes
+//! them all into the page cache, and cannot write them back. Linux tells that once to each open file and forgets the pages; what the
+//! guest is told must not depend on who asks first, in which lane, or how often.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::places::{Loop, Mount, image, open};
+use common::{Op, Rig, bytes};
+use vlane_engine::file::{Cache, FileEngine};
+use vlane_engine::{Engine, Status, Writeback};
+use vlane_testing::skip;
+
+/// Bytes of the device, and of the tmpfs that its backing file lies in.
+const SIZE: u64 = 64 << 20;
+const ROOM: u64 = 8 << 20;
+/// Bytes of one write.
+const PIECE: usize = 1 << 20;
+
+/// A device that has not the room that it says it has.
+struct TooSmall {
+    // Detached before the unmounting.
+    device: Loop,
+    mount: Mount,
+}
+
+impl TooSmall {
+    fn new() -> Option<TooSmall> {
+        let made = Mount::tmpfs(ROOM)
+            .and_then(|mount| Ok(TooSmall { device: Loop::new(&image(mount.path(), SIZE), 512)?, mount }));
+        made.map_err(skip).ok()
+    }
+
+    fn open(&self, cache: Cache) -> Arc<FileEngine> {
+        open(&self.device.device, cache)
+    }
+
+    /// What really is in the device.
+    fn content(&self) -> Vec<u8> {
+        std::fs::read(self.mount.path().join("image.raw")).expect("the backing file")
+    }
+}
+
+fn lane(engine: &Arc<FileEngine>) -> Rig {
+    Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
+}
+
+/// Writes three times what there is room for; all of it is answered.
+fn overfill(rig: &mut Rig) {
+    for at in 0..3 * ROOM / PIECE as u64 {
+        rig.ok(Op::write(at * PIECE as u64 / 512, bytes(at, PIECE)));
+    }
+}
+
+#[test]
+fn after_a_failed_writeback_no_flush_of_any_lane_is_answered_ok() {
+    let Some(storage) = TooSmall::new() else { return };
+    let engine = storage.open(Cache::Writeback);
+    let (mut first, mut second) = (lane(&engine), lane(&engine));
+    second.ok(Op::Flush);
+    overfill(&mut first);
+    assert_eq!(engine.lost_write(), None, "what is not known yet");
+    for flush in 0..3 {
+        assert_eq!(first.run(Op::Flush).status, Status::IoErr, "flush {flush} of the lane that wrote");
+        assert_eq!(second.run(Op::Flush).status, Status::IoErr, "flush {flush} of another lane");
+    }
+    // Nor one of a lane that begins later, as that of a new session does.
+    let mut third = lane(&engine);
+    assert_eq!(third.run(Op::Flush).status, Status::IoErr);
+    // Reads go on; what changes the volume does not.
+    assert!(third.ok(Op::read(0, 4096)) == bytes(0, PIECE)[..4096]);
+    for rig in [&mut first, &mut third] {
+        assert_eq!(rig.run(Op::write(0, bytes(1, 512))).status, Status::IoErr);
+        assert_eq!(rig.run(Op::Discard(vec![(0, 8)])).status, Status::IoErr);
+        let zeroes = Op::WriteZeroes { ranges: vec![(0, 8)], unmap: false };
+        assert_eq!(rig.run(zeroes).status, Status::IoErr);
+    }
+    let lost = engine.lost_write().expect("a loss that can be told");
+    assert!([libc::EIO, libc::ENOSPC].contains(&lost.errno), "{lost}");
+    assert_eq!((lost.during, first.stats().errors()), (Writeback::Flush, 6), "{lost}; {:?}", first.stats());
+    assert_eq!(third.stats().lost_errors, 4);
+    assert!(engine.sync().is_err(), "the sync at the end");
+
+    // Until the volume is opened again.
+    drop((first, second, third, engine));
+    let engine = storage.open(Cache::Writeback);
+    let mut rig = lane(&engine);
+    rig.ok(Op::Flush);
+    rig.ok(Op::write(0, bytes(0, 4096)));
+    rig.ok(Op::Flush);
+    engine.sync().expect("nothing was lost since");
+    assert_eq!(engine.lost_write(), None);
+}
+
+/// Two flushes are in the kernel at the same time, of two lanes or of one; whichever of them is told of the failure, whichever is looked
+/// at first, both fail.
+#[test]
+fn a_flush_in_flight_beside_the_one_that_fails_is_not_answered_ok() {
+    let Some(storage) = TooSmall::new() else { return };
+    for round in 0..16 {
+        let engine = storage.open(Cache::Writeback);
+        let mut lanes = [lane(&engine), lane(&engine)];
+        overfill(&mut lanes[0]);
+        let is_one_lane = round % 4 == 3;
+        lanes[0].start(Op::Flush);
+        lanes[usize::from(!is_one_lane)].start(Op::Flush);
+        lanes.iter_mut().for_each(Rig::begin);
+        // In either order, and each as soon as it is there.
+        if round % 2 == 0 {
+            lanes.reverse();
+        }
+        let mut statuses = Vec::new();
+        let begin = Instant::now();
+        while statuses.len() < 2 {
+            for rig in &mut lanes {
+                rig.uring.wait(Some(Duration::from_micros(50))).expect("wait");
+                rig.reap(Instant::now());
+                statuses.extend(rig.collect().into_iter().map(|answer| answer.status));
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "the flushes hang");
+        }
+        assert_eq!(statuses, [Status::IoErr, Status::IoErr], "round {round}");
+    }
+}
+
+#[test]
+fn a_write_that_is_answered_ok_with_write_through_is_on_the_device() {
+    let Some(storage) = TooSmall::new() else { return };
+    for by_guest in [false, true] {
+        let engine = storage.open(if by_guest { Cache::Writeback } else { Cache::WriteThrough });
+        let mut lanes = [lane(&engine), lane(&engine)];
+        lanes.iter_mut().for_each(|rig| rig.channel().set_write_through(true));
+        let mut answered = Vec::new();
+        let mut failed = 0;
+        for round in 0..8 {
+            let mut places = Vec::new();
+            for (which, rig) in lanes.iter_mut().enumerate() {
+                for n in 0..4 {
+                    // Apart from each other, and from all before.
+                    let at = (round * 8 + n * 2 + which as u64) * (PIECE as u64 / 2);
+                    places.push((which, rig.start(Op::write(at / 512, bytes(at, PIECE / 2))), at));
+                }
+                rig.begin();
+            }
+            for (which, rig) in lanes.iter_mut().enumerate() {
+                for answer in rig.drain() {
+                    let (_, _, at) =
+                        places.iter().find(|(w, place, _)| (*w, *place) == (which, answer.place)).unwrap();
+                    match answer.status {
+                        Status::Ok => answered.push(*at),
+                        _ => failed += 1,
+                    }
+                }
+            }
+        }
+        assert!(failed > 0 && !answered.is_empty(), "{failed} failed, {} did not", answered.len());
+        let content = storage.content();
+        for at in answered {
+            let at = usize::try_from(at).unwrap();
+            assert!(content[at..at + PIECE / 2] == bytes(at as u64, PIECE / 2), "the write at {at} is lost");
+        }
+        // A durable write that failed may have been told what others lost.
+        for rig in &mut lanes {
+            assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
+            assert_eq!(rig.run(Op::write(0, bytes(1, 4096))).status, Status::IoErr);
+        }
+        assert!(engine.sync().is_err());
+    }
+}
+
+#[test]
+fn what_was_written_before_the_switch_to_write_through_is_not_forgotten() {
+    let Some(storage) = TooSmall::new() else { return };
+    let engine = storage.open(Cache::Writeback);
+    let mut lanes = [lane(&engine), lane(&engine)];
+    overfill(&mut lanes[0]);
+    lanes.iter_mut().for_each(|rig| rig.channel().set_write_through(true));
+    // Fits, and pays for all before.
+    assert_eq!(lanes[0].run(Op::write(0, bytes(0, 4096))).status, Status::IoErr);
+    for rig in &mut lanes {
+        assert_eq!(rig.run(Op::write(0, bytes(0, 4096))).status, Status::IoErr);
+        rig.channel().set_write_through(false);
+        assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
+    }
+}
+
+#[test]
+fn the_sync_at_the_end_fails_each_time_once_something_is_lost() {
+    let Some(storage) = TooSmall::new() else { return };
+    let engine = storage.open(Cache::Writeback);
+    let mut rig = lane(&engine);
+    overfill(&mut rig);
+    for time in 0..3 {
+        assert!(engine.sync().is_err(), "sync {time}");
+    }
+    assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
+}
+
+/// Direct writes are answered when the device has answered: those that fail say so, and no other is lost with them.
+#[test]
+fn a_write_that_failed_and_said_so_is_no_lost_one() {
+    let Some(storage) = TooSmall::new() else { return };
+    let engine = storage.open(Cache::None);
+    let mut rig = lane(&engine);
+    let statuses: Vec<Status> = (0..2 * ROOM / PIECE as u64)
+        .map(|at| rig.run(Op::write(at * PIECE as u64 / 512, bytes(at, PIECE))).status)
+        .collect();
+    assert!(statuses.contains(&Status::IoErr) && statuses[0] == Status::Ok, "{statuses:?}");
+    rig.ok(Op::Flush);
+    rig.ok(Op::write(0, bytes(7, 4096)));
+    rig.ok(Op::Flush);
+    engine.sync().expect("sync");
+    assert_eq!(engine.lost_write(), None);
+    assert!(storage.content()[..4096] == bytes(7, 4096));
+}
