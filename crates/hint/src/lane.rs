@@ -1,13 +1,10 @@
 //! A lane's end of the board.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-
 use vlane_ring::Request;
 
 use crate::board::{Board, Classes, Slot};
 use crate::now;
+use crate::sync::{Arc, Ordering, Waker, fence, wake};
 
 /// What a lane tells the scheduler, in its own slot of the board.
 ///
@@ -18,7 +15,7 @@ use crate::now;
 pub struct LaneHint {
     board: Arc<Board>,
     lane: u16,
-    wake: Arc<OwnedFd>,
+    waker: Arc<Waker>,
     events: u64,
     served: u64,
     /// Since when the guest has had something that it did not answer; 0: it has nothing.
@@ -29,19 +26,18 @@ pub struct LaneHint {
 
 impl LaneHint {
     /// The hint of lane `lane`, or nothing if the board has no such lane. There must be only one for each.
-    pub fn new(board: Arc<Board>, lane: u16, wake: Arc<OwnedFd>) -> Option<LaneHint> {
+    pub fn new(board: Arc<Board>, lane: u16, waker: Arc<Waker>) -> Option<LaneHint> {
         board.slot(lane)?;
-        Some(LaneHint { board, lane, wake, events: 0, served: 0, since: 0, classes: 0 })
+        Some(LaneHint { board, lane, waker, events: 0, served: 0, since: 0, classes: 0 })
     }
 
     /// A request was answered; the guest is not told yet.
     #[inline]
     pub fn completed(&mut self, request: &Request) {
-        self.classes |= Classes::of(request).0;
+        self.told(Classes::of(request));
     }
 
-    /// As [`LaneHint::completed`], for tests.
-    #[cfg(test)]
+    #[inline]
     pub(crate) fn told(&mut self, classes: Classes) {
         self.classes |= classes.0;
     }
@@ -114,10 +110,9 @@ impl LaneHint {
     fn wake(&self) {
         // Orders the mark before the look; the scheduler asks for the wake-up first, and looks at the marks then.
         fence(Ordering::SeqCst);
-        let wake = self.board.wake();
-        if wake.load(Ordering::Relaxed) != 0 && wake.swap(0, Ordering::SeqCst) != 0 {
-            // One that is full is readable already.
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let wanted = self.board.wake();
+        if wanted.load(Ordering::Relaxed) != 0 && wanted.swap(0, Ordering::SeqCst) != 0 {
+            wake(&self.waker);
         }
     }
 }

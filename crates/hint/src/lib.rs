@@ -15,6 +15,7 @@ mod error;
 mod lane;
 pub mod message;
 mod process;
+mod sync;
 mod watch;
 
 pub use board::{Board, Classes, MAX_LANES};

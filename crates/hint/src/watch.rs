@@ -1,9 +1,8 @@
 //! The scheduler's end of the board. What it reads was written by a process that may be hostile: any value does no more harm than a
 //! wrong mark, and marks come only as often as somebody looks.
 
-use std::sync::atomic::{Ordering, fence};
-
 use crate::board::{Board, Classes, Slot};
+use crate::sync::{Ordering, fence};
 
 /// How often a slot is read again that changes meanwhile.
 const TRIES: usize = 4;
@@ -92,8 +91,18 @@ fn look(slot: &Slot<'_>, seen: &mut Seen, now: u64) -> [Option<Mark>; 2] {
         let at = slot.served_at.load(Ordering::Acquire);
         let response = slot.response.load(Ordering::Acquire);
         tries += 1;
+        // A lane that says that nothing is unanswered, and not yet that it was answered, is in between: the count of its
+        // signals belongs to the answer.
+        let is_between = since == 0 && served == seen.served;
+        if !is_between && slot.served.load(Ordering::Acquire) == served {
+            break (served, events, since, at, response);
+        }
         // A lane that is faster than this, again and again, is not one.
-        if slot.served.load(Ordering::Acquire) == served || tries == TRIES {
+        if tries == TRIES {
+            if is_between {
+                // The answer comes with a wake-up of its own.
+                return [None, None];
+            }
             break (served, events, since, at, response);
         }
     };

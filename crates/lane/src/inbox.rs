@@ -1,17 +1,17 @@
 //! How control reaches a lane thread: messages, and a wake-up at the thread's one wait point.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 
-use rustix::event::EventfdFlags;
 use vlane_hint::LaneHint;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::lane::LaneConfig;
+use crate::mail;
 use crate::recorder::Recorder;
+use crate::sync::Wake;
 
 /// What control asks of a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
@@ -66,58 +66,17 @@ pub(crate) enum Message {
     Exit,
 }
 
-struct Shared {
-    /// Looked at by a thread that is awake; the eventfd is for one that sleeps.
-    pending: AtomicBool,
-    wake: OwnedFd,
-}
-
 /// The sending side.
-#[derive(Clone)]
-pub(crate) struct Outbox {
-    shared: Arc<Shared>,
-    sender: Sender<Message>,
-}
-
+pub(crate) type Outbox = mail::Outbox<Message>;
 /// The thread's side.
-pub(crate) struct Inbox {
-    shared: Arc<Shared>,
-    receiver: Receiver<Message>,
-}
+pub(crate) type Inbox = mail::Inbox<Message>;
 
 pub(crate) fn pair() -> std::io::Result<(Outbox, Inbox)> {
-    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let shared = Arc::new(Shared { pending: AtomicBool::new(false), wake });
-    let (sender, receiver) = channel();
-    Ok((Outbox { shared: Arc::clone(&shared), sender }, Inbox { shared, receiver }))
-}
-
-impl Outbox {
-    /// Puts a message into the inbox. Returns false when the thread is gone.
-    pub(crate) fn send(&self, message: Message) -> bool {
-        let sent = self.sender.send(message).is_ok();
-        self.shared.pending.store(true, Ordering::SeqCst);
-        // Full (EAGAIN) means that it is readable: awake it will be.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        sent
-    }
+    Ok(mail::mailbox(Wake::new()?))
 }
 
 impl Inbox {
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.shared.wake.as_fd()
-    }
-
-    /// Whether there may be messages; one load.
-    #[inline]
-    pub(crate) fn has_mail(&self) -> bool {
-        self.shared.pending.load(Ordering::Relaxed)
-    }
-
-    /// The next message. Call until there is none.
-    pub(crate) fn next(&self) -> Option<Message> {
-        // Cleared before looking: what is sent after the look raises it again.
-        self.shared.pending.store(false, Ordering::SeqCst);
-        self.receiver.try_recv().ok()
+        self.wake().fd()
     }
 }

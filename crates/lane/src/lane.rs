@@ -1,12 +1,11 @@
 //! One lane: a virtqueue, its way into the storage, and what control has asked of it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use rustix::event::EventfdFlags;
 use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
 use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
@@ -14,7 +13,9 @@ use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
+use crate::mail::{Listener, Teller, news};
 use crate::recorder::{CLOCK_EVERY, Recorder};
+use crate::sync::Wake;
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
@@ -59,46 +60,36 @@ pub enum LaneEvent {
 
 /// Carries events from lanes to their session.
 #[derive(Debug, Clone)]
-pub struct EventSender {
-    sender: Sender<LaneEvent>,
-    wake: Arc<OwnedFd>,
-}
+pub struct EventSender(Teller<LaneEvent>);
 
 /// The session's end.
 #[derive(Debug)]
-pub struct EventReceiver {
-    receiver: Receiver<LaneEvent>,
-    wake: Arc<OwnedFd>,
-}
+pub struct EventReceiver(Listener<LaneEvent>);
 
 /// A channel for lane events that can be waited for together with other descriptors.
 ///
 /// # Errors
 /// When the system gives no eventfd.
 pub fn event_channel() -> io::Result<(EventSender, EventReceiver)> {
-    let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (sender, receiver) = channel();
-    Ok((EventSender { sender, wake: Arc::clone(&wake) }, EventReceiver { receiver, wake }))
+    let (teller, listener) = news(Wake::new()?);
+    Ok((EventSender(teller), EventReceiver(listener)))
 }
 
 impl EventSender {
     fn send(&self, event: LaneEvent) {
-        // Without a receiver the session is over, and nobody needs to know.
-        let _ = self.sender.send(event);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.0.send(event);
     }
 }
 
 impl EventReceiver {
     /// Readable when there is an event.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.0.wake().fd()
     }
 
-    /// The next event, without waiting.
+    /// The next event, without waiting. Call until there is none.
     pub fn next(&self) -> Option<LaneEvent> {
-        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-        self.receiver.try_recv().ok()
+        self.0.next()
     }
 }
 

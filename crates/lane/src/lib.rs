@@ -15,9 +15,11 @@ mod counters;
 mod error;
 mod inbox;
 mod lane;
+mod mail;
 mod polling;
 mod pool;
 mod recorder;
+mod sync;
 mod thread;
 mod topology;
 

@@ -1,0 +1,131 @@
+//! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
+//!
+//! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox
+//! and of both ends of the scheduler's board are compiled here a second time, as they are, with [`sync`] and [`board`] in the
+//! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
+//! that loom reports.
+//!
+//! What is not here: rings in guest memory, whose words are mapped and not loom's (crates/ring/tests/driver_device.rs has both sides in
+//! two threads), and the recorder's ring, which is rtrb's.
+
+#![forbid(unsafe_code)]
+
+mod board;
+#[path = "../../hint/src/lane.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod lane;
+#[path = "../../lane/src/mail.rs"]
+mod mail;
+mod sync;
+#[path = "../../hint/src/watch.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod watch;
+
+use std::mem::ManuallyDrop;
+
+use loom::thread;
+
+use crate::board::{Board, Classes};
+use crate::lane::LaneHint;
+use crate::mail::{mailbox, news};
+use crate::sync::{Arc, Wake, now};
+use crate::watch::{Mark, Watch};
+
+/// A lane's thread reads its mail as `Thread::run` does: it looks, works, looks again and sleeps; each wake-up is told once. Two others send.
+pub fn no_message_to_a_sleeping_lane_is_lost() {
+    let (outbox, inbox) = mailbox(Wake::new());
+    let senders: Vec<_> = (0..2)
+        .map(|number| {
+            let outbox = outbox.clone();
+            thread::spawn(move || assert!(outbox.send(number)))
+        })
+        .collect();
+    let mut read = Vec::new();
+    while read.len() < 2 {
+        if inbox.has_mail() {
+            while let Some(message) = inbox.next() {
+                read.push(message);
+            }
+        }
+        if read.len() == 2 || inbox.wake().take() {
+            continue;
+        }
+        if !inbox.has_mail() {
+            inbox.wake().wait();
+        }
+    }
+    read.sort_unstable();
+    assert_eq!(read, [0, 1]);
+    senders.into_iter().for_each(|sender| sender.join().expect("a sender"));
+}
+
+/// A session waits for the descriptor of its lanes' events, and then takes all there are.
+pub fn no_event_of_a_lane_is_lost() {
+    let (teller, listener) = news(Wake::new());
+    let lanes: Vec<_> = (0..2)
+        .map(|lane| {
+            let teller = teller.clone();
+            thread::spawn(move || teller.send(lane))
+        })
+        .collect();
+    let mut heard = Vec::new();
+    while heard.len() < 2 {
+        listener.wake().wait();
+        while let Some(event) = listener.next() {
+            heard.push(event);
+        }
+    }
+    heard.sort_unstable();
+    assert_eq!(heard, [0, 1]);
+    lanes.into_iter().for_each(|lane| lane.join().expect("a lane"));
+}
+
+/// What a lane does with the board between start and end of a model: signals, and the guest's answers to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The guest is signalled.
+    Signal,
+    /// The guest submits.
+    Answer,
+}
+
+/// The scheduler looks at the board and sleeps; a lane takes `steps`. In the end every signal was counted once, whether one is unanswered is known, and
+/// a response time is the one of an answer.
+pub fn no_mark_of_a_lane_is_lost(steps: &'static [Step]) {
+    let board = Board::new(1);
+    let wake = Arc::new(Wake::new());
+    let mut watch = Watch::new(board.clone());
+    watch.arm(Classes::ALL);
+    let waker = Arc::clone(&wake);
+    let lane = thread::spawn(move || {
+        let mut hint = LaneHint::new(Arc::new(board), 0, waker).expect("a lane");
+        for step in steps {
+            match step {
+                Step::Signal => {
+                    hint.told(Classes::ALL);
+                    hint.shown(true);
+                }
+                Step::Answer => hint.submitted(),
+            }
+        }
+        // Dropped below: in a model that fails, loom is over when this would be.
+        ManuallyDrop::new(hint)
+    });
+    let signals = steps.iter().filter(|step| **step == Step::Signal).count();
+    let unanswered = steps.last() == Some(&Step::Signal);
+    let (mut counted, mut pending) = (0, false);
+    loop {
+        for (_, mark) in watch.collect(u64::MAX) {
+            let (Mark::Event { count, .. } | Mark::Served { count, .. }) = mark;
+            counted += count as usize;
+            pending = matches!(mark, Mark::Event { .. });
+        }
+        assert!(counted <= signals, "{counted} signals were told of {signals}");
+        if counted == signals && pending == unanswered {
+            break;
+        }
+        wake.wait();
+        wake.clear();
+    }
+    drop(ManuallyDrop::into_inner(lane.join().expect("a lane")));
+}

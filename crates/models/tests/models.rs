@@ -1,0 +1,33 @@
+//! Every execution of the models. A failure prints the steps; `LOOM_LOG=trace LOOM_LOCATION=1` prints more.
+
+use loom::model::Builder;
+use vlane_models::Step::{Answer, Signal};
+
+/// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
+fn every(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn no_message_to_a_sleeping_lane_is_lost() {
+    every(vlane_models::no_message_to_a_sleeping_lane_is_lost);
+}
+
+#[test]
+fn no_event_of_a_lane_is_lost() {
+    every(vlane_models::no_event_of_a_lane_is_lost);
+}
+
+#[test]
+fn a_mark_wakes_the_scheduler_or_is_seen() {
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Signal]));
+}
+
+#[test]
+fn every_signal_is_counted_once_while_the_guest_answers() {
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer, Signal]));
+}
