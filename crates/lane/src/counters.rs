@@ -1,9 +1,12 @@
 //! What a lane counted. Written by its thread alone, a batch at a time; read by anybody. A lane goes on counting where the
 //! one before it on the same queue ended, so counters never go back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vlane_engine::ChannelStats;
+
+use crate::alarm::Alarm;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -12,6 +15,8 @@ macro_rules! counters {
         #[repr(align(128))]
         pub struct Counters {
             $(pub(crate) $name: AtomicU64,)*
+            /// Raised when failures were counted.
+            alarm: Option<Arc<Alarm>>,
         }
 
         /// The counters at one moment; sums of several lanes are made with [`Snapshot::add`].
@@ -27,7 +32,7 @@ macro_rules! counters {
             }
 
             /// Publishes what the lane counted by itself.
-            pub(crate) fn store(&self, local: &Snapshot) {
+            fn store(&self, local: &Snapshot) {
                 $(self.$name.store(local.$name, Ordering::Relaxed);)*
             }
         }
@@ -71,6 +76,10 @@ counters! {
     failed,
     /// ... of these, because no space was left.
     no_space,
+    /// ... because the image was shorter than the volume.
+    short,
+    /// ... because writes had been lost before.
+    lost,
     /// Storage operations that were begun again.
     retries,
     /// Requests that went through a bounce buffer.
@@ -83,6 +92,30 @@ counters! {
     kicks,
 }
 
+impl Counters {
+    /// Counters that raise an alarm when failures are counted.
+    pub fn with_alarm(alarm: Arc<Alarm>) -> Counters {
+        Counters { alarm: Some(alarm), ..Counters::default() }
+    }
+
+    /// Publishes what the lane counted by itself, and raises the alarm if there are failures among it.
+    pub(crate) fn publish(&self, local: &Snapshot) {
+        let has_failed = self.failed.load(Ordering::Relaxed) != local.failed;
+        self.store(local);
+        if has_failed {
+            self.tell();
+        }
+    }
+
+    /// After the counters are stored: who is woken sees them.
+    #[cold]
+    fn tell(&self) {
+        if let Some(alarm) = &self.alarm {
+            alarm.raise();
+        }
+    }
+}
+
 impl Snapshot {
     /// All requests.
     pub fn requests(&self) -> u64 {
@@ -91,8 +124,10 @@ impl Snapshot {
 
     /// Takes over what a channel counted since it was made, on top of what was counted `before`.
     pub(crate) fn take_channel(&mut self, stats: &ChannelStats, before: &Snapshot) {
-        self.failed = before.failed + stats.device_errors + stats.no_space_errors + stats.short_errors;
+        self.failed = before.failed + stats.errors();
         self.no_space = before.no_space + stats.no_space_errors;
+        self.short = before.short + stats.short_errors;
+        self.lost = before.lost + stats.lost_errors;
         self.retries = before.retries + stats.retries;
         self.bounced = before.bounced + stats.bounced;
         self.inline = before.inline + stats.inline;

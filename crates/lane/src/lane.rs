@@ -379,7 +379,7 @@ impl Lane {
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
         self.counters.take_channel(&self.channel.stats(), &self.counted_before);
-        self.shared_counters.store(&self.counters);
+        self.shared_counters.publish(&self.counters);
     }
 
     fn write_call(&self) {

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alarm;
 mod call;
 mod contention;
 mod counters;
@@ -26,6 +27,7 @@ mod topology;
 #[cfg(test)]
 mod cost;
 
+pub use alarm::Alarm;
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};

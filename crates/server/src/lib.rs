@@ -18,6 +18,7 @@ mod session;
 mod socket_file;
 mod volume;
 mod vring;
+mod watch;
 
 pub use config_space::ConfigSpace;
 pub use control::{Control, ControlError};

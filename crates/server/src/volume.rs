@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Resource;
-use vlane_engine::{Engine, Geometry};
-use vlane_lane::{Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
+use vlane_engine::{Engine, Geometry, LostWrite};
+use vlane_lane::{Alarm, Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
+use crate::watch::Watch;
 
 /// What makes a volume, besides its engine.
 #[derive(Debug, Clone)]
@@ -81,6 +82,8 @@ pub struct Volume {
     pub(crate) config: VolumeConfig,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) pool: Pool,
+    /// Goes after the pool: it tells of the last requests, too.
+    watch: Watch,
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) recording: Recording,
     pub(crate) schedulers: Schedulers,
@@ -101,11 +104,18 @@ impl Volume {
         let pool_config = PoolConfig { topology: config.topology.clone(), poll_max: config.poll_max };
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
-        let counters = (0..config.topology.queues).map(|_| Arc::default()).collect();
+        let system =
+            |source| VolumeError::Threads { name: config.name.clone(), source: LaneError::System(source) };
+        let alarm = Arc::new(Alarm::new().map_err(system)?);
+        let counters: Vec<Arc<Counters>> =
+            (0..config.topology.queues).map(|_| Arc::new(Counters::with_alarm(Arc::clone(&alarm)))).collect();
+        let watch =
+            Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm).map_err(system)?;
         Ok(Volume {
             config,
             engine,
             pool,
+            watch,
             counters,
             recording: Recording::default(),
             schedulers: Schedulers::None,
@@ -142,9 +152,25 @@ impl Volume {
     /// Writes everything to stable storage, also what nobody flushed.
     ///
     /// # Errors
-    /// What the storage says.
+    /// What the storage says; ever after a lost write, what it said then.
     pub fn sync(&self) -> std::io::Result<()> {
-        self.engine.sync()
+        let result = self.engine.sync();
+        if result.is_err() {
+            self.watch.look();
+        }
+        result
+    }
+
+    /// Writes that were answered and are lost, if there are any. It was told, as an error; all writes and flushes since then were answered
+    /// with one.
+    pub fn lost_write(&self) -> Option<LostWrite> {
+        self.engine.lost_write()
+    }
+
+    /// Does something, once, when writes are lost: in a thread of the volume's, which may take its time. Only the first one that is given
+    /// counts.
+    pub fn on_lost_write(&self, what: impl Fn() + Send + Sync + 'static) {
+        self.watch.on_loss(Box::new(what));
     }
 
     pub(crate) fn next_session(&self) -> u64 {

@@ -55,6 +55,11 @@ pub struct ServeArgs {
     #[arg(long)]
     read_only: bool,
 
+    /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
+    /// writes and flushes with an error (reads go on), stop ends the volume
+    #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
+    on_lost_write: OnLostWrite,
+
     /// Virtqueues to offer: a number, or auto for one per CPU of the host
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
     queues: Count,
@@ -92,6 +97,14 @@ enum CacheArg {
     Writeback,
     /// As writeback, and each write is on the device before it is answered
     Writethrough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnLostWrite {
+    /// Answer all later writes and flushes with an error; reads go on
+    Eio,
+    /// End the sessions and the process, with an error
+    Stop,
 }
 
 /// A number, or nothing for "auto".
@@ -164,6 +177,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let listener = Arc::new(Listener::bind(&args.socket)?);
     let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));
     let control = args.control.as_ref().map(start).transpose()?;
+    if args.on_lost_write == OnLostWrite::Stop {
+        let stopper = listener.stopper();
+        volume.on_lost_write(move || stopper.stop());
+    }
     announce(args, &volume, &opened);
 
     let (stopper, watched) = (listener.stopper(), Arc::clone(&listener));
@@ -185,14 +202,19 @@ fn serve(args: &ServeArgs) -> Result<()> {
     drop(control);
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
-    volume.sync().with_context(|| {
-        let image = args.image.as_deref().unwrap_or(Path::new("null"));
-        format!(
-            "{}: cannot write everything to the device; what was not flushed may be lost",
-            image.display()
-        )
-    })?;
+    let synced = volume.sync();
     listener.close();
+    synced.with_context(|| {
+        let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
+        match volume.lost_write() {
+            Some(_) => {
+                format!("{image}: writes that were answered are lost; the guest must check its file systems")
+            }
+            None => {
+                format!("{image}: cannot write everything to the device; what was not flushed may be lost")
+            }
+        }
+    })?;
     result
 }
 

@@ -23,8 +23,8 @@ pub(super) struct CountersInfo {
     /// When they were read: nanoseconds of the system's monotonic clock (CLOCK_MONOTONIC).
     monotonic_ns: u64,
     process: ProcessInfo,
-    /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused, failed, no_space, retries, bounced,
-    /// inline, signals, kicks.
+    /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused, failed, no_space, short,
+    /// lost, retries, bounced, inline, signals, kicks.
     #[schema(value_type = BTreeMap<String, u64>)]
     sum: Counted,
     /// Each lane, by its number.

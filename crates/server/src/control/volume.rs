@@ -35,6 +35,21 @@ pub(super) struct VolumeInfo {
     session: Option<SessionInfo>,
     /// Whether a trace is being recorded.
     recording: bool,
+    /// Writes that were answered and are lost; null if there are none. Since then writes and flushes are answered with an error.
+    lost_write: Option<LostWriteInfo>,
+}
+
+/// Writes that were answered and could not be made durable. Nobody knows which.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LostWriteInfo {
+    /// The error number of the first failure.
+    errno: i32,
+    /// The same in words.
+    error: String,
+    /// What met it: a guest's `flush`, a durable `write`, or a `sync` of the whole volume.
+    during: &'static str,
+    /// Failures to write back that were seen, the first one included.
+    failures: u64,
 }
 
 /// Queues, threads, CPUs.
@@ -92,5 +107,11 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
         sessions: volume.sessions(),
         session,
         recording: volume.recording.is_active(),
+        lost_write: volume.lost_write().map(|lost| LostWriteInfo {
+            errno: lost.errno,
+            error: lost.error().to_string(),
+            during: lost.during.name(),
+            failures: lost.failures,
+        }),
     })
 }

@@ -1,0 +1,263 @@
+//! Tells the operator that the storage fails, while it does: the first failure of each kind at once, the others at a bounded rate; and a
+//! lost write, which is told once and for all.
+//!
+//! One thread for each volume, `watch`. It sleeps until a lane raises the volume's alarm, which it does when the counters that it
+//! publishes tell of failures: nothing is written for a single request, and a volume without failures costs nothing.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use vlane_engine::Engine;
+use vlane_lane::{Alarm, Counters, Snapshot};
+
+/// From one line about failures to the next.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// From one look to the next whether writes were lost, while failures are not told one by one.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The kinds of failures: what is told of each, and what to do.
+const KINDS: [(&str, &str); 3] = [
+    ("no space was left on the storage", "make room; requests succeed again as soon as there is some"),
+    ("the image is shorter than its volume", "somebody cut it short; stop, and restore it"),
+    ("the storage failed", "see the kernel's log"),
+];
+
+/// What is done when writes were lost.
+type OnLoss = Box<dyn Fn() + Send + Sync>;
+
+/// Watches over one volume until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    name: String,
+    engine: Arc<dyn Engine>,
+    counters: Vec<Arc<Counters>>,
+    alarm: Arc<Alarm>,
+    ends: AtomicBool,
+    /// The loss was told.
+    is_told: AtomicBool,
+    on_loss: OnceLock<OnLoss>,
+    /// It was done.
+    is_done: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// Starts the thread.
+    pub(crate) fn start(
+        name: &str,
+        engine: Arc<dyn Engine>,
+        counters: Vec<Arc<Counters>>,
+        alarm: Arc<Alarm>,
+    ) -> io::Result<Watch> {
+        let shared = Arc::new(Shared {
+            name: name.to_owned(),
+            engine,
+            counters,
+            alarm,
+            ends: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
+            on_loss: OnceLock::new(),
+            is_done: AtomicBool::new(false),
+        });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("watch".to_owned()).spawn(move || own.run(INTERVAL))?;
+        Ok(Watch { shared, thread: Some(thread) })
+    }
+
+    /// Does this when writes were lost; at once, if they are already.
+    pub(crate) fn on_loss(&self, what: OnLoss) {
+        // The first one stays.
+        if self.shared.on_loss.set(what).is_ok() && self.shared.engine.lost_write().is_some() {
+            self.shared.alarm.wake();
+        }
+    }
+
+    /// Looks whether writes were lost, and tells it: for who found out himself.
+    pub(crate) fn look(&self) {
+        self.shared.tell_loss();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Release);
+        self.shared.alarm.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("{}: the thread that watches over the volume panicked", self.shared.name);
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, interval: Duration) {
+        let mut teller = Teller::default();
+        loop {
+            match teller.is_busy {
+                true => self.pause(interval),
+                // Nothing failed since the last look: until something does.
+                false => self.wait(None),
+            }
+            self.alarm.lower();
+            self.tell(&mut teller);
+            if self.ends() {
+                return;
+            }
+        }
+    }
+
+    fn ends(&self) -> bool {
+        self.ends.load(Ordering::Acquire)
+    }
+
+    /// Until then failures are counted, and not told; a loss is.
+    fn pause(&self, interval: Duration) {
+        let until = Instant::now() + interval;
+        while let Some(left) = until.checked_duration_since(Instant::now())
+            && !self.ends()
+        {
+            self.wait(Some(left.min(GLANCE)));
+            self.tell_loss();
+        }
+    }
+
+    fn tell(&self, teller: &mut Teller) {
+        let sum = self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {
+            sum.add(&lane.snapshot());
+            sum
+        });
+        teller.tell(&sum, Instant::now(), |line| tracing::warn!("{}: {line}", self.name));
+        self.tell_loss();
+    }
+
+    fn tell_loss(&self) {
+        let Some(lost) = self.engine.lost_write() else { return };
+        if !self.is_told.swap(true, Ordering::AcqRel) {
+            let stops = self.on_loss.get().is_some();
+            let then = match stops {
+                true => "stopping, as --on-lost-write stop says",
+                false => "from now on writes and flushes are answered with an error; reads go on",
+            };
+            tracing::error!(
+                "{}: writes that were answered are lost, nobody knows which: {lost}; {then}. See the kernel's log, mend the storage or \
+                 make room on it, then serve the image again and let the guest check its file systems",
+                self.name
+            );
+        }
+        if let Some(on_loss) = self.on_loss.get()
+            && !self.is_done.swap(true, Ordering::AcqRel)
+        {
+            on_loss();
+        }
+    }
+
+    /// Waits for the alarm.
+    fn wait(&self, limit: Option<Duration>) {
+        let fd: BorrowedFd<'_> = self.alarm.wake_fd();
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        // An error is an early return, and nothing is lost by one.
+        let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], limit.as_ref());
+        self.alarm.woken();
+    }
+}
+
+/// What was told of failures.
+#[derive(Debug, Default)]
+struct Teller {
+    /// By kind, failures that were told.
+    told: [u64; 3],
+    since: Option<Instant>,
+    /// Something was told at the last look.
+    is_busy: bool,
+}
+
+impl Teller {
+    /// A line for each kind of which there are more than at the last look.
+    fn tell(&mut self, sum: &Snapshot, now: Instant, mut line: impl FnMut(String)) {
+        let counted =
+            [sum.no_space, sum.short, sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost)];
+        self.is_busy = false;
+        let since = self.since.map(|since| now.saturating_duration_since(since).as_secs().max(1));
+        for ((what, advice), (now, told)) in KINDS.iter().zip(counted.into_iter().zip(&mut self.told)) {
+            let more = now.saturating_sub(*told);
+            if more == 0 {
+                continue;
+            }
+            let requests = |n: u64| if n == 1 { "1 request".to_owned() } else { format!("{n} requests") };
+            line(match (*told, since) {
+                (1.., Some(since)) => {
+                    format!(
+                        "{what}: {} failed in the last {since} s, {} in all",
+                        requests(more),
+                        requests(now)
+                    )
+                }
+                _ => format!(
+                    "{what}: {} failed; {advice}; more are told every {} s",
+                    requests(more),
+                    INTERVAL.as_secs()
+                ),
+            });
+            *told = now;
+            self.is_busy = true;
+        }
+        if self.is_busy {
+            self.since = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(teller: &mut Teller, sum: Snapshot, now: Instant) -> Vec<String> {
+        let mut lines = Vec::new();
+        teller.tell(&sum, now, |line| lines.push(line));
+        lines
+    }
+
+    #[test]
+    fn the_first_of_each_kind_is_told_with_advice_and_then_how_many_came_since() {
+        let (mut teller, begin) = (Teller::default(), Instant::now());
+        assert_eq!(lines(&mut teller, Snapshot::default(), begin), [] as [String; 0]);
+        assert!(!teller.is_busy);
+        let mut sum = Snapshot { failed: 1, no_space: 1, ..Snapshot::default() };
+        let first = lines(&mut teller, sum, begin);
+        assert!(
+            first.len() == 1
+                && first[0].contains("no space")
+                && first[0].contains("1 request failed; make room")
+        );
+        assert!(teller.is_busy);
+        assert_eq!(lines(&mut teller, sum, begin), [] as [String; 0], "nothing new");
+        sum = Snapshot { failed: 602, no_space: 571, short: 20, lost: 10, ..sum };
+        let later = lines(&mut teller, sum, begin + Duration::from_secs(10));
+        assert_eq!(
+            later[0],
+            "no space was left on the storage: 570 requests failed in the last 10 s, 571 requests in all"
+        );
+        assert!(later[1].contains("shorter than its volume: 20 requests failed; somebody cut it short"));
+        // What failed only because writes had been lost is told as that.
+        assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed"));
+    }
+}
