@@ -15,7 +15,6 @@ mod padded_table;
 mod recording;
 mod sched;
 mod session;
-mod socket_file;
 mod volume;
 mod vring;
 
@@ -24,5 +23,5 @@ pub use control::{Control, ControlError};
 pub use listener::{Listener, Stopper};
 pub use sched::Schedulers;
 pub use session::{End, Session};
-pub use socket_file::ListenError;
+pub use vlane_socket::ListenError;
 pub use volume::{Volume, VolumeConfig, VolumeError};
