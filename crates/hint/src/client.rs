@@ -2,11 +2,14 @@
 //! switches the board off when the scheduler goes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use vlane_socket::printable;
 
 use crate::appear::Appear;
 use crate::board::{Board, Classes};
@@ -226,14 +229,30 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     // Whoever may write to the eventfd's other end can make lanes wait: only root, or whoever could do so anyway.
     let listener = rustix::net::sockopt::socket_peercred(&socket)?;
-    if !listener.uid.is_root() && listener.uid != rustix::process::geteuid() {
-        return Err(HintError::Protocol("the scheduler is neither root's nor this user's"));
+    let user = listener.uid;
+    if !user.is_root() && user != rustix::process::geteuid() && !has_place_from_root(path, user.as_raw()) {
+        return Err(HintError::Protocol(
+            "the scheduler is neither root's nor this user's, and its socket is in no directory that root has given it",
+        ));
     }
     let lanes = u16::try_from(guest.vcpus.len()).unwrap_or(u16::MAX);
     let (board, fd) = Board::create(lanes)?;
     let hello = Hello { process: guest.process, vcpus: guest.vcpus.clone(), name: guest.name.clone() };
     Message::Hello(hello).send(&socket, Some(fd.as_fd()))?;
     Ok((socket, board))
+}
+
+/// Whether root has given a user the directory that a socket is in, as systemd does (`User=`, `RuntimeDirectory=`): it is that user's alone
+/// to write to, in one that is root's alone.
+fn has_place_from_root(socket: &Path, user: u32) -> bool {
+    let Some(directory) = socket.parent().and_then(|directory| directory.canonicalize().ok()) else {
+        return false;
+    };
+    let belongs = |path: &Path, user: u32| {
+        std::fs::symlink_metadata(path)
+            .is_ok_and(|metadata| metadata.uid() == user && metadata.is_dir() && metadata.mode() & 0o022 == 0)
+    };
+    belongs(&directory, user) && directory.parent().is_some_and(|above| belongs(above, 0))
 }
 
 /// The scheduler's answer, if it is there: its eventfd, or why not.
@@ -244,7 +263,7 @@ fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, String> {
             true => Ok(Some(wake)),
             false => Err("the scheduler sent no eventfd".to_owned()),
         },
-        Some((Message::Refused(why), _)) => Err(format!("the scheduler refuses: {why}")),
+        Some((Message::Refused(why), _)) => Err(format!("the scheduler refuses: {}", printable(&why))),
         Some(_) => Err("the scheduler said what makes no sense".to_owned()),
     }
 }

@@ -8,6 +8,7 @@ mod bpf;
 pub mod discover;
 mod error;
 pub mod ext;
+pub mod hold;
 mod host;
 pub mod link;
 pub mod live;

@@ -30,6 +30,7 @@ pub struct Clock {
 pub struct Thread {
     tid: u32,
     pid: u32,
+    user: u32,
     start: u64,
     schedstat: File,
     stat: File,
@@ -52,11 +53,16 @@ fn parse_stat(text: &[u8]) -> Option<(u8, u64)> {
     Some((state, start))
 }
 
-/// The process that a thread belongs to.
-fn process_of(tid: u32) -> io::Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let value = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    value.and_then(|value| value.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+/// The process that a thread belongs to, and its (real) user.
+fn process_of(tid: u32) -> io::Result<(u32, u32)> {
+    // Its name is in it, too, which may be anything.
+    let status = std::fs::read(format!("/proc/{tid}/status"))?;
+    let status = String::from_utf8_lossy(&status);
+    let first = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    first("Tgid:").zip(first("Uid:")).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Whether a thread of this number with this start time (clock ticks after boot) is there.
@@ -82,7 +88,7 @@ impl Thread {
             };
             Error::caused_by(kind, text, error)
         };
-        let pid = process_of(tid).map_err(fail)?;
+        let (pid, user) = process_of(tid).map_err(fail)?;
         let open = |name: &str| {
             let path: PathBuf = format!("/proc/{pid}/task/{tid}/{name}").into();
             File::open(path)
@@ -95,7 +101,7 @@ impl Thread {
             ),
             _ => fail(error),
         })?;
-        let mut thread = Self { tid, pid, start: 0, schedstat, stat };
+        let mut thread = Self { tid, pid, user, start: 0, schedstat, stat };
         thread.start = thread.read_stat().map_err(fail)?.1;
         Ok(thread)
     }
@@ -117,6 +123,17 @@ impl Thread {
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The user that its process belonged to when it was opened.
+    #[must_use]
+    pub const fn user(&self) -> u32 {
+        self.user
+    }
+
+    /// Its entry in `/proc`, the same file for every process that opens it.
+    pub(crate) fn entry(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.stat)
     }
 
     /// When it was started, clock ticks after boot: with its number, its identity.

@@ -1,8 +1,12 @@
 //! What carries out the policy's decisions on a live host: sched_ext, or real-time slices.
 
+use std::sync::Arc;
+
 use vlane_policy::loan::{Account, Claim, Decision, VcpuId};
 
 use crate::Result;
+use crate::live::state::BudgetState;
+use crate::thread::Thread;
 
 /// The host's threads that make up one vCPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +25,11 @@ pub struct VcpuThreads {
 pub trait Vehicle: Send {
     /// Its name: `sched_ext` or `realtime`.
     fn name(&self) -> &'static str;
+
+    /// Threads that the next [`Vehicle::add`] or [`Vehicle::change`] is about, opened already: by a thread that may wait.
+    fn bring(&mut self, threads: &[Arc<Thread>]) {
+        let _ = threads;
+    }
 
     /// Takes a vCPU under its wing.
     ///
@@ -85,6 +94,11 @@ pub trait Vehicle: Send {
     /// The one who drives this has used so much real-time CPU time itself, ns.
     fn spend(&mut self, ns: u64) {
         let _ = ns;
+    }
+
+    /// What it may spend, for people to look at.
+    fn budgets(&self) -> Vec<BudgetState> {
+        Vec::new()
     }
 
     /// What it has counted, for people to look at.

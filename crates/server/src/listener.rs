@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::session::{Handle, Session};
-use crate::socket_file::{ListenError, SocketFile};
 use crate::volume::Volume;
+use vlane_socket::{ListenError, Place, SocketFile};
 
 /// Serves a volume on a socket, to one front end after another.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub fn bind(path: &Path) -> Result<Listener, ListenError> {
-        let (socket, file) = SocketFile::listen(path, "--socket", None)?;
+        let (socket, file) = SocketFile::listen_stream(&Place::new(path, "--socket", "server"))?;
         let io_error = |source| ListenError::Io { path: path.to_owned(), source };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;

@@ -8,6 +8,7 @@ mod sched_ext;
 mod sched_ext_report;
 mod settings;
 mod simulate;
+mod status;
 mod top;
 
 use clap::{Args, Subcommand};
@@ -23,6 +24,8 @@ pub struct SchedArgs {
 enum Command {
     /// Schedule virtual CPUs of this host
     Run(run::RunArgs),
+    /// Say whether a scheduler runs, and what it has: machines, budgets
+    Status(status::StatusArgs),
     /// Show what the running scheduler does
     Top(top::TopArgs),
     /// Measure what the live scheduler does to responses and shares
@@ -49,6 +52,7 @@ enum Command {
 pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
     match &args.command {
         Command::Run(args) => run::run(args),
+        Command::Status(args) => status::run(args),
         Command::Top(args) => top::run(args),
         Command::Prove(args) => prove::run(args),
         Command::Repair(args) => guard::repair(args),

@@ -107,7 +107,9 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
 
 fn locked(path: &Path, holder: Option<Holder>, read_only: bool) -> EngineError {
     let holder = match holder {
-        Some(Holder::Process(pid, name)) => format!("another process (pid {pid}, {name})"),
+        Some(Holder::Process(pid, name)) => {
+            format!("another process (pid {pid}, {})", vlane_socket::printable(&name))
+        }
         Some(Holder::Ourselves) => "this process already".to_owned(),
         None => "another process".to_owned(),
     };
@@ -143,8 +145,11 @@ fn holder(file: &File) -> Option<Holder> {
             let opened = descriptors.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
             ourselves = opened.into_iter().any(|fd: i32| has_locks(file, fd));
         } else if descriptors.count() > 0 {
-            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder::Process(pid, name.trim().to_owned()));
+            let name = std::fs::read(process.path().join("comm")).unwrap_or_default();
+            return Some(Holder::Process(
+                pid,
+                String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
+            ));
         }
     }
     ourselves.then_some(Holder::Ourselves)

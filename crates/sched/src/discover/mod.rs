@@ -17,9 +17,14 @@ pub use qmp::vcpus_by_qmp;
 use std::path::Path;
 
 use vlane_hint::ProcessId;
+use vlane_socket::printable;
 
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
+
+/// So many vCPUs of a process are scheduled, the first by their numbers, and so many tasks of User-Mode Linux: a process makes as many
+/// threads, and calls them what it likes.
+pub const MAX_VCPUS: usize = 512;
 
 /// A machine whose vCPUs are known. Cheap to look at again: threads of User-Mode Linux come and go.
 #[derive(Debug, Clone)]
@@ -57,7 +62,7 @@ impl Machine {
         let mut vcpus = names::vcpus(pid, &threads);
         let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Threads };
         if vcpus.is_empty() {
-            let name = proc::name(pid);
+            let name = printable(&proc::name(pid)).to_string();
             if !uml::is_one(pid) {
                 return Err(nothing_found(pid, &name));
             }

@@ -40,6 +40,7 @@ pub(super) fn vcpus(pid: u32, threads: &[Thread]) -> Vec<VcpuThreads> {
         .collect();
     vcpus.sort_by_key(|vcpu| (vcpu.index, vcpu.tids[0]));
     vcpus.dedup_by_key(|vcpu| vcpu.index);
+    vcpus.truncate(super::MAX_VCPUS);
     // Interrupts of an emulated CPU come through QEMU's main loop. While that waits for its turn, no CPU knows of the interrupt.
     let is_emulated =
         threads.iter().any(|thread| index(&thread.name).is_some() && thread.name.ends_with("/TCG"));

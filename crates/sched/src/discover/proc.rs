@@ -6,6 +6,9 @@ use vlane_hint::ProcessId;
 
 use crate::{Error, ErrorKind, Result};
 
+/// So many threads of a process are looked at.
+const MAX_THREADS: usize = 32_768;
+
 /// A thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Thread {
@@ -41,6 +44,7 @@ pub(super) fn threads(process: ProcessId) -> Result<Vec<Thread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| gone(pid))?;
     let mut threads: Vec<_> = entries
         .flatten()
+        .take(MAX_THREADS)
         .filter_map(|entry| {
             let tid = entry.file_name().to_str()?.parse().ok()?;
             // One that has ended since.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use vlane_hint::ProcessId;
+use vlane_socket::printable;
 
 use super::{names, proc};
 use crate::vehicle::VcpuThreads;
@@ -71,7 +72,7 @@ fn vcpus_of(pid: u32, path: &Path, stream: UnixStream) -> Result<Vec<VcpuThreads
                 return Ok(result.clone());
             }
             if let Some(error) = answer.get("error") {
-                return Err(std::io::Error::other(format!("{command}: {error}")));
+                return Err(std::io::Error::other(format!("{command}: {}", printable(&error.to_string()))));
             }
         }
         Err(std::io::ErrorKind::UnexpectedEof.into())
@@ -99,6 +100,7 @@ fn parse(pid: u32, cpus: &Value) -> Option<Vec<VcpuThreads>> {
     let mut vcpus: Vec<_> = cpus.as_array()?.iter().map(vcpu).collect::<Option<_>>()?;
     vcpus.sort_by_key(|vcpu| vcpu.index);
     vcpus.dedup_by_key(|vcpu| vcpu.index);
+    vcpus.truncate(super::MAX_VCPUS);
     // Emulation in one thread (-accel tcg,thread=single): it is all of them.
     if let [first, second, ..] = &vcpus[..]
         && vcpus.iter().all(|vcpu| vcpu.tids == first.tids)

@@ -12,6 +12,9 @@ use vlane_hint::ProcessId;
 use super::proc;
 use crate::Result;
 
+/// So many children are looked at.
+const MAX_CHILDREN: usize = 4096;
+
 /// Whether a process is a User-Mode Linux kernel.
 pub(super) fn is_one(pid: u32) -> bool {
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
@@ -29,8 +32,10 @@ pub(super) fn is_one(pid: u32) -> bool {
 /// The kernel's process first, then the tasks that run guest processes, by number.
 pub(super) fn tasks(process: ProcessId) -> Result<Vec<u32>> {
     let pid = process.pid;
-    let mut tasks: Vec<u32> = children(pid).into_iter().filter(|child| runs_guest(*child, pid)).collect();
+    let mut tasks: Vec<u32> =
+        children(pid).into_iter().take(MAX_CHILDREN).filter(|child| runs_guest(*child, pid)).collect();
     tasks.sort_unstable();
+    tasks.truncate(super::MAX_VCPUS - 1);
     tasks.insert(0, pid);
     proc::check(process)?;
     Ok(tasks)

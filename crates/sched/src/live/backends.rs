@@ -1,22 +1,34 @@
-//! Back ends as a source: their sessions bring virtual machines, their lanes tell of completed I/O.
+//! Back ends and the machines that they bring, on a thread of their own.
+//!
+//! Who comes and goes has to be looked up in `/proc`, which may take long and may wait for locks of the processes that are looked at. So
+//! none of that is done by the event loop, which is real-time: this thread, an ordinary one, does it and sends orders to [`Told`], the loop's
+//! end, which hears the lanes itself.
 
-use std::collections::{BTreeMap, HashMap};
-use std::os::fd::BorrowedFd;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use vlane_hint::{Classes, Mark as LaneMark, ProcessId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vlane_hint::{Classes, ProcessId};
 use vlane_policy::loan::Claim;
 
-use super::source::{Mark, Source};
-use crate::discover::Machine;
-use crate::link::{Link, Notice, Registered, SessionId};
+use super::source::Mark;
+use super::told::{Order, Orders, Told};
+use crate::discover::{self, Machine};
+use crate::link::{Door, Link, Notice, Registered, SessionId};
 use crate::realtime::{describe, monotonic_ns};
+use crate::thread::Thread;
 use crate::watch::Silence;
-use crate::{ErrorKind, Result, VcpuThreads};
+use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
 /// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
 const LOOK_NS: u64 = 20_000_000;
 /// A machine whose vCPUs could not be told is looked for again after so long: it may not have made them yet.
 const AGAIN_NS: u64 = 1_000_000_000;
+
+/// So many vCPUs a user may have scheduled who is not root: the event loop looks at each of them a hundred times a second.
+const MAX_VCPUS_PER_USER: usize = 1024;
 
 /// What its owner says of a machine that a back end brings.
 pub type Claims = Box<dyn Fn(ProcessId) -> Claim + Send>;
@@ -34,36 +46,151 @@ struct Tracked {
     told: bool,
 }
 
+/// A vCPU that the loop was told of.
+#[derive(Debug)]
+struct Joined {
+    user: u32,
+    threads: Vec<Arc<Thread>>,
+}
+
 /// The scheduler's end of all back ends.
 pub struct Backends {
-    link: Link,
+    door: Door,
+    orders: Orders,
+    /// The loop's end, until it is started.
+    told: Option<Told>,
     classes: Classes,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
     /// Which token a lane's marks are for.
     lanes: HashMap<(SessionId, u16), u64>,
+    /// As the loop has it.
+    sent_lanes: HashMap<(SessionId, u16), u64>,
+    /// vCPUs that the loop was told of, by token.
+    joined: HashMap<u64, Joined>,
+    /// Users who were told that they have no more.
+    told_users: BTreeSet<u32>,
     next_token: u64,
     silence: Option<Box<dyn Silence>>,
 }
 
 impl std::fmt::Debug for Backends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Backends").field("link", &self.link).field("machines", &self.machines).finish()
+        f.debug_struct("Backends").field("door", &self.door).field("machines", &self.machines).finish()
     }
 }
 
 impl Backends {
     /// Back ends that register on `link`. Completions of `classes` boost.
-    pub fn new(link: Link, classes: Classes, claims: Claims) -> Self {
-        Self {
-            link,
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new(link: Link, classes: Classes, claims: Claims) -> Result<Self> {
+        let (door, ears, file) = link.split();
+        let (orders, told) = Told::new(ears, file)?;
+        Ok(Self {
+            door,
+            orders,
+            told: Some(told),
             classes,
             claims,
             machines: BTreeMap::new(),
             lanes: HashMap::new(),
+            sent_lanes: HashMap::new(),
+            joined: HashMap::new(),
+            told_users: BTreeSet::new(),
             next_token: 1,
             silence: None,
+        })
+    }
+
+    /// Starts the thread; what the event loop listens to from then on. It ends when that is dropped.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(mut self) -> Result<Told> {
+        let fail = |error| Error::caused_by(ErrorKind::Io, "no thread for who registers", error);
+        let told = self.told.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
+        let stop = told.stop();
+        std::thread::Builder::new()
+            .name("sched-joins".into())
+            .spawn(move || self.run(&stop))
+            .map_err(fail)?;
+        Ok(told)
+    }
+
+    fn run(mut self, stop: &OwnedFd) {
+        let mut marks = Vec::new();
+        loop {
+            let turned = self.turn(&mut marks).and_then(|()| self.tell(&mut marks));
+            let ended = turned.and_then(|()| self.wait(stop));
+            match ended {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => return self.orders.fail(error),
+            }
         }
+    }
+
+    /// Until somebody comes or goes, or it is time to look at a machine; whether this thread is to end.
+    fn wait(&self, stop: &OwnedFd) -> Result<bool> {
+        let look = self.machines.values().map(|tracked| tracked.look_at).min();
+        let look = look.map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns())));
+        let door = self.door.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = look.into_iter().chain(door).min();
+        let timeout = timeout.map(|left| Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let door = self.door.fd();
+        let mut fds = [PollFd::from_borrowed_fd(door, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[1].revents().is_empty()),
+            Err(error) => {
+                let error = std::io::Error::from(error);
+                Err(Error::caused_by(ErrorKind::Io, "cannot wait for back ends", error))
+            }
+        }
+    }
+
+    /// Whether a user may have this vCPU scheduled, too.
+    fn has_room(&mut self, token: u64, user: u32) -> bool {
+        let others = self.joined.iter().filter(|(other, joined)| **other != token && joined.user == user);
+        let has = user == 0 || others.count() < MAX_VCPUS_PER_USER;
+        if !has && self.told_users.insert(user) {
+            tracing::warn!("user {user} has {MAX_VCPUS_PER_USER} vCPUs scheduled; no more of its vCPUs are");
+        }
+        has
+    }
+
+    /// Sends the loop what was found out.
+    fn tell(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
+        if self.lanes != self.sent_lanes {
+            self.sent_lanes.clone_from(&self.lanes);
+            self.orders.send(Order::Lanes(self.lanes.clone()));
+        }
+        for mark in marks.drain(..) {
+            match &mark {
+                Mark::Joined { token, vcpu, .. } | Mark::Changed { token, vcpu } => {
+                    let known = self.joined.get(token).map_or(&[][..], |joined| &joined.threads);
+                    // What fails here is tried once more by the daemon, which says why.
+                    let threads = opened(vcpu, known).unwrap_or_default();
+                    let user = threads.first().map_or(0, |thread| thread.user());
+                    if !self.has_room(*token, user) {
+                        continue;
+                    }
+                    self.joined.insert(*token, Joined { user, threads: threads.clone() });
+                    self.orders.send(Order::Opened(*token, threads));
+                }
+                Mark::Left { token } => {
+                    self.joined.remove(token);
+                }
+                Mark::Event { .. } | Mark::Served { .. } => {}
+            }
+            self.orders.send(Order::Mark(mark));
+        }
+        self.orders.ring();
+        Ok(())
     }
 
     /// What these back ends tell is not to be told by whoever watches eventfds.
@@ -97,18 +224,17 @@ impl Backends {
             Notice::Joined(registered) => {
                 tracing::info!("{}: its back end tells of its I/O", registered.name);
                 let process = registered.process;
-                let session = registered.session;
                 if let Some(silence) = &self.silence {
                     silence.silence(registered.backend, process.pid, true);
                 }
                 let tracked = self.track(process);
                 tracked.sessions.push(registered);
                 tracked.look_at = 0;
-                self.link.arm(session, self.classes);
                 self.look(process, marks);
             }
             Notice::Left { session, why } => {
                 self.lanes.retain(|(of, _), _| *of != session);
+                self.orders.send(Order::Gone(session));
                 for tracked in self.machines.values_mut() {
                     if let Some(at) = tracked.sessions.iter().position(|known| known.session == session) {
                         // The machine may live on, with another back end: it is let go when its process ends.
@@ -132,6 +258,10 @@ impl Backends {
         let looked = match &mut tracked.machine {
             Some(machine) => machine.refresh(),
             None => Machine::find(process).map(|machine| {
+                if machine.vcpus().len() == discover::MAX_VCPUS {
+                    let most = discover::MAX_VCPUS;
+                    tracing::warn!("process {}: only {most} of its vCPUs are scheduled", process.pid);
+                }
                 tracked.machine = Some(machine);
                 true
             }),
@@ -149,7 +279,8 @@ impl Backends {
                     if let Some(silence) = &self.silence {
                         silence.silence(registered.backend, process.pid, false);
                     }
-                    self.link.dismiss(registered.session);
+                    self.door.dismiss(registered.session);
+                    self.orders.send(Order::Gone(registered.session));
                     self.lanes.retain(|(of, _), _| *of != registered.session);
                 }
             }
@@ -192,31 +323,18 @@ impl Backends {
             }
         }
     }
-}
 
-impl Source for Backends {
-    fn name(&self) -> &'static str {
-        "back ends"
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.link.fd()
-    }
-
-    fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
-        for notice in self.link.poll()? {
+    /// Who came and went, and one look at a machine.
+    fn turn(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
+        let notices = self.door.poll()?;
+        for (session, ear) in self.door.ears() {
+            ear.arm(self.classes);
+            self.orders.send(Order::Ear(session, Box::new(ear)));
+        }
+        for notice in notices {
             self.notice(notice, marks);
         }
-        let lanes = &self.lanes;
-        let told = self.link.collect(vlane_hint::now()).filter_map(|(session, lane, mark)| {
-            let token = *lanes.get(&(session, lane))?;
-            Some(match mark {
-                LaneMark::Event { .. } => Mark::Event { token },
-                LaneMark::Served { response_ns, .. } => Mark::Served { token, response_ns },
-            })
-        });
-        marks.extend(told);
-        // One machine at a time: an event must not wait for a look at all of them.
+        // One machine at a time: who comes and goes must not wait for a look at all of them.
         let now = monotonic_ns();
         let due = self.machines.iter().filter(|(_, tracked)| tracked.look_at <= now);
         if let Some(process) = due.min_by_key(|(_, tracked)| tracked.look_at).map(|(&process, _)| process) {
@@ -224,12 +342,24 @@ impl Source for Backends {
         }
         Ok(())
     }
+}
 
-    fn deadline(&self) -> Option<u64> {
-        self.machines.values().map(|tracked| tracked.look_at).min()
+/// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they are.
+fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
+    let mut opened = Vec::with_capacity(vcpu.tids.len());
+    for &tid in &vcpu.tids {
+        if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && thread.clock().is_ok()) {
+            opened.push(Arc::clone(thread));
+            continue;
+        }
+        match Thread::open(tid) {
+            Ok(thread) => {
+                hold::take(&thread, &vcpu.name)?;
+                opened.push(Arc::new(thread));
+            }
+            Err(error) if error.kind() == ErrorKind::Gone => {}
+            Err(error) => return Err(error),
+        }
     }
-
-    fn may_bring_vcpus(&self) -> bool {
-        true
-    }
+    Ok(opened)
 }

@@ -9,6 +9,7 @@ pub mod probe;
 pub mod socket;
 pub mod source;
 pub mod state;
+mod told;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -27,7 +28,8 @@ use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
 use self::source::{Mark, Source};
-use self::state::{Responses, State, VcpuState};
+use self::state::{Responses, Snapshot, State, VcpuState};
+use crate::hold;
 use crate::realtime::{describe, monotonic_ns, priority};
 use crate::sys::{self, Attr};
 use crate::thread::{Clock, Thread};
@@ -58,7 +60,7 @@ struct Vcpu {
     claim: Claim,
     responses: Responses,
     /// For its waiting time; the vehicle has its own.
-    clocks: Vec<Thread>,
+    clocks: Vec<Arc<Thread>>,
     last: Clock,
     last_at: u64,
     per_second: (f64, f64),
@@ -164,22 +166,25 @@ impl Daemon {
     ///
     /// What the vehicle says; the vCPU is as it was.
     pub fn add(&mut self, threads: VcpuThreads, claim: Claim) -> Result<VcpuId> {
+        let opened = open_all(&threads.tids)?;
+        for thread in &opened {
+            hold::take(thread, &threads.name)?;
+        }
+        self.add_opened(threads, claim, opened)
+    }
+
+    /// The same with threads that are opened and held already.
+    fn add_opened(&mut self, threads: VcpuThreads, claim: Claim, clocks: Vec<Arc<Thread>>) -> Result<VcpuId> {
         for vcpu in self.vcpus.values() {
             if let Some(tid) = threads.tids.iter().find(|tid| vcpu.threads.tids.contains(tid)) {
                 let text = format!("{}: thread {tid} belongs to {} already", threads.name, vcpu.threads.name);
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
         }
-        let mut clocks = Vec::new();
-        for &tid in &threads.tids {
-            match Thread::open(tid) {
-                Ok(clock) => clocks.push(clock),
-                // One of several; the vehicle says whether all have.
-                Err(error) if error.kind() == ErrorKind::Gone && threads.tids.len() > 1 => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let id = self.vehicle.add(&threads, claim)?;
+        self.vehicle.bring(&clocks);
+        let added = self.vehicle.add(&threads, claim);
+        self.vehicle.bring(&[]);
+        let id = added?;
         let last = sum(&clocks);
         let joined_all_ns = self.used_by_all();
         let vcpu = Vcpu {
@@ -379,6 +384,12 @@ impl Daemon {
     fn take(&mut self, source: usize, mark: Mark) -> Result<()> {
         let now = monotonic_ns();
         let known = |token: u64| self.tokens.get(&(source, token)).copied();
+        let opened = match (&mark, self.sources.get_mut(source)) {
+            (Mark::Joined { token, .. } | Mark::Changed { token, .. }, Some(Some(source))) => {
+                source.opened(*token)
+            }
+            _ => Vec::new(),
+        };
         match mark {
             Mark::Event { token } => {
                 let Some(id) = known(token) else { return Ok(()) };
@@ -412,7 +423,8 @@ impl Daemon {
                 let name = vcpu.name.clone();
                 let id = match found {
                     Some(id) => id,
-                    None => self.add(vcpu, claim)?,
+                    None if opened.is_empty() => self.add(vcpu, claim)?,
+                    None => self.add_opened(vcpu, claim, opened)?,
                 };
                 tracing::info!("{name}: scheduled");
                 self.name_vcpu(source, token, id);
@@ -420,9 +432,18 @@ impl Daemon {
             }
             Mark::Changed { token, vcpu } => {
                 let Some(id) = known(token) else { return Ok(()) };
-                self.vehicle.change(id, &vcpu)?;
+                let opened = if opened.is_empty() { open_all(&vcpu.tids)? } else { opened };
+                self.vehicle.bring(&opened);
+                let changed = self.vehicle.change(id, &vcpu);
+                self.vehicle.bring(&[]);
+                changed?;
                 if let Some(known) = self.vcpus.get_mut(&id) {
-                    known.clocks = vcpu.tids.iter().filter_map(|&tid| Thread::open(tid).ok()).collect();
+                    // Those that stay, stay open: what was opened first has the thread.
+                    known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && thread.clock().is_ok());
+                    let new =
+                        |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
+                    let new: Vec<_> = opened.into_iter().filter(new).collect();
+                    known.clocks.extend(new);
                     known.last = sum(&known.clocks);
                     known.threads = vcpu;
                 }
@@ -459,13 +480,19 @@ impl Daemon {
             vcpu.last = clock;
             vcpu.last_at = now;
         }
-        let state = self.state(now);
-        self.hub.publish(state);
+        let snapshot = self.snapshot(now);
+        self.hub.publish(snapshot);
     }
 
     /// The state as it is now.
     #[must_use]
     pub fn state(&self, now: u64) -> State {
+        self.snapshot(now).finished()
+    }
+
+    /// The same without what has to be sorted.
+    fn snapshot(&self, now: u64) -> Snapshot {
+        let mut responses = Vec::with_capacity(self.vcpus.len());
         let all = self.used_by_all();
         // Machines share by weight; the vCPUs of one share its part.
         let mut machines: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
@@ -476,7 +503,7 @@ impl Daemon {
         let weights: f64 = machines.values().map(|&(weight, _)| f64::from(weight)).sum();
         let vcpus = self.vcpus.iter().filter_map(|(&id, vcpu)| {
             let account = self.vehicle.account(id)?;
-            let (responses, response_p50_us, response_p99_us) = vcpu.responses.percentiles();
+            responses.push(vcpu.responses.clone());
             let since = state::us(all.saturating_sub(vcpu.joined_all_ns)).max(1e-3);
             let (weight, members) = machines.get(&vcpu.claim.vm).copied().unwrap_or((1, 1));
             Some(VcpuState {
@@ -484,10 +511,8 @@ impl Daemon {
                 pid: vcpu.threads.pid,
                 index: vcpu.threads.index,
                 tids: vcpu.threads.tids.clone(),
+                user: vcpu.clocks.first().map_or(0, |thread| thread.user()),
                 weight,
-                response_p50_us,
-                response_p99_us,
-                responses,
                 cpu_percent: vcpu.per_second.0,
                 ready_percent: vcpu.per_second.1,
                 share_percent: state::us(account.totals.used_ns) / since * 100.0,
@@ -499,20 +524,37 @@ impl Daemon {
         let counters = self.vehicle.counters().into_iter().chain(counters);
         let counters = counters.map(|counter| (counter.name.into(), counter.value));
         let counters = counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
-        State {
+        let vcpus = vcpus.collect();
+        let state = State {
             schema: state::SCHEMA.into(),
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
             uptime: state::us(now.saturating_sub(self.began)) / 1e6,
+            pid: std::process::id(),
             vehicle: self.vehicle.name().into(),
             policy: self.policy.clone(),
             daemon_cpu: state::us(self.own_cpu_ns) / 1e6,
             counters: counters.collect(),
-            vcpus: vcpus.collect(),
-        }
+            budgets: self.vehicle.budgets(),
+            vcpus,
+        };
+        Snapshot { state, responses }
     }
 }
 
-fn sum(threads: &[Thread]) -> Clock {
+/// Opens threads. One of several may have ended since they were found; the vehicle says whether all have.
+fn open_all(tids: &[u32]) -> Result<Vec<Arc<Thread>>> {
+    let mut opened = Vec::with_capacity(tids.len());
+    for &tid in tids {
+        match Thread::open(tid) {
+            Ok(thread) => opened.push(Arc::new(thread)),
+            Err(error) if error.kind() == ErrorKind::Gone && tids.len() > 1 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(opened)
+}
+
+fn sum(threads: &[Arc<Thread>]) -> Clock {
     let clocks = threads.iter().filter_map(|thread| thread.clock().ok());
     clocks.fold(Clock::default(), |sum, clock| Clock {
         ran_ns: sum.ran_ns + clock.ran_ns,

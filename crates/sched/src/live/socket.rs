@@ -4,16 +4,16 @@
 //! `served TID NANOSECONDS`. Threads of normal priority answer; the event loop only puts a new state in place.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::source::{Mark, Poster};
-use super::state::State;
+use super::state::{Snapshot, State};
 use crate::{Error, ErrorKind, Result};
+use vlane_socket::{Access, ListenError, Place, SocketFile};
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
@@ -25,13 +25,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where the newest state is.
 #[derive(Debug, Default)]
 pub struct Hub {
-    latest: Mutex<(u64, Arc<State>)>,
+    latest: Mutex<(u64, Arc<Snapshot>)>,
     changed: Condvar,
 }
 
 impl Hub {
     /// Puts a new state in place; not if somebody reads just now: the loop never waits.
-    pub(crate) fn publish(&self, state: State) -> bool {
+    pub(crate) fn publish(&self, state: Snapshot) -> bool {
         let Ok(mut latest) = self.latest.try_lock() else { return false };
         *latest = (latest.0 + 1, Arc::new(state));
         drop(latest);
@@ -40,24 +40,25 @@ impl Hub {
     }
 
     /// The newest one, once there is one after number `after`; `None` after some seconds without.
-    fn next(&self, after: u64) -> Option<(u64, Arc<State>)> {
+    fn next(&self, after: u64) -> Option<(u64, State)> {
         let latest = self.latest.lock().ok()?;
         let (latest, timeout) =
             self.changed.wait_timeout_while(latest, PATIENCE, |latest| latest.0 <= after).ok()?;
-        (!timeout.timed_out()).then(|| latest.clone())
+        let (number, snapshot) = latest.clone();
+        (!timeout.timed_out()).then(|| (number, snapshot.finished()))
     }
 
     /// The newest one.
     #[must_use]
-    pub fn latest(&self) -> Arc<State> {
-        self.latest.lock().map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1))
+    pub fn latest(&self) -> State {
+        self.latest.lock().map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1)).finished()
     }
 }
 
 /// The socket's file; removed when this is dropped.
 #[derive(Debug)]
 pub struct Socket {
-    path: PathBuf,
+    _file: SocketFile,
     listener: UnixListener,
 }
 
@@ -72,26 +73,24 @@ impl Socket {
             let text = format!("cannot listen at {}; name another place with --socket", path.display());
             Error::caused_by(ErrorKind::Io, text, error)
         };
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).map_err(fail)?;
-        }
-        match UnixStream::connect(path) {
-            Ok(_) => {
+        // Who may tell of events may boost: the owner only.
+        let place = Place::new(path, "--socket", "scheduler").access(Access::OWNER).making_directory();
+        let (listener, file) = SocketFile::listen_stream(&place).map_err(|error| match error {
+            ListenError::InUse { .. } => {
                 let text = format!(
-                    "a scheduler is running already: it listens at {}; look at it with `vlane sched top`",
+                    "a scheduler is running already: it listens at {}; look at it with `vlane sched status`, or name another \
+                     place with --socket",
                     path.display()
                 );
-                return Err(Error::new(ErrorKind::Invalid, text));
+                Error::new(ErrorKind::Invalid, text)
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(fail)?;
-            }
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(path).map_err(fail)?;
-        // Who may tell of events may boost: the owner only.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fail)?;
-        Ok(Self { path: path.to_path_buf(), listener })
+            ListenError::Io { source, .. } => fail(source),
+            ListenError::Permission { .. } => Error::new(ErrorKind::Permission, error.to_string()),
+            _ => Error::new(ErrorKind::Invalid, error.to_string()),
+        })?;
+        // A thread waits in `accept`.
+        listener.set_nonblocking(false).map_err(fail)?;
+        Ok(Self { _file: file, listener })
     }
 
     /// Answers, on threads of its own, until the process ends.
@@ -122,12 +121,6 @@ impl Socket {
         };
         std::thread::Builder::new().name("sched-socket".into()).spawn(accept).map_err(fail)?;
         Ok(())
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

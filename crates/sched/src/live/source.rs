@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use vlane_policy::loan::Claim;
 
+use crate::thread::Thread;
 use crate::vehicle::{Counter, VcpuThreads};
 use crate::{Error, ErrorKind, Result};
 
@@ -77,6 +78,12 @@ pub trait Source: Send {
     /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
     fn may_bring_vcpus(&self) -> bool {
         false
+    }
+
+    /// The threads of a vCPU that a mark has just told of, opened already; none if the daemon is to open them.
+    fn opened(&mut self, token: u64) -> Vec<Arc<Thread>> {
+        let _ = token;
+        Vec::new()
     }
 
     /// A vCPU is scheduled, whoever brought it, or its threads are others now. The token that this source's marks will have for

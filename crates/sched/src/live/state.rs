@@ -1,9 +1,13 @@
 //! What the daemon tells of itself: one JSON object per line, described in docs/src/sched.md.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use vlane_policy::loan::{Account, Priority};
+
+use crate::realtime::budget::Budget;
 
 /// Name and version of the format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SCHEMA: &str = "vlane-sched-state/1";
@@ -19,6 +23,9 @@ pub struct State {
     pub time: f64,
     /// Seconds that it has run.
     pub uptime: f64,
+    /// Its process.
+    #[serde(default)]
+    pub pid: u32,
     /// How boosts are given: `realtime` or `sched_ext`.
     pub vehicle: String,
     /// Who is boosted.
@@ -27,8 +34,28 @@ pub struct State {
     pub daemon_cpu: f64,
     /// What the vehicle has counted.
     pub counters: BTreeMap<String, u64>,
+    /// Real-time budgets: that of all boosts first, then those of users and machines that were asked for something lately.
+    #[serde(default)]
+    pub budgets: Vec<BudgetState>,
     /// The vCPUs.
     pub vcpus: Vec<VcpuState>,
+}
+
+/// A real-time budget.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BudgetState {
+    /// Whose: `all`, `user UID`, or `machine PID`.
+    pub of: String,
+    /// CPU time per time, percent of one CPU.
+    pub percent: f64,
+    /// What was left when it was last asked for, ms; negative: more was used than there was.
+    pub left_ms: f64,
+}
+
+impl BudgetState {
+    pub(crate) fn of(of: String, budget: &Budget) -> Self {
+        Self { of, percent: us(budget.rate_ppm()) / 10.0, left_ms: ms(budget.left_ns()) }
+    }
 }
 
 /// A vCPU's.
@@ -38,6 +65,9 @@ pub struct VcpuState {
     pub name: String,
     /// Its process.
     pub pid: u32,
+    /// The user of that.
+    #[serde(default)]
+    pub user: u32,
     /// Its number in its machine.
     pub index: u32,
     /// Its threads.
@@ -82,21 +112,40 @@ pub struct VcpuState {
     pub ready_percent: f64,
 }
 
-/// The last responses.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Responses(VecDeque<u64>);
+/// The last responses. The event loop writes them, and whoever asks for percentiles sorts a copy: clones are the same responses.
+#[derive(Debug, Clone)]
+pub(crate) struct Responses(Arc<Last>);
+
+#[derive(Debug)]
+struct Last {
+    values: Box<[AtomicU64]>,
+    /// How many there have been.
+    count: AtomicU64,
+}
+
+impl Default for Responses {
+    fn default() -> Self {
+        let values = std::iter::repeat_with(AtomicU64::default).take(KEPT).collect();
+        Self(Arc::new(Last { values, count: AtomicU64::new(0) }))
+    }
+}
 
 impl Responses {
-    pub(crate) fn push(&mut self, ns: u64) {
-        if self.0.len() == KEPT {
-            self.0.pop_front();
+    /// One more. By one thread only.
+    pub(crate) fn push(&self, ns: u64) {
+        let count = self.0.count.load(Ordering::Relaxed);
+        let place = usize::try_from(count % KEPT as u64).unwrap_or(0);
+        if let Some(value) = self.0.values.get(place) {
+            value.store(ns, Ordering::Relaxed);
         }
-        self.0.push_back(ns);
+        self.0.count.store(count + 1, Ordering::Release);
     }
 
     /// How many, and two percentiles in microseconds.
     pub(crate) fn percentiles(&self) -> (usize, f64, f64) {
-        let mut sorted: Vec<u64> = self.0.iter().copied().collect();
+        let count = usize::try_from(self.0.count.load(Ordering::Acquire)).unwrap_or(KEPT).min(KEPT);
+        let values = self.0.values.iter().take(count);
+        let mut sorted: Vec<u64> = values.map(|value| value.load(Ordering::Relaxed)).collect();
         sorted.sort_unstable();
         let at = |percent: usize| {
             // Nearest rank: the smallest that so many percent do not exceed.
@@ -104,6 +153,25 @@ impl Responses {
             sorted.get(rank - 1).copied().unwrap_or(0)
         };
         (sorted.len(), us(at(50)), us(at(99)))
+    }
+}
+
+/// A state as the event loop leaves it: what has to be sorted is sorted by whoever asks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) state: State,
+    /// For each of its vCPUs.
+    pub(crate) responses: Vec<Responses>,
+}
+
+impl Snapshot {
+    /// The whole state.
+    pub(crate) fn finished(&self) -> State {
+        let mut state = self.state.clone();
+        for (vcpu, responses) in state.vcpus.iter_mut().zip(&self.responses) {
+            (vcpu.responses, vcpu.response_p50_us, vcpu.response_p99_us) = responses.percentiles();
+        }
+        state
     }
 }
 
@@ -154,7 +222,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_by_nearest_rank_and_of_the_last_ones() {
-        let mut responses = Responses::default();
+        let responses = Responses::default();
         assert_eq!(responses.percentiles(), (0, 0.0, 0.0));
         responses.push(5_000);
         assert_eq!(responses.percentiles(), (1, 5.0, 5.0));
@@ -163,5 +231,16 @@ mod tests {
         }
         let (count, p50, p99) = responses.percentiles();
         assert_eq!((count, p50, p99), (KEPT, 1535.0, 2037.0));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_moment_in_which_somebody_asks() {
+        let responses = Responses::default();
+        let vcpus = vec![VcpuState::default()];
+        let snapshot =
+            Snapshot { state: State { vcpus, ..State::default() }, responses: vec![responses.clone()] };
+        responses.push(7_000);
+        let vcpu = &snapshot.finished().vcpus[0];
+        assert_eq!((vcpu.responses, vcpu.response_p50_us), (1, 7.0));
     }
 }

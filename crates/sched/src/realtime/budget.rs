@@ -64,9 +64,25 @@ impl Budget {
         self.rate_ppm
     }
 
+    /// CPU time that is left, ns; negative: more was used than there was.
+    #[must_use]
+    pub const fn left_ns(&self) -> i64 {
+        self.left_ns
+    }
+
+    /// Whether it is as good as a new one at `now`.
+    pub fn is_whole(&mut self, now: u64) -> bool {
+        self.has_some(now) && self.left_ns >= self.most()
+    }
+
+    /// What is kept at most, ns.
+    fn most(&self) -> i64 {
+        i64::try_from(self.rate_ppm.saturating_mul(KEPT_NS) / PPM).unwrap_or(i64::MAX)
+    }
+
     /// Whether there is any left at `now`.
     pub fn has_some(&mut self, now: u64) -> bool {
-        let most = i64::try_from(self.rate_ppm.saturating_mul(KEPT_NS) / PPM).unwrap_or(i64::MAX);
+        let most = self.most();
         let passed = self.filled.map_or(KEPT_NS, |filled| now.saturating_sub(filled));
         // Below a microsecond nothing may be gained by asking often.
         if passed >= 1000 {

@@ -185,6 +185,14 @@ pub fn guard(table: &Path) -> Result<()> {
     let mut restored = reader.restore().map_err(fail)?;
     // A thread that was being changed at that very moment may not have been; once more costs nothing.
     restored.failed = reader.restore().map_err(fail)?.failed;
+    if restored.damaged > 0 {
+        let text = format!(
+            "{}: {} of its entries make no sense: left alone, and the file is kept; `vlane sched repair` says more",
+            table.display(),
+            restored.damaged
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
     if restored.failed > 0 {
         let text = format!(
             "{} threads keep a changed priority: the system does not let the guard restore them; `vlane sched repair` as root does",

@@ -7,16 +7,23 @@
 
 pub mod budget;
 pub mod guard;
+mod payers;
+pub mod repair;
 pub mod table;
 
+pub use self::payers::Shares;
+
 use std::io;
+use std::sync::Arc;
 
 use rustix::thread::CapabilitySet;
 use vlane_policy::loan::{Account, Book, Claim, Decision, Denial, Doing, Goal, Params, Policy, VcpuId};
 
 use self::budget::Budget;
 use self::guard::{Guard, GuardCommand};
+use self::payers::{Lack, Payer, Payers};
 use self::table::{Entry, Table};
+use crate::live::state::BudgetState;
 use crate::sys::{self, Attr, Class};
 use crate::thread::{Thread, is_gone};
 use crate::vehicle::{Counter, VcpuThreads, Vehicle};
@@ -64,6 +71,8 @@ pub struct Settings {
     pub goal: Goal,
     /// Percent of the kernel's real-time budget that all boosts may use together.
     pub rt_percent: u8,
+    /// Percent of that for the machines of one user, root's and the scheduler's own excepted; and for one machine.
+    pub rt_shares: Shares,
     /// How a vCPU that owes is held back.
     pub hold_back: HoldBack,
     /// It is held back when it owes more CPU time than this, ns.
@@ -78,7 +87,15 @@ impl Settings {
     pub fn new(params: Params, goal: Goal) -> Self {
         // Under the authors' third scheduler boosts cost nothing: there is nothing to pay back.
         let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
-        Self { params, goal, rt_percent: 50, hold_back, owes_ns: 8_000_000, paid_ns: 2_000_000 }
+        Self {
+            params,
+            goal,
+            rt_percent: 50,
+            rt_shares: Shares::default(),
+            hold_back,
+            owes_ns: 8_000_000,
+            paid_ns: 2_000_000,
+        }
     }
 }
 
@@ -94,7 +111,7 @@ struct Boost {
 /// One of a vCPU's threads.
 #[derive(Debug)]
 struct Member {
-    thread: Thread,
+    thread: Arc<Thread>,
     was: Attr,
     slot: usize,
 }
@@ -102,6 +119,8 @@ struct Member {
 #[derive(Debug)]
 struct Managed {
     name: String,
+    /// Whose budgets its boosts are charged to.
+    payer: Payer,
     members: Vec<Member>,
     /// CPU time of its threads that was charged already.
     charged_ns: u64,
@@ -115,8 +134,12 @@ struct Managed {
 /// Numbers for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Boosts that were not given because the real-time budget was used up.
+    /// Boosts that were not given because a real-time budget was used up: that of all, or one of the next two.
     pub denied_budget: u64,
+    /// A user's.
+    pub denied_user: u64,
+    /// A machine's.
+    pub denied_machine: u64,
     /// Boosts that were not given because there was no guard.
     pub denied_guard: u64,
     /// Boosts that ended by their time, not by being served.
@@ -143,6 +166,9 @@ pub struct RealTime {
     guard_command: GuardCommand,
     guard_again: u64,
     budget: Budget,
+    payers: Payers,
+    /// Opened by somebody else, for the next vCPU.
+    brought: Vec<Arc<Thread>>,
     accounted: Option<u64>,
     /// CPU time that vCPUs have used since the last accounting.
     pool_ns: u64,
@@ -161,7 +187,7 @@ pub fn check() -> Result<()> {
     })?;
     if !sets.effective.contains(CapabilitySet::SYS_NICE) {
         let text = "changing how other programs' threads are scheduled needs the capability CAP_SYS_NICE: run it with sudo, \
-                    or once `sudo setcap cap_sys_nice+ep $(command -v vlane)`; nothing was changed";
+                    or as a service of systemd with AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); nothing was changed";
         return Err(Error::new(ErrorKind::Permission, text));
     }
     Budget::of_kernel(100, 1).map(drop)
@@ -176,7 +202,8 @@ fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
     if error.raw_os_error() == Some(libc::EPERM) {
         let group = thread.describe_group();
         if group.is_empty() {
-            text += ": CAP_SYS_NICE is missing (sudo, or `setcap cap_sys_nice+ep` on vlane)";
+            text +=
+                ": CAP_SYS_NICE is missing (sudo, or AmbientCapabilities=CAP_SYS_NICE in a unit of systemd)";
         } else {
             text += &format!(
                 ": this kernel gives each group of processes a real-time budget of its own (RT_GROUP_SCHED), and this thread's has \
@@ -201,6 +228,7 @@ impl RealTime {
         check()?;
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let budget = Budget::of_kernel(settings.rt_percent, cpus)?;
+        let payers = Payers::new(budget.rate_ppm(), settings.rt_shares);
         let table = Table::create(state_dir)?;
         let guard = Some(Guard::start(&guard_command, table.path())?);
         let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
@@ -217,6 +245,8 @@ impl RealTime {
             guard_command,
             guard_again: 0,
             budget,
+            payers,
+            brought: Vec::new(),
             accounted: None,
             pool_ns: 0,
             default_slice_ns,
@@ -249,18 +279,15 @@ impl RealTime {
 
     /// Takes one thread: written down, then tried.
     fn take(&mut self, name: &str, tid: u32, pid: u32) -> Result<Member> {
-        let thread = Thread::open(tid)?;
+        let brought = self.brought.iter().find(|thread| thread.tid() == tid);
+        let thread = match brought {
+            Some(thread) => Arc::clone(thread),
+            None => Arc::new(Thread::open(tid)?),
+        };
         // User-Mode Linux runs its guest's processes in children of its own.
         if pid != 0 && thread.pid() != pid && thread.parent() != Some(pid) {
             let text = format!("{name}: thread {tid} is one of process {} now, not of {pid}", thread.pid());
             return Err(Error::new(ErrorKind::Gone, text));
-        }
-        let dir = self.table.path().parent().unwrap_or(std::path::Path::new("/"));
-        if table::is_anothers(dir, self.table.path(), tid, thread.start()) {
-            let text = format!(
-                "{name}: another scheduler has thread {tid}; end that one first (`vlane sched top` shows it)"
-            );
-            return Err(Error::new(ErrorKind::Invalid, text));
         }
         let mut was = sys::get(tid).map_err(|error| refused(name, &thread, error))?;
         if !matches!(was.class, Class::Other | Class::Batch | Class::Idle) {
@@ -335,7 +362,9 @@ impl RealTime {
         managed.charged_ns = managed.charged_ns.max(sum);
         let alive = !managed.members.is_empty();
         if managed.boost.is_some() {
+            let payer = managed.payer;
             self.budget.used(ns);
+            self.payers.used(payer, ns);
             self.counts.boosted_ns += ns;
         }
         self.pool_ns += ns;
@@ -502,6 +531,7 @@ impl RealTime {
         }
         let pool = std::mem::take(&mut self.pool_ns);
         self.book.account_all(now, pool);
+        self.payers.tidy(now);
         if self.settings.hold_back == HoldBack::Never || self.guard.is_none() {
             return Ok(());
         }
@@ -538,6 +568,16 @@ impl Vehicle for RealTime {
         "realtime"
     }
 
+    fn bring(&mut self, threads: &[Arc<Thread>]) {
+        self.brought.clear();
+        self.brought.extend_from_slice(threads);
+    }
+
+    fn budgets(&self) -> Vec<BudgetState> {
+        let all = BudgetState::of("all".into(), &self.budget);
+        std::iter::once(all).chain(self.payers.states()).collect()
+    }
+
     fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
         if !self.ensure_guard(monotonic_ns()) {
             return Err(Error::new(ErrorKind::Gone, "there is no guard: no thread is taken"));
@@ -561,12 +601,14 @@ impl Vehicle for RealTime {
         }
         let charged_ns =
             members.iter().filter_map(|member| member.thread.clock().ok()).map(|c| c.ran_ns).sum();
+        let user = members.first().map_or(0, |member| member.thread.user());
         let id = self.book.open(claim);
         if self.vcpus.len() <= id.into_index() {
             self.vcpus.resize_with(id.into_index() + 1, || None);
         }
         self.vcpus[id.into_index()] = Some(Managed {
             name: vcpu.name.clone(),
+            payer: Payer { user, machine: claim.vm },
             members,
             charged_ns,
             ended_ns: 0,
@@ -632,6 +674,15 @@ impl Vehicle for RealTime {
     fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
         if !self.budget.has_some(now) {
             self.counts.denied_budget += 1;
+            return Ok(Decision::Denied(Denial::Overdrawn));
+        }
+        let payer = self.managed(id)?.payer;
+        if let Some(lack) = self.payers.lack(payer, now) {
+            self.counts.denied_budget += 1;
+            match lack {
+                Lack::User => self.counts.denied_user += 1,
+                Lack::Machine => self.counts.denied_machine += 1,
+            }
             return Ok(Decision::Denied(Denial::Overdrawn));
         }
         if !self.ensure_guard(now) {
@@ -716,6 +767,8 @@ impl Vehicle for RealTime {
         let counts = self.counts;
         vec![
             Counter { name: "denied_rt_budget", value: counts.denied_budget },
+            Counter { name: "denied_user_budget", value: counts.denied_user },
+            Counter { name: "denied_machine_budget", value: counts.denied_machine },
             Counter { name: "denied_no_guard", value: counts.denied_guard },
             Counter { name: "boosts_timed_out", value: counts.timed_out },
             Counter { name: "boosts_prolonged", value: counts.prolonged },

@@ -5,13 +5,16 @@
 //! the file; a file that can be locked exclusively has been left behind. A slot is one `pwrite` of 64 bytes that do not cross a page: a
 //! process that is killed has written all of it or nothing.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::repair;
 use crate::sys::{self, Attr, Class};
 use crate::thread::{is_gone, is_same};
 use crate::{Error, ErrorKind, Result};
@@ -19,6 +22,8 @@ use crate::{Error, ErrorKind, Result};
 /// Bytes in a slot.
 const BYTES: usize = 64;
 const SLOT: u64 = BYTES as u64;
+/// EEVDF allows slices of up to 0.1 s; the system's own may be longer.
+const LONGEST_SLICE_NS: u64 = 1_000_000_000;
 const MAGIC: u64 = u64::from_le_bytes(*b"vlsched1");
 /// The file's name begins and ends so.
 const PREFIX: &str = "sched-";
@@ -49,6 +54,16 @@ impl Entry {
         bytes
     }
 
+    /// Whether a scheduler can have found a thread so: it takes no others.
+    fn is_ordinary(&self) -> bool {
+        let was = &self.was;
+        matches!(was.class, Class::Other | Class::Batch | Class::Idle)
+            && (-20..=19).contains(&was.nice)
+            && was.priority == 0
+            && was.slice_ns <= LONGEST_SLICE_NS
+            && (1..=i32::MAX.unsigned_abs()).contains(&self.tid)
+    }
+
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let get = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         if get(0)? != MAGIC {
@@ -74,6 +89,9 @@ impl Entry {
     ///
     /// The system refuses.
     pub fn restore(&self) -> io::Result<bool> {
+        if !self.is_ordinary() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         if !is_same(self.tid, self.start) {
             return Ok(false);
         }
@@ -122,7 +140,9 @@ impl Table {
             );
             Error::caused_by(kind, text, error)
         };
-        std::fs::create_dir_all(dir).map_err(fail)?;
+        // Not what the umask says: what others may write to is not believed.
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(fail)?;
+        repair::Directory::open(dir).map_err(fail)?;
         // A process may have several, and a number may come again: the first free name.
         for attempt in 0..10_000_u32 {
             let name = format!("{PREFIX}{}-{attempt}", std::process::id());
@@ -220,6 +240,12 @@ pub struct Reader {
     path: PathBuf,
 }
 
+impl AsFd for Reader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 /// What came of restoring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Restored {
@@ -229,6 +255,17 @@ pub struct Restored {
     pub changed: usize,
     /// Threads that the system would not change back.
     pub failed: usize,
+    /// Entries that no scheduler has written so.
+    pub damaged: usize,
+}
+
+impl Restored {
+    pub(super) fn add(&mut self, other: Self) {
+        self.seen += other.seen;
+        self.changed += other.changed;
+        self.failed += other.failed;
+        self.damaged += other.damaged;
+    }
 }
 
 impl Reader {
@@ -236,11 +273,16 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// It cannot be opened, or somebody else than this user or root can have written it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        flock(&file, FlockOperation::NonBlockingLockShared)?;
-        Ok(Self { file, path: path.to_path_buf() })
+        let reader = Self::of(repair::open(path)?, path);
+        flock(&reader.file, FlockOperation::NonBlockingLockShared)?;
+        Ok(reader)
+    }
+
+    /// One that is open.
+    pub(super) fn of(file: File, path: &Path) -> Self {
+        Self { file, path: path.to_path_buf() }
     }
 
     /// When the daemon was last alive.
@@ -271,11 +313,19 @@ impl Reader {
         let mut restored = Restored::default();
         let mut bytes = [0; BYTES];
         let end = self.file.metadata()?.len();
+        // Entries are written whole, and the first slot before the list has its name.
+        restored.damaged += usize::from(end < SLOT || end % SLOT != 0);
         let mut at = SLOT;
         while at + SLOT <= end {
             self.file.read_exact_at(&mut bytes, at)?;
             at += SLOT;
-            let Some(entry) = Entry::from_bytes(&bytes) else { continue };
+            if bytes == [0; BYTES] {
+                continue;
+            }
+            let Some(entry) = Entry::from_bytes(&bytes).filter(Entry::is_ordinary) else {
+                restored.damaged += 1;
+                continue;
+            };
             restored.seen += 1;
             match entry.restore() {
                 Ok(changed) => restored.changed += usize::from(changed),
@@ -291,95 +341,28 @@ impl Reader {
     }
 }
 
-/// Whether a thread stands in the table of another scheduler that is alive: what it is now is not what it was.
-#[must_use]
-pub fn is_anothers(dir: &Path, own: &Path, tid: u32, start: u64) -> bool {
-    let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    let others =
-        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path != own && is_table(path));
-    others.filter_map(|path| std::fs::read(path).ok()).any(|bytes| {
-        let slots = bytes.chunks_exact(BYTES).skip(1).filter_map(Entry::from_bytes);
-        {
-            let mut slots = slots;
-            slots.any(|entry| (entry.tid, entry.start) == (tid, start))
-        }
-    })
-}
-
-fn is_table(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+/// Whether a file in the directory is a list.
+pub(super) fn is_table(name: &OsStr) -> bool {
+    let name = name.to_str().unwrap_or_default();
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
 
-/// Restores what daemons have left that were killed together with their guards: every table in the directory that
-/// nobody holds. Says what was found.
-///
-/// # Errors
-///
-/// The directory is there and cannot be read.
-pub fn repair(dir: &Path) -> Result<Restored> {
-    let mut all = Restored::default();
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(all),
-        Err(error) => {
-            return Err(Error::caused_by(ErrorKind::Io, format!("cannot read {}", dir.display()), error));
-        }
-    };
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        if !is_table(&path) {
-            // One that was killed before its list had its name had changed nothing yet.
-            if is_unborn(&path) {
-                let _ = std::fs::remove_file(&path);
-            }
-            continue;
-        }
-        let Ok(reader) = Reader::open(&path) else { continue };
-        // Only one that nobody else holds: neither a daemon nor its guard.
-        if flock(&reader.file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue;
-        }
-        let text = || format!("cannot read {}", path.display());
-        let restored = reader.restore().map_err(|error| Error::caused_by(ErrorKind::Io, text(), error))?;
-        all.seen += restored.seen;
-        all.changed += restored.changed;
-        all.failed += restored.failed;
-        if restored.failed == 0 {
-            reader.remove();
-        }
-    }
-    Ok(all)
-}
-
 /// A list that was never given its name, of a process that is gone.
-fn is_unborn(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".new"));
+pub(super) fn is_unborn(name: &OsStr) -> bool {
+    let name = name.to_str().and_then(|name| name.strip_suffix(".new"));
     let pid = name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
     pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn entry(tid: u32) -> Entry {
+    pub(in crate::realtime) fn entry(tid: u32) -> Entry {
         let was =
             Attr { class: Class::Batch, nice: -3, priority: 0, reset_on_fork: true, slice_ns: 3_000_000 };
         Entry { tid, start: 99, was }
-    }
-
-    #[test]
-    fn a_list_that_never_had_its_name_goes_with_its_process() {
-        let dir = tempfile::tempdir().unwrap();
-        let (dead, own) =
-            (dir.path().join("sched-4294967294-0.new"), format!("sched-{}-0.new", std::process::id()));
-        let (own, other) = (dir.path().join(own), dir.path().join("notes.new"));
-        for path in [&dead, &own, &other] {
-            std::fs::write(path, []).unwrap();
-        }
-        repair(dir.path()).unwrap();
-        assert_eq!((dead.exists(), own.exists(), other.exists()), (false, true, true));
     }
 
     #[test]
@@ -405,18 +388,6 @@ mod tests {
         table.strike(1).unwrap();
         drop(table);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_table_that_somebody_holds_is_not_repaired_and_one_left_behind_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut table = Table::create(dir.path()).unwrap();
-        table.enter(&entry(u32::MAX >> 1)).unwrap();
-        assert_eq!(repair(dir.path()).unwrap(), Restored::default());
-        drop(table);
-        assert_eq!(repair(dir.path()).unwrap(), Restored { seen: 1, changed: 0, failed: 0 });
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert_eq!(repair(&dir.path().join("none")).unwrap(), Restored::default());
     }
 
     #[test]

@@ -18,15 +18,14 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse, Response};
-use rustix::fs::Mode;
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::socket_file::{ListenError, SocketFile};
 use crate::volume::Volume;
 use error::ApiError;
+use vlane_socket::{Access, ListenError, Place, SocketFile};
 
 /// How long clients that are still reading may keep the end waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -73,7 +72,8 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub fn start(path: &Path, volume: Arc<Volume>) -> Result<Control, ControlError> {
-        let (socket, file) = SocketFile::listen(path, "--control", Some(Mode::RUSR | Mode::WUSR))?;
+        let place = Place::new(path, "--control", "server").access(Access::OWNER);
+        let (socket, file) = SocketFile::listen_stream(&place)?;
         let failed = |source| ControlError::Thread { path: path.to_owned(), source };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (stop, stopped) = oneshot::channel();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vlane_sched::realtime::{guard, table};
+use vlane_sched::realtime::{guard, repair};
 
 /// The scheduler's guard; the scheduler starts it itself.
 #[derive(Debug, Args)]
@@ -23,7 +23,8 @@ pub fn run(args: &GuardArgs) -> anyhow::Result<()> {
 
 /// Restores threads that a scheduler left changed which was killed together with its guard.
 ///
-/// `vlane sched run` does this when it starts. Threads of schedulers that are alive are left alone.
+/// `vlane sched run` does this when it starts. Threads of schedulers that are alive are left alone. Only lists are believed that nobody but
+/// the user who runs this, or root, can have written; a damaged one is kept, as FILE.damaged.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
     /// Where the schedulers kept their lists of changed threads [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
@@ -38,12 +39,26 @@ pub struct RepairArgs {
 /// Threads could not be restored.
 pub fn repair(args: &RepairArgs) -> anyhow::Result<()> {
     let dir = args.state_dir.clone().unwrap_or_else(super::settings::runtime_dir);
-    let restored = table::repair(&dir)?;
+    let repair::Repaired { restored, lists, held, problems } = repair::repair(&dir)?;
+    for problem in &problems {
+        eprintln!("vlane: {problem}");
+    }
+    println!(
+        "{}: {lists} lists that schedulers had left; {} threads looked at, {} restored",
+        dir.display(),
+        restored.seen,
+        restored.changed
+    );
+    if held > 0 {
+        println!(
+            "{held} lists of schedulers that run, or are just being restored by their guards: left alone"
+        );
+    }
     anyhow::ensure!(
         restored.failed == 0,
         "{} threads could not be restored: CAP_SYS_NICE is needed (sudo)",
         restored.failed
     );
-    println!("{} threads looked at, {} restored", restored.seen, restored.changed);
+    anyhow::ensure!(problems.is_empty(), "{}: not everything in it could be read or believed", dir.display());
     Ok(())
 }

@@ -18,9 +18,10 @@ use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, table};
+use vlane_sched::realtime::{RealTime, Settings, repair};
 use vlane_sched::thread::Thread;
-use vlane_sched::{Classes, ProcessId, VcpuThreads, Vehicle};
+use vlane_sched::{Classes, ErrorKind, ProcessId, VcpuThreads, Vehicle};
+use vlane_socket::Access;
 
 use super::settings::{Config, HoldBackArg, runtime_dir};
 
@@ -46,9 +47,12 @@ pub struct RunArgs {
     /// Where back ends tell of completed I/O [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
-    /// Who may connect there, an octal file mode; a user's back ends may speak for that user's machines only
-    #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
+    /// Who may connect there, an octal file mode: the owner and the group. A user's back ends may speak for that user's machines only
+    #[arg(long, value_name = "MODE", default_value = "660", value_parser = parse_mode)]
     listen_mode: u32,
+    /// The group whose members may connect there, by name or number [default: the scheduler's own]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    listen_group: Option<u32>,
     /// Names for the threads of --tid, in the same order
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
@@ -76,6 +80,12 @@ pub struct RunArgs {
     /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     rt_share: Option<u8>,
+    /// Percent of that for the machines of one user; root and the scheduler's own user have no limit but that of all [default: 75]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    rt_user_share: Option<u8>,
+    /// Percent of that for one machine [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    rt_machine_share: Option<u8>,
     /// How a vCPU is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
@@ -109,6 +119,8 @@ impl RunArgs {
     fn settings(&self) -> anyhow::Result<Settings> {
         let mut config = Config::of(self.config.as_ref())?;
         config.rt_share = self.rt_share.or(config.rt_share);
+        config.rt_user_share = self.rt_user_share.or(config.rt_user_share);
+        config.rt_machine_share = self.rt_machine_share.or(config.rt_machine_share);
         config.hold_back = self.hold_back.or(config.hold_back);
         config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))
     }
@@ -184,9 +196,16 @@ impl RunArgs {
             claims.get(&process).copied().unwrap_or(Claim { vm: process.pid, ..this })
         };
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
-        let link = Link::bind(&path, self.listen_mode)?;
+        let link =
+            Link::bind_for(&path, Access::Exactly { mode: self.listen_mode, group: self.listen_group })?;
         tracing::info!("back ends may register at {}", path.display());
-        let mut backends = Backends::new(link, Classes::ALL, Box::new(claims));
+        if self.listen_mode & 0o002 != 0 {
+            tracing::warn!(
+                "every user of this host may have vCPUs of its own scheduled (--listen-mode {:o})",
+                self.listen_mode
+            );
+        }
+        let mut backends = Backends::new(link, Classes::ALL, Box::new(claims))?;
         for process in expected {
             backends.expect(process);
         }
@@ -247,6 +266,19 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
 }
 
+fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => {
+            Err(format!("no group is called {text:?}; `getent group` lists them, `groupadd` makes one"))
+        }
+        Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
+    }
+}
+
 /// Nice values hold within a group only: says so when vCPUs are in several.
 fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
     let tids = named.iter().flat_map(|(threads, _)| &threads.tids);
@@ -282,12 +314,21 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
     let mut backends = args.backends()?;
-    let repaired = table::repair(&state_dir)?;
-    if repaired.changed > 0 {
-        tracing::warn!(
-            "{} threads restored that a scheduler had left which was killed with its guard",
-            repaired.changed
-        );
+    match repair::repair(&state_dir) {
+        Ok(repaired) => {
+            for problem in &repaired.problems {
+                tracing::warn!("{problem}");
+            }
+            if repaired.restored.changed > 0 {
+                tracing::warn!(
+                    "{} threads restored that a scheduler had left which was killed with its guard",
+                    repaired.restored.changed
+                );
+            }
+        }
+        // The first one here: the directory is made.
+        Err(error) if error.kind() == ErrorKind::Gone => {}
+        Err(error) => return Err(error.into()),
     }
     let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -327,7 +368,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         daemon.name_vcpu(source, u64::from(tid), id);
     }
     if let Some(backends) = backends {
-        daemon.add_source(Box::new(backends));
+        daemon.add_source(Box::new(backends.start()?));
     }
     tracing::info!("{} vCPUs, policy {policy}", daemon.vcpus());
     let ending = daemon.run(stop.as_fd())?;

@@ -15,6 +15,10 @@ pub struct Config {
     pub policy: Option<Policy>,
     /// Percent of the kernel's real-time budget.
     pub rt_share: Option<u8>,
+    /// Percent of what all boosts may use, for the machines of one user.
+    pub rt_user_share: Option<u8>,
+    /// Percent of what all boosts may use, for one machine.
+    pub rt_machine_share: Option<u8>,
     /// How a vCPU that owes is held back.
     pub hold_back: Option<HoldBackArg>,
     /// From when on, milliseconds of CPU time.
@@ -76,12 +80,17 @@ impl Config {
         }
         let goal = self.goal.unwrap_or_default().checked()?;
         let mut settings = Settings::new(params.checked()?, goal);
-        if let Some(percent) = self.rt_share {
+        for (name, given, to) in [
+            ("rt_share", self.rt_share, &mut settings.rt_percent),
+            ("rt_user_share", self.rt_user_share, &mut settings.rt_shares.user),
+            ("rt_machine_share", self.rt_machine_share, &mut settings.rt_shares.machine),
+        ] {
+            let Some(percent) = given else { continue };
             anyhow::ensure!(
                 (1..=100).contains(&percent),
-                "rt_share = {percent}: must be between 1 and 100 percent"
+                "{name} = {percent}: must be between 1 and 100 percent"
             );
-            settings.rt_percent = percent;
+            *to = percent;
         }
         match self.hold_back {
             // Nothing is owed where boosts are free.

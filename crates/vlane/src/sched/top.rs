@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::State;
+use vlane_socket::printable;
 
 use super::settings::runtime_dir;
 
@@ -31,8 +32,8 @@ fn table(state: &State) -> String {
     let _ = writeln!(
         text,
         "vlane sched: {} by {}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, boosts timed out {}",
-        state.policy,
-        state.vehicle,
+        printable(&state.policy),
+        printable(&state.vehicle),
         state.uptime,
         state.daemon_cpu / state.uptime.max(1e-3) * 100.0,
         counter("denied_rt_budget"),
@@ -60,12 +61,12 @@ fn table(state: &State) -> String {
         "of"
     );
     for vcpu in &state.vcpus {
-        let name: String = vcpu.name.chars().take(20).collect();
+        let name: String = printable(&vcpu.name).to_string().chars().take(20).collect();
         let _ = writeln!(
             text,
             "{:<20} {:<9} {:>6} {:>8.1} {:>7.2} {:>7.2} {:>7.2} {:>7} {:>8} {:>8} {:>7} {:>9.1} {:>9.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1}",
             name,
-            vcpu.state,
+            printable(&vcpu.state).to_string(),
             vcpu.weight,
             vcpu.credit_ms,
             vcpu.line_ms,

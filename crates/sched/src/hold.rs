@@ -1,0 +1,141 @@
+//! One scheduler per thread, whatever its state directory, its vehicle and its user.
+//!
+//! Two that boost and hold back the same thread would each take the other's doing for what the thread was. So a scheduler locks
+//! the thread's own entry in `/proc` (`flock` on `/proc/PID/task/TID/stat`). That lock has no name that could be taken before, no directory that
+//! two could disagree on and no network namespace, and the kernel drops it with the scheduler, however that ends.
+//!
+//! Anybody may read that file, and thus lock it. The kernel tells who has (`/proc/locks`), so a lock counts only if its holder could be a
+//! scheduler: it must have CAP_SYS_NICE, and in the same user namespace. Others' locks are passed over with a warning.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::thread::Thread;
+use crate::{Error, ErrorKind, Result};
+
+/// CAP_SYS_NICE's bit.
+const SYS_NICE: u32 = 23;
+
+/// Takes a thread for this process, until `thread` is dropped. `name` is its vCPU's, for messages.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`]: another scheduler has it.
+pub fn take(thread: &Thread, name: &str) -> Result<()> {
+    let lock = || flock(thread.entry(), FlockOperation::NonBlockingLockExclusive);
+    match lock() {
+        Ok(()) => return Ok(()),
+        Err(Errno::WOULDBLOCK) => {}
+        Err(error) => return Err(failed(thread, name, error.into())),
+    }
+    let holder = holder(&thread.entry()).map_err(|error| failed(thread, name, error))?;
+    let (tid, me) = (thread.tid(), std::process::id());
+    match holder {
+        // Named twice: by hand, and by its back end.
+        Some(pid) if pid == me => Ok(()),
+        Some(pid) if !may_schedule(pid) => {
+            tracing::warn!(
+                "{name}: process {pid} has locked /proc/{tid}/stat as a scheduler does, but is none (no CAP_SYS_NICE); passed over"
+            );
+            Ok(())
+        }
+        // It was let go in between, or is held by somebody who is not seen from here.
+        None if lock().is_ok() => Ok(()),
+        holder => {
+            let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
+            let text = format!(
+                "{name}: another scheduler{who} has thread {tid}: left alone; end that one first (`vlane sched status` shows it)"
+            );
+            Err(Error::new(ErrorKind::Invalid, text))
+        }
+    }
+}
+
+fn failed(thread: &Thread, name: &str, error: io::Error) -> Error {
+    let text = format!("{name}: cannot find out whether another scheduler has thread {}", thread.tid());
+    Error::caused_by(ErrorKind::Io, text, error)
+}
+
+/// The process that holds a lock on a file, by the kernel's word.
+fn holder(file: &impl AsFd) -> io::Result<Option<u32>> {
+    let stat = rustix::fs::fstat(file)?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    Ok(holder_in(&fs::read_to_string("/proc/locks")?, &format!("{major:02x}:{minor:02x}:{}", stat.st_ino)))
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 8139 00:15:34506 0 EOF`
+fn holder_in(locks: &str, file: &str) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        // One that waits for the lock has an arrow before its kind.
+        let is_held = words.next()? == "FLOCK";
+        let (pid, of) = (words.nth(2)?, words.next()?);
+        (is_held && of == file).then(|| pid.parse().ok()).flatten()
+    })
+}
+
+/// Whether a process has what it takes to schedule the threads of others, here and not only in a user namespace of its own.
+fn may_schedule(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let has = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    let users = |who: &str| fs::read(format!("/proc/{who}/uid_map")).ok();
+    has.is_some_and(|bits| bits >> SYS_NICE & 1 == 1)
+        && users(&pid.to_string()).is_some_and(|theirs| Some(theirs) == users("self"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_list_names_the_holder_and_not_who_waits() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 8139 00:15:34506 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 7 00:15:99 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 9 00:15:345 0 EOF\n";
+        assert_eq!(holder_in(locks, "00:15:34506"), Some(8139));
+        for none in ["00:15:345", "00:15:99", "08:15:34506", ""] {
+            assert_eq!(holder_in(locks, none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_thread_is_held_by_one_process_and_let_go_with_its_handle() {
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let thread = Thread::open(other.id()).unwrap();
+        take(&thread, "it").unwrap();
+        assert_eq!(holder(&thread.entry()).unwrap(), Some(std::process::id()));
+        // The same process once more.
+        take(&Thread::open(other.id()).unwrap(), "it").unwrap();
+        drop(thread);
+        let thread = Thread::open(other.id()).unwrap();
+        assert_eq!(holder(&thread.entry()).unwrap(), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn only_who_has_the_capability_may_schedule() {
+        let plain = ["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice", "sleep", "60"];
+        let Ok(mut other) = std::process::Command::new("setpriv").args(plain).spawn() else {
+            return vlane_testing::skip("no setpriv (util-linux)");
+        };
+        let stripped = || {
+            let name = fs::read_to_string(format!("/proc/{}/comm", other.id())).unwrap();
+            name.trim() == "sleep"
+        };
+        while !stripped() {
+            std::thread::yield_now();
+        }
+        assert!(!may_schedule(other.id()));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        if crate::realtime::check().is_ok() {
+            assert!(may_schedule(std::process::id()));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The event loop's half of the link: what lanes tell, and how often they are heard.
+//!
+//! Who writes its eventfd in a loop, or its board, must not have the event loop to itself, which is real-time. So each session, and each
+//! user's sessions together, have an allowance of looks and marks. A session that has used it up is not woken for any more: it
+//! is looked at when it has earned the next look. Nothing is lost by that, because a board counts: events are only heard later.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::{Errno, ReadWriteFlags};
+use vlane_hint::{Classes, Mark, Watch};
+
+use super::{EVENTS, SessionId, io, watch};
+use crate::Result;
+use crate::vehicle::Counter;
+
+/// Looks and marks per second of one session, and of all sessions of one user who is not root. A look takes the loop about 5 us,
+/// a boost 15.
+const PER_SESSION: u64 = 5_000;
+const PER_USER: u64 = 20_000;
+/// What is not used is kept for so long: a burst.
+const KEPT_NS: u64 = 50_000_000;
+/// A session that has used up what it may is left alone at least for so long.
+const PAUSE_NS: u64 = 1_000_000;
+/// So many lanes are looked at for the price of one mark.
+const LANES: u64 = 64;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// What may be spent, and is earned again by time.
+#[derive(Debug, Clone, Copy)]
+struct Allowance {
+    rate: u64,
+    left: i64,
+    at: Option<u64>,
+}
+
+impl Allowance {
+    const fn new(rate: u64) -> Self {
+        Self { rate, left: 0, at: None }
+    }
+
+    fn most(&self) -> i64 {
+        i64::try_from(self.rate * KEPT_NS / SECOND_NS).unwrap_or(i64::MAX)
+    }
+
+    /// Pays; until when there is nothing left, if so.
+    fn spend(&mut self, cost: u64, now: u64) -> Option<u64> {
+        let most = self.most();
+        let passed = self.at.map_or(KEPT_NS, |at| now.saturating_sub(at));
+        let earned = i64::try_from(u128::from(passed) * u128::from(self.rate) / u128::from(SECOND_NS));
+        let earned = earned.unwrap_or(i64::MAX);
+        // What is too short to earn anything counts the next time.
+        if earned > 0 || self.at.is_none() {
+            self.at = Some(now);
+        }
+        self.left = self.left.saturating_add(earned).min(most).saturating_sub_unsigned(cost);
+        let owed = self.left.min(0).unsigned_abs();
+        (self.left <= 0).then(|| now + (owed * SECOND_NS / self.rate).max(PAUSE_NS))
+    }
+
+    /// Whether it is as good as a new one.
+    fn is_whole(&mut self, now: u64) -> bool {
+        self.spend(0, now).is_none() && self.left >= self.most()
+    }
+}
+
+/// What one session tells: its board, and the eventfd that its lanes write.
+#[derive(Debug)]
+pub struct Ear {
+    user: u32,
+    wake: OwnedFd,
+    watch: Watch,
+    allowance: Allowance,
+    /// Not woken for until then, ns.
+    pause: Option<u64>,
+}
+
+impl Ear {
+    pub(super) const fn new(user: u32, wake: OwnedFd, watch: Watch) -> Self {
+        Self { user, wake, watch, allowance: Allowance::new(PER_SESSION), pause: None }
+    }
+
+    /// The back end's user.
+    #[must_use]
+    pub const fn user(&self) -> u32 {
+        self.user
+    }
+
+    /// As [`Ears::arm`].
+    pub fn arm(&self, classes: Classes) {
+        self.watch.arm(classes);
+    }
+
+    /// Makes the eventfd unreadable. Never waits, whatever the back end, which has the same file open, did to its mode or its count.
+    fn calm(&self) {
+        let (mut count, current) = ([0; 8], u64::MAX);
+        let _ = rustix::io::preadv2(
+            &self.wake,
+            &mut [IoSliceMut::new(&mut count)],
+            current,
+            ReadWriteFlags::NOWAIT,
+        );
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.watch.arm(Classes::NONE);
+    }
+}
+
+/// All sessions' boards.
+#[derive(Debug)]
+pub struct Ears {
+    epoll: OwnedFd,
+    ears: BTreeMap<u64, Ear>,
+    /// Those with something to collect.
+    ready: BTreeSet<u64>,
+    users: HashMap<u32, Allowance>,
+    marks: Vec<(SessionId, u16, Mark)>,
+    pauses: u64,
+}
+
+impl AsFd for Ears {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Ears {
+    pub(super) fn new() -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("no epoll".to_owned()))?;
+        Ok(Self {
+            epoll,
+            ears: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            users: HashMap::new(),
+            marks: Vec::new(),
+            pauses: 0,
+        })
+    }
+
+    /// Listens to one more.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn add(&mut self, session: SessionId, ear: Ear) -> Result<()> {
+        watch(&self.epoll, &ear.wake, session.0)
+            .map_err(io("cannot listen to one more back end".to_owned()))?;
+        self.ears.insert(session.0, ear);
+        // It asks for wake-ups by looking.
+        self.ready.insert(session.0);
+        Ok(())
+    }
+
+    /// Does not listen to it any more, and switches its board off.
+    pub fn remove(&mut self, session: SessionId) {
+        // Its eventfd is closed here, but the back end still has it: taken out by hand.
+        if let Some(ear) = self.ears.remove(&session.0) {
+            let _ = epoll::delete(&self.epoll, &ear.wake);
+        }
+        self.ready.remove(&session.0);
+    }
+
+    /// Lets a session's lanes mark completions of these classes from now on; [`Classes::NONE`]: no longer.
+    pub fn arm(&mut self, session: SessionId, classes: Classes) {
+        if let Some(ear) = self.ears.get(&session.0) {
+            ear.arm(classes);
+            self.ready.insert(session.0);
+        }
+    }
+
+    /// When [`Ears::look`] has something to do, if the descriptor does not say so before; `CLOCK_MONOTONIC`, ns.
+    pub fn deadline(&self) -> Option<u64> {
+        self.ears.values().filter_map(|ear| ear.pause).min()
+    }
+
+    /// Finds out who has told something. Does not wait.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn look(&mut self, now: u64) -> Result<()> {
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; EVENTS];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let woken = match epoll::wait(&self.epoll, &mut events, Some(&at_once)) {
+            Ok((woken, _)) => woken,
+            Err(Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(io("cannot wait for back ends".to_owned())(errno)),
+        };
+        for event in woken {
+            let id = event.data.u64();
+            if let Some(ear) = self.ears.get(&id) {
+                ear.calm();
+                self.ready.insert(id);
+            }
+        }
+        for (&id, ear) in &mut self.ears {
+            if ear.pause.is_some_and(|until| until <= now) {
+                ear.pause = None;
+                ear.calm();
+                watch(&self.epoll, &ear.wake, id)
+                    .map_err(io("cannot listen to a back end again".to_owned()))?;
+                self.ready.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What lanes told since the last call, of those sessions that [`Ears::look`] found: session, lane, mark. `now` is
+    /// `CLOCK_MONOTONIC`, ns. Take all of it: what is left is not told again.
+    pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
+        self.marks.clear();
+        while let Some(id) = self.ready.pop_first() {
+            let Some(ear) = self.ears.get_mut(&id).filter(|ear| ear.pause.is_none()) else { continue };
+            let before = self.marks.len();
+            let told = ear.watch.collect(now).map(|(lane, mark)| (SessionId(id), lane, mark));
+            self.marks.extend(told);
+            let marks = (self.marks.len() - before) as u64;
+            let cost = 1 + marks + u64::from(ear.watch.lanes()) / LANES;
+            let mut pause = ear.allowance.spend(cost, now);
+            if ear.user != 0 {
+                let of_user = self.users.entry(ear.user).or_insert_with(|| Allowance::new(PER_USER));
+                pause = pause.max(of_user.spend(cost, now));
+            }
+            if pause.is_some() {
+                // Out of the set, so that nothing it does to its eventfd is heard.
+                let _ = epoll::delete(&self.epoll, &ear.wake);
+                ear.pause = pause;
+                self.pauses += 1;
+            }
+        }
+        if self.users.len() > self.ears.len() {
+            self.users.retain(|_, allowance| !allowance.is_whole(now));
+        }
+        self.marks.drain(..)
+    }
+
+    /// What was counted, for people.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        vec![Counter { name: "back_ends_paused", value: self.pauses }]
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use vlane_hint::Board;
+
+    use super::*;
+
+    fn ear(user: u32) -> (Ear, OwnedFd) {
+        let (board, fd) = Board::create(1).unwrap();
+        drop(board);
+        let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+        let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
+        let wake = rustix::event::eventfd(0, flags).unwrap();
+        let others = wake.try_clone().unwrap();
+        (Ear::new(user, wake, watch), others)
+    }
+
+    /// Sessions of these users all write their eventfds whenever the loop looks, every 10 us; how often it finds one in a second.
+    fn looks(users: &[u32]) -> u64 {
+        let mut ears = Ears::new().unwrap();
+        let mut wakes = Vec::new();
+        for (n, &user) in (1..).zip(users) {
+            let (ear, wake) = ear(user);
+            ears.add(SessionId(n), ear).unwrap();
+            wakes.push(wake);
+        }
+        let mut found = 0;
+        for step in 0..100_000_u64 {
+            let now = 7 * SECOND_NS + step * 10_000;
+            for wake in &wakes {
+                rustix::io::write(wake, &1_u64.to_ne_bytes()).unwrap();
+            }
+            ears.look(now).unwrap();
+            found += ears.ready.len() as u64;
+            assert_eq!(ears.collect(now).count(), 0);
+        }
+        found
+    }
+
+    #[test]
+    fn who_writes_its_eventfd_all_the_time_is_heard_only_so_often() {
+        let most = PER_SESSION + PER_SESSION * KEPT_NS / SECOND_NS + 1;
+        let found = looks(&[1000]);
+        assert!(found <= most && found > PER_SESSION / 2, "{found}");
+    }
+
+    #[test]
+    fn a_user_with_many_sessions_is_heard_no_more_often_than_one_may() {
+        let most = PER_USER + PER_USER * KEPT_NS / SECOND_NS + 20;
+        let found = looks(&[1000; 20]);
+        assert!(found <= most && found > PER_USER / 4, "{found}");
+    }
+
+    #[test]
+    fn what_was_told_during_a_pause_is_heard_after_it() {
+        let (_board, fd) = Board::create(1).unwrap();
+        let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
+        let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());
+        let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+        let mut ears = Ears::new().unwrap();
+        ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch)).unwrap();
+        ears.arm(SessionId(1), Classes::ALL);
+        let begin = vlane_hint::now();
+        // Until it has used up what it may.
+        let mut now = begin;
+        while ears.deadline().is_none() {
+            rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
+            ears.look(now).unwrap();
+            ears.collect(now).count();
+            now += 1000;
+        }
+        // As a lane does it: one event, which came at 1.
+        let words = vlane_ring::shared::SharedWords::open(fd.as_fd(), 4096).unwrap();
+        for (word, value) in [(64, 1), (65, 1)] {
+            words.word(word).unwrap().store(value, std::sync::atomic::Ordering::SeqCst);
+        }
+        rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
+        ears.look(now).unwrap();
+        assert_eq!(ears.collect(now).count(), 0, "heard in the pause");
+        let now = ears.deadline().unwrap();
+        ears.look(now).unwrap();
+        assert_eq!(ears.collect(now).count(), 1);
+    }
+}

@@ -1,0 +1,73 @@
+//! Why a socket cannot be listened on.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::file::MAX_PATH;
+
+/// Why a socket cannot be listened on. Says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Longer than the system allows.
+    #[error(
+        "{}: the path has {len} bytes, and a unix socket's may have {MAX_PATH}; choose a shorter one, for example \
+         in /run or /tmp", path.display()
+    )]
+    TooLong {
+        /// As given.
+        path: PathBuf,
+        /// Bytes.
+        len: usize,
+    },
+    /// Somebody answers on it.
+    #[error("{}: another {what} is listening there; stop it, or choose another path with {option}", path.display())]
+    InUse {
+        /// As given.
+        path: PathBuf,
+        /// The option that gave it.
+        option: &'static str,
+        /// What listens at such sockets.
+        what: &'static str,
+    },
+    /// Something that is no socket is there.
+    #[error("{}: exists and is not a socket; choose another path with {option}", path.display())]
+    NotASocket {
+        /// As given.
+        path: PathBuf,
+        /// The option that gave it.
+        option: &'static str,
+    },
+    /// The directory is not there.
+    #[error("{}: its directory does not exist; make it first", path.display())]
+    NoDirectory {
+        /// As given.
+        path: PathBuf,
+    },
+    /// No permission.
+    #[error("{}: no permission to make a socket there; choose a directory that you may write to", path.display())]
+    Permission {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The group that is to use it cannot be given the file.
+    #[error("{}: cannot be given to group {group}; run as root, or as a user who is in that group", path.display())]
+    Group {
+        /// As given.
+        path: PathBuf,
+        /// Its number.
+        group: u32,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("{}: cannot listen there", path.display())]
+    Io {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}

@@ -1,0 +1,287 @@
+//! A unix socket and its file: made where nobody else needs it, removed by nobody but us.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::ListenError;
+
+/// Bytes that a unix socket's path can have (`sockaddr_un`, without the final zero).
+pub(crate) const MAX_PATH: usize = 107;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who may connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// As the process's umask says.
+    Umask,
+    /// Exactly this file mode, and the file in this group; without one, in the process's own.
+    Exactly {
+        /// The file's permissions.
+        mode: u32,
+        /// A group's number.
+        group: Option<u32>,
+    },
+}
+
+impl Access {
+    /// The owner and nobody else.
+    pub const OWNER: Access = Access::Exactly { mode: 0o600, group: None };
+}
+
+/// What kind of socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes.
+    Stream,
+    /// Packets, in order.
+    Packets,
+}
+
+/// Where to listen, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    path: &'a Path,
+    option: &'static str,
+    what: &'static str,
+    kind: Kind,
+    access: Access,
+    directory: bool,
+}
+
+impl<'a> Place<'a> {
+    /// At `path`, which came from the command line's `option`: a socket of bytes, with the umask's permissions. `what` is
+    /// what listens at such sockets, for messages: "server".
+    pub fn new(path: &'a Path, option: &'static str, what: &'static str) -> Self {
+        Self { path, option, what, kind: Kind::Stream, access: Access::Umask, directory: false }
+    }
+
+    /// Of this kind.
+    #[must_use]
+    pub const fn kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// For those who may.
+    #[must_use]
+    pub const fn access(self, access: Access) -> Self {
+        Self { access, ..self }
+    }
+
+    /// In a directory that is made if it is not there.
+    #[must_use]
+    pub const fn making_directory(self) -> Self {
+        Self { directory: true, ..self }
+    }
+}
+
+/// The file of a socket that is listened on. Removed when this is dropped.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Only our own is removed at the end.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Makes the socket, which does not wait in `accept`; one that a dead process left behind is replaced.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn listen(place: &Place<'_>) -> Result<(OwnedFd, SocketFile), ListenError> {
+        let Place { path, .. } = *place;
+        let len = path.as_os_str().len();
+        if len > MAX_PATH {
+            return Err(ListenError::TooLong { path: path.to_owned(), len });
+        }
+        if place.directory
+            && let Some(directory) = path.parent()
+        {
+            // Not what the umask says: who may write there may put another socket in this one's place.
+            let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
+            made.map_err(|error| bind_error(place, error))?;
+        }
+        clear_path(place)?;
+        let (socket, file) = bind(place).map_err(|error| bind_error(place, error.into()))?;
+        // Nobody can connect before it listens.
+        file.open_to(place)?;
+        rustix::net::listen(&socket, BACKLOG).map_err(|error| bind_error(place, error.into()))?;
+        Ok((socket, file))
+    }
+
+    /// The same, of bytes, as the standard library knows it.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn listen_stream(place: &Place<'_>) -> Result<(UnixListener, SocketFile), ListenError> {
+        let (socket, file) = Self::listen(&place.kind(Kind::Stream))?;
+        Ok((UnixListener::from(socket), file))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the file, if it is still the one that was made here.
+    pub fn remove(&self) {
+        let now = identity(&self.path);
+        if now.is_some() && now == self.identity {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
+    /// Gives the file its group and the permissions that the umask took away.
+    fn open_to(&self, place: &Place<'_>) -> Result<(), ListenError> {
+        let Access::Exactly { mode, group } = place.access else { return Ok(()) };
+        let failed = |error: Errno| bind_error(place, error.into());
+        // By a descriptor of the file, so that it is the one that was made here whatever is done to its name.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(failed)?;
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        let is_ours = self.identity == Some((stat.st_dev, stat.st_ino))
+            && FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if !is_ours {
+            return Err(failed(Errno::STALE));
+        }
+        if let Some(group) = group.filter(|&group| group != stat.st_gid) {
+            let owner = rustix::fs::Gid::from_raw(group);
+            rustix::fs::chownat(&file, "", None, Some(owner), AtFlags::EMPTY_PATH).map_err(|error| {
+                ListenError::Group { path: self.path.clone(), group, source: error.into() }
+            })?;
+        }
+        if stat.st_mode & 0o777 != mode {
+            // A descriptor that was opened for nothing else has no other way.
+            let by_descriptor = format!("/proc/self/fd/{}", raw(&file));
+            rustix::fs::chmod(by_descriptor, Mode::from_raw_mode(mode)).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn raw(fd: &impl AsFd) -> i32 {
+    use std::os::fd::AsRawFd;
+    fd.as_fd().as_raw_fd()
+}
+
+const fn socket_type(kind: Kind) -> SocketType {
+    match kind {
+        Kind::Stream => SocketType::STREAM,
+        Kind::Packets => SocketType::SEQPACKET,
+    }
+}
+
+/// Binds. The file has no more than its mode from its first moment: Linux takes it from the socket's own, less the umask.
+fn bind(place: &Place<'_>) -> rustix::io::Result<(OwnedFd, SocketFile)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
+    if let Access::Exactly { mode, group } = place.access {
+        // The group's permissions are for the group that it is to be.
+        let mode = if group.is_some() { mode & 0o707 } else { mode };
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(place.path)?)?;
+    let file = SocketFile { path: place.path.to_owned(), identity: identity(place.path) };
+    Ok((socket, file))
+}
+
+/// Device and inode of a socket file. Nobody else can get that number as long as the socket is open.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Removes what a dead process left; refuses what somebody else needs.
+fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
+    let Place { path, option, what, .. } = *place;
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(ListenError::NotASocket { path: path.to_owned(), option });
+    }
+    match probe(place) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::ACCESS | Errno::PERM) => return Err(ListenError::Permission { path: path.to_owned() }),
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+            return Err(ListenError::Io { path: path.to_owned(), source: error.into() });
+        }
+        // Connected, or its queue is full, or it is of another type: somebody is there.
+        _ => return Err(ListenError::InUse { path: path.to_owned(), option, what }),
+    }
+    // Somebody else may have found it dead, too, and be there by now.
+    if identity(path) != Some((metadata.dev(), metadata.ino())) {
+        return Err(ListenError::InUse { path: path.to_owned(), option, what });
+    }
+    fs::remove_file(path).map_err(|error| bind_error(place, error))?;
+    tracing::info!("{}: removed the socket that a dead {what} left", path.display());
+    Ok(())
+}
+
+/// Whether somebody listens there. Does not wait for one who is too busy to answer.
+fn probe(place: &Place<'_>) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(place.path)?)
+}
+
+fn bind_error(place: &Place<'_>, source: io::Error) -> ListenError {
+    let path = place.path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => ListenError::NoDirectory { path },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ListenError::Permission { path }
+        }
+        io::ErrorKind::AddrInUse => ListenError::InUse { path, option: place.option, what: place.what },
+        _ => ListenError::Io { path, source },
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_file_has_exactly_the_mode_and_the_group_that_were_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/s");
+        let listen =
+            |access| SocketFile::listen(&Place::new(&path, "--x", "x").access(access).making_directory());
+        for mode in [0o600, 0o660, 0o666] {
+            let _made = listen(Access::Exactly { mode, group: None }).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+        }
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o022, 0);
+        if !rustix::process::geteuid().is_root() {
+            return vlane_testing::skip("only root may give a file to any group");
+        }
+        let _made = listen(Access::Exactly { mode: 0o660, group: Some(4242) }).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (4242, 0o660));
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_or_has_no_directory_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(120));
+        let error = SocketFile::listen(&Place::new(&long, "--x", "x")).unwrap_err();
+        assert!(matches!(error, ListenError::TooLong { .. }), "{error}");
+        let nowhere = dir.path().join("no/s");
+        let error = SocketFile::listen(&Place::new(&nowhere, "--x", "x")).unwrap_err();
+        assert!(matches!(error, ListenError::NoDirectory { .. }), "{error}");
+    }
+}

@@ -1,0 +1,14 @@
+//! Unix sockets that are listened on: their files ([`SocketFile`]), and what others call themselves ([`printable`]).
+//!
+//! One rule for every socket of the program: only a dead socket is removed to make room, never anything else, and at the end only
+//! one's own.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod file;
+mod printable;
+
+pub use error::ListenError;
+pub use file::{Access, Kind, Place, SocketFile};
+pub use printable::{Printable, printable};

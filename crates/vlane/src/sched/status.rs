@@ -1,0 +1,243 @@
+//! `vlane sched status`: whether a scheduler runs, and what it has, once; for people, scripts and monitoring.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use vlane_sched::ErrorKind;
+use vlane_sched::live::socket::Client;
+use vlane_sched::live::state::State;
+use vlane_socket::printable;
+
+use super::settings::runtime_dir;
+
+/// Exit statuses, as `systemctl status` has them.
+const NOT_RUNNING: i32 = 3;
+const UNKNOWN: i32 = 4;
+
+/// Says whether a scheduler runs, how it gives boosts, and which machines and budgets it has.
+///
+/// The exit status is 0 when one runs, 3 when none does, and 4 when that cannot be found out.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// The scheduler's socket [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// The JSON. docs/src/sched.md describes it.
+#[derive(Debug, Serialize)]
+struct Answer {
+    schema: &'static str,
+    /// `None`: that is not known.
+    running: Option<bool>,
+    socket: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    machines: Vec<Machine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<State>,
+}
+
+/// What one machine has, all its vCPUs together.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Machine {
+    pid: u32,
+    user: u32,
+    /// Of its first vCPU.
+    name: String,
+    vcpus: usize,
+    weight: u32,
+    events: u64,
+    boosts: u64,
+    denied: u64,
+    cpu_percent: f64,
+    ready_percent: f64,
+    share_percent: f64,
+    entitled_percent: f64,
+}
+
+/// vCPUs of one process are one machine.
+fn machines(state: &State) -> Vec<Machine> {
+    let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
+    for vcpu in &state.vcpus {
+        let machine = machines.entry(vcpu.pid).or_insert_with(|| Machine {
+            pid: vcpu.pid,
+            user: vcpu.user,
+            name: vcpu.name.clone(),
+            weight: vcpu.weight,
+            ..Machine::default()
+        });
+        machine.vcpus += 1;
+        machine.events += vcpu.events;
+        machine.boosts += vcpu.boosts + vcpu.wake_boosts;
+        machine.denied += vcpu.denied;
+        machine.cpu_percent += vcpu.cpu_percent;
+        machine.ready_percent += vcpu.ready_percent;
+        machine.share_percent += vcpu.share_percent;
+        machine.entitled_percent += vcpu.entitled_percent;
+    }
+    machines.into_values().collect()
+}
+
+fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "vlane sched: running (process {}), {} by {}, up {:.0} s, own CPU {:.2} %",
+        state.pid,
+        printable(&state.policy),
+        printable(&state.vehicle),
+        state.uptime,
+        state.daemon_cpu / state.uptime.max(1e-3) * 100.0
+    );
+    let _ = writeln!(
+        text,
+        "state at {}; {} vCPUs of {} machines",
+        path.display(),
+        state.vcpus.len(),
+        machines.len()
+    );
+    if !machines.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:>8} {:>8} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>8}  {}",
+            "process",
+            "user",
+            "vCPUs",
+            "weight",
+            "CPU%",
+            "ready%",
+            "share%",
+            "of",
+            "events",
+            "boosts",
+            "denied",
+            "first vCPU"
+        );
+    }
+    for machine in machines {
+        let _ = writeln!(
+            text,
+            "{:>8} {:>8} {:>5} {:>6} {:>7.1} {:>7.1} {:>7.1} {:>7.1} {:>9} {:>9} {:>8}  {}",
+            machine.pid,
+            machine.user,
+            machine.vcpus,
+            machine.weight,
+            machine.cpu_percent,
+            machine.ready_percent,
+            machine.share_percent,
+            machine.entitled_percent,
+            machine.events,
+            machine.boosts,
+            machine.denied,
+            printable(&machine.name)
+        );
+    }
+    if !state.budgets.is_empty() {
+        let _ = writeln!(text, "\n{:<20} {:>12} {:>9}", "real-time budget of", "% of a CPU", "left ms");
+    }
+    for budget in &state.budgets {
+        let of = printable(&budget.of).to_string();
+        let _ = writeln!(text, "{of:<20} {:>12.1} {:>9.1}", budget.percent, budget.left_ms);
+    }
+    let denied = |name: &str| state.counters.get(name).copied().unwrap_or(0);
+    if state.counters.contains_key("denied_rt_budget") {
+        let _ = writeln!(
+            text,
+            "denied for want of budget: {}, of these a user's {}, a machine's {}",
+            denied("denied_rt_budget"),
+            denied("denied_user_budget"),
+            denied("denied_machine_budget")
+        );
+    }
+    text
+}
+
+fn ask(path: &Path) -> vlane_sched::Result<Option<State>> {
+    match Client::connect(path, false).and_then(|mut client| client.next_state()) {
+        Ok(state) => Ok(state.map(|(_, state)| state)),
+        Err(error) if error.kind() == ErrorKind::Gone => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs the command. Ends the process with the status that says what was found.
+///
+/// # Errors
+///
+/// The answer cannot be written as JSON.
+pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock"));
+    let asked = ask(&path);
+    let (status, running, why) = match &asked {
+        Ok(Some(_)) => (0, Some(true), None),
+        Ok(None) => {
+            let why = format!(
+                "no scheduler runs: nobody listens at {}; `vlane sched run` starts one, --socket names another place",
+                path.display()
+            );
+            (NOT_RUNNING, Some(false), Some(why))
+        }
+        Err(_) => (UNKNOWN, None, None),
+    };
+    let (state, why) = match asked {
+        Ok(state) => (state, why),
+        Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
+    };
+    let machines = state.as_ref().map(machines).unwrap_or_default();
+    let mut out = match (args.json, &state) {
+        (false, Some(state)) => text(&path, state, &machines),
+        (false, None) => format!("vlane sched: {}\n", why.as_deref().unwrap_or_default()),
+        (true, _) => {
+            let socket = path.display().to_string();
+            let answer = Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
+            serde_json::to_string(&answer)?
+        }
+    };
+    if args.json {
+        out.push('\n');
+    }
+    // Whoever does not read it has the exit status.
+    let mut stdout = std::io::stdout();
+    let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+    match status {
+        0 => Ok(()),
+        status => std::process::exit(status),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use vlane_sched::live::state::{BudgetState, VcpuState};
+
+    #[test]
+    fn vcpus_of_one_process_are_one_line_and_names_are_made_printable() {
+        let vcpu = |pid, name: &str| VcpuState {
+            pid,
+            user: 1000,
+            name: name.into(),
+            boosts: 2,
+            wake_boosts: 1,
+            ..VcpuState::default()
+        };
+        let vcpus = vec![vcpu(7, "\x1b[2Ja"), vcpu(7, "b"), vcpu(8, "c")];
+        let budgets = vec![BudgetState { of: "machine \x07".into(), percent: 47.5, left_ms: -1.0 }];
+        let state = State { vcpus, budgets, pid: 42, ..State::default() };
+        let machines = machines(&state);
+        let seen: Vec<_> = machines.iter().map(|m| (m.pid, m.vcpus, m.boosts, m.user)).collect();
+        assert_eq!(seen, [(7, 2, 6, 1000), (8, 1, 3, 1000)]);
+        let text = text(Path::new("/s"), &state, &machines);
+        assert!(text.contains("process 42") && text.contains("3 vCPUs of 2 machines"), "{text}");
+        assert!(text.contains("47.5") && text.contains("\\u{1b}[2Ja"), "{text}");
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    }
+}
