@@ -24,6 +24,7 @@
 
 pub mod file;
 pub mod null;
+mod signal;
 mod stats;
 mod uring;
 
@@ -32,6 +33,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
 pub use uring::{Event, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
