@@ -26,6 +26,7 @@
 pub mod file;
 mod lost;
 pub mod null;
+mod signal;
 mod stats;
 mod uring;
 
@@ -35,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub use lost::{LostWrite, Writeback};
+pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
 pub use uring::{Event, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};

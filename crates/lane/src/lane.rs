@@ -56,6 +56,11 @@ pub enum LaneEvent {
         /// Which rule.
         reason: Broken,
     },
+    /// Its thread ended by a fault of its own. What was in flight is not answered, and nobody knows how far it came.
+    Lost {
+        /// The queue's index.
+        index: u16,
+    },
 }
 
 /// Carries events from lanes to their session.
@@ -523,6 +528,14 @@ impl Lane {
                 false
             }
             None => false,
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.events.send(LaneEvent::Lost { index: self.index });
         }
     }
 }

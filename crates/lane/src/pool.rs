@@ -68,6 +68,17 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Threads that have ended by a fault of their own: their queues are not served any more.
+    pub fn lost(&self) -> Vec<usize> {
+        let has_ended = |worker: &Worker| worker.join.as_ref().is_none_or(JoinHandle::is_finished);
+        self.workers
+            .iter()
+            .enumerate()
+            .filter(|(_, worker)| has_ended(worker))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
     fn worker(&self, index: u16) -> &Worker {
         &self.workers[usize::from(index) % self.workers.len()]
     }

@@ -9,12 +9,15 @@
 mod config_change;
 mod config_space;
 mod control;
+mod door;
 mod features;
 mod listener;
 mod padded_table;
 mod recording;
+mod report;
 mod sched;
 mod session;
+mod signal_fd;
 mod volume;
 mod vring;
 mod watch;

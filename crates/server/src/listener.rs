@@ -3,12 +3,13 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::door::Door;
 use crate::session::{Handle, Session};
 use crate::volume::Volume;
 use vlane_socket::{ListenError, Place, SocketFile};
@@ -17,7 +18,7 @@ use vlane_socket::{ListenError, Place, SocketFile};
 #[derive(Debug)]
 pub struct Listener {
     file: SocketFile,
-    socket: UnixListener,
+    door: Door,
     stopper: Stopper,
 }
 
@@ -64,7 +65,7 @@ impl Listener {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;
         let stopper = Stopper { stop: Arc::new(stop), current: Arc::default() };
-        Ok(Listener { file, socket, stopper })
+        Ok(Listener { file, door: Door::new(socket), stopper })
     }
 
     /// What ends it.
@@ -78,9 +79,12 @@ impl Listener {
     /// What the system says when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
         loop {
-            let mut fds =
-                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.stopper.stop, PollFlags::IN)];
-            match rustix::event::poll(&mut fds, None) {
+            let mut fds = [
+                PollFd::new(self.door.socket(), PollFlags::IN),
+                PollFd::new(&*self.stopper.stop, PollFlags::IN),
+            ];
+            let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            match rustix::event::poll(&mut fds, self.door.has_next().then_some(&at_once)) {
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -89,8 +93,8 @@ impl Listener {
                 self.refuse();
                 return Ok(());
             }
-            let stream = match self.socket.accept() {
-                Ok((stream, _)) => stream,
+            let stream = match self.door.accept() {
+                Ok(stream) => stream,
                 // The one who knocked is gone again, or descriptors are short for the moment.
                 Err(error) => {
                     if error.kind() != io::ErrorKind::WouldBlock {
@@ -113,7 +117,7 @@ impl Listener {
         let session = Session::new(Arc::clone(volume))?;
         let current = Current { stream: stream.try_clone()?, session: session.handle() };
         *self.stopper.current() = Some(current);
-        session.run(stream, &self.stopper.stop);
+        session.run_at(stream, &self.stopper.stop, Some(&self.door));
         *self.stopper.current() = None;
         Ok(())
     }
@@ -121,8 +125,8 @@ impl Listener {
     /// Nobody is accepted any more: those who wait see a hang-up, those who come are refused. Otherwise they would
     /// wait for an answer until the process ends, which flushes first.
     fn refuse(&self) {
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        while self.socket.accept().is_ok() {}
+        let _ = rustix::net::shutdown(self.door.socket(), rustix::net::Shutdown::Both);
+        while self.door.accept().is_ok() {}
     }
 
     /// Removes the socket, if it is still the one that was made here.

@@ -1,7 +1,7 @@
 //! One connected front end: what the vhost-user messages mean here.
 //!
 //! The order of messages is the front end's choice, and front ends differ: a ring runs as soon as it has a size,
-//! addresses, a kick and is enabled, whatever came first; memory may be added while rings run; a call descriptor may
+//! addresses, a kick and is enabled, and its features are known, whatever came first; memory may be added while rings run; a call descriptor may
 //! come late. Every message is checked; a message that makes no sense is refused, and too many of them end the
 //! session. Rings that run are drained before anything that they use goes away.
 
@@ -19,14 +19,18 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, Snapshot, event_channel};
+use vlane_engine::Signaller;
+use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
 use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
+use crate::door::{Door, PATIENCE, Silence};
 use crate::features;
 use crate::padded_table;
+use crate::report::Report;
 use crate::sched::Link;
+use crate::signal_fd::{self, Use};
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
 
@@ -42,6 +46,8 @@ pub enum End {
     HungUp,
     /// It was told to end.
     Stopped,
+    /// It said nothing while another front end waited.
+    Silent,
     /// The front end broke the protocol, or the connection broke.
     Failed(Error),
 }
@@ -67,6 +73,11 @@ impl Session {
 
     /// Serves the front end on `stream` until it hangs up, fails, or `stop` becomes readable; then drains its rings.
     pub fn run(&self, stream: UnixStream, stop: &OwnedFd) -> End {
+        self.run_at(stream, stop, None)
+    }
+
+    /// As [`Session::run`]; a front end that says nothing gives way to one that knocks at `door`.
+    pub(crate) fn run_at(&self, stream: UnixStream, stop: &OwnedFd, door: Option<&Door>) -> End {
         let number = self.volume.next_session();
         let name = &self.volume.config.name;
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
@@ -75,14 +86,15 @@ impl Session {
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
-            Ok(copy) => self.serve(copy, &stream, stop, Link::new(&self.volume, peer)),
+            Ok(copy) => self.serve(copy, &stream, stop, door, Link::new(&self.volume, peer)),
             Err(error) => End::Failed(Error::SocketError(error)),
         };
         probes::session_disconnect(probed);
         *self.volume.facts() = None;
         let counters = {
             let mut state = self.lock();
-            state.stop_all();
+            // What is lost was told.
+            let _ = state.stop_all();
             state.report()
         };
         // Not before: see `Handle::end`.
@@ -90,11 +102,14 @@ impl Session {
         let how = match &end {
             End::HungUp => "front end hung up".to_owned(),
             End::Stopped => "stopped".to_owned(),
+            End::Silent => format!("front end said nothing for {PATIENCE:?} while another one waited"),
             End::Failed(error) => format!("front end failed: {error}"),
         };
         // Clients that only look at the configuration are not worth a line.
         match (&end, counters.is_empty()) {
-            (End::Failed(_), _) => tracing::warn!("{name}: session {number} ended: {how}{counters}"),
+            (End::Failed(_) | End::Silent, _) => {
+                tracing::warn!("{name}: session {number} ended: {how}{counters}")
+            }
             (_, false) => tracing::info!("{name}: session {number} ended: {how}{counters}"),
             (_, true) => tracing::debug!("{name}: session {number} ended: {how}"),
         }
@@ -102,18 +117,32 @@ impl Session {
     }
 
     /// `watched` is another descriptor of `stream`, which outlives this.
-    fn serve(&self, stream: UnixStream, watched: &UnixStream, stop: &OwnedFd, mut link: Option<Link>) -> End {
+    fn serve(
+        &self,
+        stream: UnixStream,
+        watched: &UnixStream,
+        stop: &OwnedFd,
+        door: Option<&Door>,
+        mut link: Option<Link>,
+    ) -> End {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
         let mut refused = 0;
+        let mut silence = door.map(Silence::new);
+        if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
+            return End::Failed(Error::SocketError(error));
+        }
         loop {
-            let timeout = link.as_ref().and_then(Link::timeout).and_then(|limit| limit.try_into().ok());
+            let timeouts =
+                [link.as_ref().and_then(Link::timeout), silence.as_ref().and_then(Silence::timeout)];
+            let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
             // Without a scheduler, its place is taken by what is waited for anyway.
             let scheduler = link.as_ref().and_then(Link::fd).unwrap_or(stop.as_fd());
             let mut fds = [
-                PollFd::new(watched, PollFlags::IN),
+                PollFd::new(watched, silence.as_ref().map_or(PollFlags::IN, Silence::wants)),
                 PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(scheduler, PollFlags::IN),
+                silence.as_ref().map_or(PollFd::new(stop, PollFlags::IN), Silence::poll_fd),
             ];
             match rustix::event::poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -127,9 +156,14 @@ impl Session {
                 link.turn();
             }
             if ready[1] {
-                self.handle_events();
+                if let Err(error) = self.handle_events() {
+                    return End::Failed(error);
+                }
             }
-            if !ready[0] {
+            if !silence.as_mut().map_or(ready[0], |silence| silence.has_spoken(watched)) {
+                if silence.as_mut().is_some_and(|silence| silence.is_over(ready[4])) {
+                    return End::Silent;
+                }
                 continue;
             }
             if let Some(channel) = config_change::peek(watched) {
@@ -139,6 +173,10 @@ impl Session {
                 Some(table) => self.use_table(watched, table),
                 None => handler.handle_request(),
             };
+            if silence.take().is_some() {
+                // It has spoken, and may take its time from now on.
+                let _ = watched.set_read_timeout(None);
+            }
             match handled {
                 Ok(()) => {}
                 Err(Error::Disconnected) => return End::HungUp,
@@ -175,20 +213,27 @@ impl Session {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn handle_events(&self) {
-        while let Some(LaneEvent::Broken { index, reason }) = self.events.next() {
+    /// # Errors
+    /// When a lane is lost, and the session with it.
+    fn handle_events(&self) -> Result<()> {
+        while let Some(event) = self.events.next() {
             let name = &self.volume.config.name;
-            tracing::warn!("{name}: queue {index} is stopped: its driver broke the rules: {reason}");
-            let state = self.lock();
-            if let Some(err) = state.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) {
-                // One that is full is readable: the front end is told already, and writing might block.
-                let mut fds = [PollFd::new(err, PollFlags::OUT)];
-                let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-                if rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
-                    let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+            match event {
+                LaneEvent::Broken { index, reason } => {
+                    tracing::warn!("{name}: queue {index} is stopped: its driver broke the rules: {reason}");
+                    self.lock().signal_error(index);
+                }
+                LaneEvent::Lost { index } => {
+                    let mut state = self.lock();
+                    // There is nothing left to stop.
+                    if let Some(vring) = state.vrings.get_mut(usize::from(index)) {
+                        vring.running = false;
+                    }
+                    return Err(state.lane_failed(index, LaneError::Gone));
                 }
             }
         }
+        Ok(())
     }
 
     /// A handle for other threads.
@@ -214,7 +259,7 @@ impl Handle {
     pub(crate) fn end(&self) {
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.ended = true;
-        state.stop_all();
+        let _ = state.stop_all();
     }
 
     /// Tells the front end, if it can be told, and the lanes that the volume has another size.
@@ -238,7 +283,11 @@ impl Handle {
 struct State {
     volume: Arc<Volume>,
     events: EventSender,
+    /// Made when it is first needed.
+    signaller: Option<Signaller>,
     features: u64,
+    /// SET_FEATURES came: no ring starts before, as its layout is not known.
+    is_negotiated: bool,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
     vrings: Vec<Vring>,
@@ -261,29 +310,15 @@ fn refuse_for_good(refused: Error) -> Error {
     Error::BackendInternalError
 }
 
-/// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready; only for
-/// calls a socket will do, too, which can be written to without waiting (User-Mode Linux gives one).
-fn signal_fd(what: &str, index: u8, fd: Option<File>) -> Result<Option<File>> {
-    use std::os::fd::AsRawFd;
-    let Some(fd) = fd else { return Ok(None) };
-    // Without /proc it must be believed.
-    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) else {
-        return Ok(Some(fd));
-    };
-    let name = link.to_string_lossy();
-    if name.starts_with("anon_inode:[eventfd") || (what == "call" && name.starts_with("socket:[")) {
-        return Ok(Some(fd));
-    }
-    Err(refuse(format_args!("the {what} descriptor of queue {index} is not an eventfd but {name}")))
-}
-
 impl State {
     fn new(volume: Arc<Volume>, events: EventSender) -> State {
         let queues = volume.queues();
         let config = ConfigSpace::new(&volume.geometry(), queues);
         State {
             events,
+            signaller: None,
             features: 0,
+            is_negotiated: false,
             memory: Arc::default(),
             log: None,
             vrings: (0..queues).map(|_| Vring::default()).collect(),
@@ -328,19 +363,71 @@ impl State {
         if self.has(features::LOG_ALL) { self.log.clone() } else { None }
     }
 
+    /// Checks a descriptor for kicks, calls or errors.
+    fn signal_fd(&mut self, purpose: Use, index: u8, fd: Option<File>) -> Result<Option<File>> {
+        let Some(fd) = fd else { return Ok(None) };
+        signal_fd::check(self.signaller().map_err(Error::ReqHandlerError)?, purpose, index, &fd)
+            .map_err(Error::ReqHandlerError)?;
+        Ok(Some(fd))
+    }
+
+    fn signaller(&mut self) -> io::Result<&mut Signaller> {
+        let signaller = match self.signaller.take() {
+            Some(signaller) => signaller,
+            None => Signaller::new()?,
+        };
+        Ok(self.signaller.insert(signaller))
+    }
+
+    /// Tells the front end that a ring is broken, if it wants to know. Does not wait, whatever it does with the descriptor.
+    fn signal_error(&mut self, index: u16) {
+        let Some(err) = self.vrings.get_mut(usize::from(index)).and_then(|vring| vring.err.take()) else {
+            return;
+        };
+        let signalled = self.signaller().and_then(|signaller| signaller.signal(err.as_fd()));
+        self.vrings[usize::from(index)].err = Some(err);
+        if let Err(error) = signalled {
+            tracing::warn!(
+                "{}: cannot tell the front end that queue {index} is stopped: {error}",
+                self.volume.config.name
+            );
+        }
+    }
+
+    /// What a lane would not do. One that is lost ends the session: nobody knows how far it came, and no answer
+    /// about it would be true.
+    fn lane_failed(&self, index: u16, error: LaneError) -> Error {
+        match error {
+            LaneError::Gone => {
+                tracing::error!(
+                    "{}: the thread of queue {index} has ended by a fault of its own; this session ends, and the queues \
+                     of that thread are not served until vlane is started again",
+                    self.volume.config.name
+                );
+                Error::BackendInternalError
+            }
+            error => refuse(format_args!("queue {index}: {error}")),
+        }
+    }
+
     /// Starts a lane for the ring, if all is there that it needs.
     fn try_start(&mut self, index: u16) -> Result<()> {
         let layout = if self.has(features::RING_PACKED) { Layout::Packed } else { Layout::Split };
         let event_idx = self.has(features::RING_EVENT_IDX);
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let vring = &self.vrings[usize::from(index)];
-        if self.ended || vring.running || !vring.started || !vring.enabled {
+        // Without the protocol features there is no message to enable a ring, and all are.
+        let is_enabled = vring.enabled || !self.has(features::PROTOCOL_FEATURES);
+        if self.ended || !self.is_negotiated || vring.running || !vring.started || !is_enabled {
             return Ok(());
         }
         let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };
         let log_addr = config.log_addr;
-        // Some front ends map the ring's memory only after they have started it.
-        if memory.guest_of_user(config.desc).is_none() {
+        // Some front ends map the ring's memory only after they have started it, in one region after the other.
+        if [config.desc, config.driver, config.device]
+            .iter()
+            .any(|part| memory.guest_of_user(*part).is_none())
+        {
             return Ok(());
         }
         let mut queue =
@@ -359,29 +446,32 @@ impl State {
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
         };
-        self.volume
-            .pool
-            .start(index, config, &self.calls())
-            .map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        let started = self.volume.pool.start(index, config, &self.calls());
+        started.map_err(|error| self.lane_failed(index, error))?;
         self.vrings[usize::from(index)].running = true;
         self.tell_facts();
         Ok(())
     }
 
     /// Drains and stops the ring's lane; afterwards its base says where to go on.
-    fn stop(&mut self, index: u16) {
+    ///
+    /// # Errors
+    /// When the lane is lost: the base is that of a start long ago.
+    fn stop(&mut self, index: u16) -> Result<()> {
         if !std::mem::take(&mut self.vrings[usize::from(index)].running) {
-            return;
+            return Ok(());
         }
+        let mut result = Ok(());
         match self.volume.pool.stop(index, &self.calls()) {
             Ok(Some(stopped)) => {
                 self.vrings[usize::from(index)].base = stopped.base;
                 self.totals[usize::from(index)].add(&stopped.counters);
             }
             Ok(None) => {}
-            Err(error) => tracing::error!("{}: queue {index}: {error}", self.volume.config.name),
+            Err(error) => result = Err(self.lane_failed(index, error)),
         }
         self.tell_facts();
+        result
     }
 
     /// For those who ask at the control socket.
@@ -391,19 +481,25 @@ impl State {
         }
     }
 
-    fn stop_all(&mut self) {
-        for index in 0..self.volume.queues() {
-            self.stop(index);
-        }
+    /// Stops all lanes, also when one is lost.
+    fn stop_all(&mut self) -> Result<()> {
+        (0..self.volume.queues()).fold(Ok(()), |result, index| result.and(self.stop(index)))
+    }
+
+    /// Starts every ring that has what it needs.
+    fn try_start_all(&mut self) -> Result<()> {
+        (0..self.volume.queues()).fold(Ok(()), |result, index| result.and(self.try_start(index)))
     }
 
     /// Back to the state of a fresh connection; memory stays.
-    fn reset(&mut self) {
-        self.stop_all();
+    fn reset(&mut self) -> Result<()> {
+        self.stop_all()?;
         self.features = 0;
+        self.is_negotiated = false;
         self.log = None;
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.config = ConfigSpace::new(&self.volume.geometry(), self.volume.queues());
+        Ok(())
     }
 
     /// Lets running lanes and rings that waited for it go on with other memory.
@@ -413,11 +509,9 @@ impl State {
         // Every ring leaves the old memory, also when another one cannot go on in the new one.
         for index in self.running() {
             let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
-            let changed =
-                changed.map_err(|error| refuse(format_args!("queue {index} in the new memory: {error}")));
-            result = result.and(changed);
+            result = result.and(changed.map_err(|error| self.lane_failed(index, error)));
         }
-        (0..self.volume.queues()).fold(result, |result, index| result.and(self.try_start(index)))
+        result.and(self.try_start_all())
     }
 
     /// For each queue that was used, what it did; for the line that ends a session.
@@ -445,13 +539,11 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        self.reset();
-        Ok(())
+        self.reset()
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.reset();
-        Ok(())
+        self.reset()
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -469,14 +561,11 @@ impl VhostUserBackendReqHandlerMut for State {
             return Err(refuse("features cannot change while queues run"));
         }
         self.features = wanted;
-        if wanted & features::PROTOCOL_FEATURES == 0 {
-            // Without that feature there is no ENABLE message: rings are enabled from the start.
-            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
-        }
+        self.is_negotiated = true;
         for index in running {
             self.update_log(index)?;
         }
-        Ok(())
+        self.try_start_all()
     }
 
     fn set_mem_table(
@@ -493,7 +582,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        let (_, vring) = self.vring(index)?;
+        let (number, vring) = self.vring(index)?;
         if vring.running {
             return Err(refuse(format_args!("queue {index} cannot change its size while it runs")));
         }
@@ -502,7 +591,7 @@ impl VhostUserBackendReqHandlerMut for State {
                 .ok()
                 .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
                 .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
-        Ok(())
+        self.try_start(number)
     }
 
     fn set_vring_addr(
@@ -540,7 +629,7 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let (number, _) = self.vring(index).map_err(refuse_for_good)?;
-        self.stop(number);
+        self.stop(number)?;
         let vring = &mut self.vrings[usize::from(number)];
         vring.started = false;
         vring.kick = None;
@@ -548,10 +637,10 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = signal_fd("kick", index, fd)?;
+        let fd = self.signal_fd(Use::Kick, index, fd)?;
         let (number, _) = self.vring(index)?;
         // A new descriptor for a running ring: the lane starts again with it.
-        self.stop(number);
+        self.stop(number)?;
         let vring = &mut self.vrings[usize::from(number)];
         vring.kick = fd.map(OwnedFd::from);
         vring.started = true;
@@ -559,20 +648,22 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = signal_fd("call", index, fd)?.map(OwnedFd::from);
+        let fd = self.signal_fd(Use::Call, index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
         let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let old = std::mem::replace(&mut vring.call, fd);
         if vring.running {
             let mut calls = self.calls();
             calls.extend(old.as_ref().map(AsFd::as_fd));
-            self.volume.pool.set_call(number, copy, &calls).map_err(refuse)?;
+            let set = self.volume.pool.set_call(number, copy, &calls);
+            drop(calls);
+            set.map_err(|error| self.lane_failed(number, error))?;
         }
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = signal_fd("error", index, fd)?;
+        let fd = self.signal_fd(Use::Error, index, fd)?;
         self.vring(index)?.1.err = fd;
         Ok(())
     }
@@ -599,8 +690,7 @@ impl VhostUserBackendReqHandlerMut for State {
         if enable {
             return self.try_start(number);
         }
-        self.stop(number);
-        Ok(())
+        self.stop(number)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
@@ -613,7 +703,8 @@ impl VhostUserBackendReqHandlerMut for State {
             return Err(refuse("only the write cache's switch can be changed in the configuration space"));
         }
         for index in self.running() {
-            self.volume.pool.set_write_through(index, self.write_through(), &self.calls()).map_err(refuse)?;
+            let set = self.volume.pool.set_write_through(index, self.write_through(), &self.calls());
+            set.map_err(|error| self.lane_failed(index, error))?;
         }
         Ok(())
     }
@@ -686,39 +777,13 @@ impl VhostUserBackendReqHandlerMut for State {
 impl State {
     fn update_log(&mut self, index: u16) -> Result<()> {
         let log_addr = self.vrings[usize::from(index)].log_addr;
-        self.volume.pool.set_log(index, self.active_log(), log_addr, &self.calls()).map_err(refuse)
-    }
-}
-
-/// What the queues did, in words.
-struct Report(Vec<Snapshot>);
-
-impl Report {
-    fn is_empty(&self) -> bool {
-        self.0.iter().all(|queue| queue.requests() == 0)
-    }
-}
-
-impl std::fmt::Display for Report {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut sum = Snapshot::default();
-        for (index, queue) in self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0) {
-            write!(f, "; queue {index}: {} requests", queue.requests())?;
-            sum.add(queue);
-        }
-        if sum.failed > 0 || sum.refused > 0 {
-            write!(
-                f,
-                "; {} failed ({} for want of space), {} refused",
-                sum.failed, sum.no_space, sum.refused
-            )?;
-        }
-        Ok(())
+        let set = self.volume.pool.set_log(index, self.active_log(), log_addr, &self.calls());
+        set.map_err(|error| self.lane_failed(index, error))
     }
 }
 
 impl Drop for State {
     fn drop(&mut self) {
-        self.stop_all();
+        let _ = self.stop_all();
     }
 }

@@ -141,6 +141,11 @@ impl Volume {
         self.config.topology.queues
     }
 
+    /// Lane threads that have ended by a fault of their own: their queues are not served any more.
+    pub fn lost_threads(&self) -> Vec<usize> {
+        self.pool.lost()
+    }
+
     /// What all lanes counted since the volume is served.
     pub fn counters(&self) -> Snapshot {
         self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {

@@ -7,10 +7,12 @@ mod common;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 /// xorshift64*: enough to make garbage, and the same every time.
 struct Noise(u64);
@@ -354,6 +356,75 @@ fn a_full_error_descriptor_does_not_block_the_session() {
     ring.kick();
     std::thread::sleep(Duration::from_millis(50));
     assert!(wire.is_alive());
+}
+
+/// A look whether there is room says nothing of the moment after it.
+#[test]
+fn an_error_descriptor_that_fills_at_the_wrong_moment_does_not_block_the_session() {
+    const ROUNDS: u64 = 400;
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    // Blocking: the flag is the front end's to set, whenever it likes.
+    ring.err = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let err = ring.err.try_clone().unwrap();
+    // The round that is to be filled, and the last that was.
+    let (go, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (signal, filled) = (Arc::clone(&go), Arc::clone(&done));
+    let filler = std::thread::spawn(move || {
+        let mut noise = Noise(3);
+        for round in 1..=ROUNDS {
+            while signal.load(Ordering::Acquire) != round {
+                std::hint::spin_loop();
+            }
+            let (begin, delay) = (Instant::now(), Duration::from_nanos(noise.below(60_000)));
+            while begin.elapsed() < delay {
+                std::hint::spin_loop();
+            }
+            // Waits while a signal is in the counter; the other thread takes it out.
+            rustix::io::write(&err, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            filled.store(round, Ordering::Release);
+        }
+    });
+    assert!(wire.start(0, &ring));
+    for round in 1..=ROUNDS {
+        // A jump of the index breaks the ring.
+        ring.next = 1000;
+        ring.publish();
+        go.store(round, Ordering::Release);
+        ring.kick();
+        // Nothing is taken out of the counter before the answer.
+        let mut fds = [PollFd::new(&ring.err, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&timespec(LIMIT))).unwrap();
+        assert!(wire.get_base(0).is_some(), "stuck in round {round}");
+        while done.load(Ordering::Acquire) != round {
+            signalled(&ring.err, Duration::ZERO);
+        }
+        signalled(&ring.err, Duration::ZERO);
+        ring.next = 0;
+        ring.publish();
+        assert!(wire.start(0, &ring));
+    }
+    filler.join().unwrap();
+}
+
+/// What is what does not depend on /proc: it may not be mounted in a sandbox.
+#[test]
+fn descriptors_are_told_apart_without_proc() {
+    const TOLD_APART: &str = "descriptors_that_are_no_eventfds_are_refused";
+    if !rustix::process::geteuid().is_root() {
+        return vlane_testing::skip("only root can leave /proc behind");
+    }
+    let script = "mount -t tmpfs none /proc && test ! -e /proc/self && exec \"$0\" --exact \"$1\"";
+    let program = std::env::current_exe().unwrap();
+    let run = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(program)
+        .arg(TOLD_APART)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{run:?}");
 }
 
 #[test]

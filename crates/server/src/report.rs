@@ -1,0 +1,31 @@
+//! The end of the line that ends a session.
+
+use vlane_lane::Snapshot;
+
+/// What the queues did, in words.
+pub(crate) struct Report(pub(crate) Vec<Snapshot>);
+
+impl Report {
+    /// Nothing was asked of any of them.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|queue| queue.requests() == 0)
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut sum = Snapshot::default();
+        for (index, queue) in self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0) {
+            write!(f, "; queue {index}: {} requests", queue.requests())?;
+            sum.add(queue);
+        }
+        if sum.failed > 0 || sum.refused > 0 {
+            write!(
+                f,
+                "; {} failed ({} for want of space), {} refused",
+                sum.failed, sum.no_space, sum.refused
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! Which descriptors a front end may give for kicks, calls and errors.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::fs::FileType;
+use vlane_engine::Signaller;
+
+/// What a descriptor is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Kick,
+    Call,
+    Error,
+}
+
+impl std::fmt::Display for Use {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Use::Kick => "kick",
+            Use::Call => "call",
+            Use::Error => "error",
+        })
+    }
+}
+
+/// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready; only for
+/// calls a socket will do, too, which can be written to without waiting (User-Mode Linux gives one). What cannot be
+/// checked is refused.
+pub(crate) fn check(signaller: &Signaller, purpose: Use, index: u8, fd: &File) -> io::Result<()> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    match signaller.is_eventfd(fd.as_fd()) {
+        Ok(true) => return Ok(()),
+        Ok(false) => {}
+        Err(error) => {
+            return refuse(format!("the {purpose} descriptor of queue {index} cannot be checked: {error}"));
+        }
+    }
+    let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    if purpose == Use::Call && rustix::fs::fstat(fd).is_ok_and(is_socket) {
+        return Ok(());
+    }
+    // Only for the words: without /proc it stays unnamed.
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let name = name.map_or_else(|_| "something else".to_owned(), |name| name.to_string_lossy().into_owned());
+    refuse(format!("the {purpose} descriptor of queue {index} is not an eventfd but {name}"))
+}

@@ -1,0 +1,100 @@
+//! A front end that connects and says nothing keeps the VM's own from its disk for a bounded time only. One that has
+//! said something is never put out: a VM that sits in its firmware is silent, too, and so is one that has nothing to do.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+mod common;
+
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use common::*;
+
+/// Longer than the patience with a silent one.
+const LONG: Duration = Duration::from_secs(7);
+
+/// Whether an answer comes within that time.
+fn is_answered(wire: &Wire, within: Duration) -> bool {
+    wire.raw(&Wire::message(code::GET_FEATURES, 0, &[]), &[]).unwrap();
+    wire.stream.set_read_timeout(Some(within)).unwrap();
+    let mut answer = [0; 20];
+    let read = (&wire.stream).read_exact(&mut answer).is_ok();
+    wire.stream.set_read_timeout(Some(LIMIT)).unwrap();
+    read
+}
+
+#[test]
+fn one_that_says_nothing_gives_way_to_one_that_waits() {
+    let server = Server::new(null(None), 1, 1);
+    let silent = server.connect();
+    let waiting = server.connect();
+    assert!(is_answered(&waiting, LIMIT), "kept out by one that says nothing");
+    assert!(silent.is_hung_up(LIMIT));
+    drop(waiting);
+    server.serves_the_next();
+}
+
+#[test]
+fn one_that_stops_in_its_first_message_gives_way_too() {
+    let server = Server::new(null(None), 1, 1);
+    for len in [1, 11, 12, 15] {
+        let silent = server.connect();
+        silent.raw(&Wire::message(code::SET_FEATURES, 0, &[0; 8])[..len], &[]).unwrap();
+        let waiting = server.connect();
+        assert!(is_answered(&waiting, LIMIT), "kept out by {len} bytes");
+        assert!(silent.is_hung_up(LIMIT));
+    }
+}
+
+#[test]
+fn one_that_said_something_stays() {
+    let server = Server::new(null(None), 1, 1);
+    let first = server.connect();
+    assert!(first.is_alive());
+    let waiting = server.connect();
+    assert!(!is_answered(&waiting, LONG));
+    assert!(first.is_alive(), "put out");
+    drop(first);
+    // Its question waits in its connection.
+    assert!(waiting.reply(code::GET_FEATURES).is_some());
+}
+
+#[test]
+fn one_with_a_started_queue_stays_however_long_it_is_idle() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let waiting = server.connect();
+    assert!(!is_answered(&waiting, LONG));
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    assert!(wire.is_alive());
+}
+
+#[test]
+fn silence_does_not_count_while_nobody_waits() {
+    let server = Server::new(null(None), 1, 1);
+    let silent = server.connect();
+    std::thread::sleep(LONG);
+    assert!(silent.is_alive(), "put out for nobody");
+    drop(silent);
+    // One that looked in and went is nobody, too.
+    let silent = server.connect();
+    let looked_in = server.connect();
+    std::thread::sleep(Duration::from_millis(500));
+    drop(looked_in);
+    std::thread::sleep(LONG);
+    assert!(silent.is_alive(), "put out for one that is gone");
+}
+
+#[test]
+fn a_server_that_stops_hangs_up_on_both() {
+    let server = Server::new(null(None), 1, 1);
+    let (silent, waiting) = (server.connect(), server.connect());
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    server.stop();
+    assert!(silent.is_hung_up(LIMIT) && waiting.is_hung_up(LIMIT));
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+}
