@@ -1,11 +1,25 @@
 //! The command line: reads arguments, prints for people; nothing else.
+//!
+//! The program is [`main()`]. [`command()`] is the definition of its command line, from which help, completions and man pages are made, and which
+//! the tests go through option by option.
 
 #![forbid(unsafe_code)]
+
+// First: its macros take the place of the standard library's in all modules below.
+#[macro_use]
+mod print;
+#[macro_use]
+mod exit;
 
 mod analyze;
 mod bench;
 mod boot;
 mod compare;
+mod completions;
+mod explain;
+mod logging;
+mod man;
+mod notify;
 mod output;
 mod peers;
 mod record;
@@ -15,17 +29,20 @@ mod sched;
 mod serve;
 mod topologies;
 mod trace;
+mod values;
 mod work;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use clap::{CommandFactory, Parser, Subcommand};
 
-/// Serves virtual disks to virtual machines: one lane per vCPU, no lock.
+/// Serve virtual disks to virtual machines: one lane per vCPU, no lock
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, max_term_width = 110)]
+#[command(name = "vlane", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
 struct Cli {
+    #[command(flatten)]
+    logging: logging::LogArgs,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -57,23 +74,27 @@ enum Command {
     Topologies(topologies::TopologiesArgs),
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
-    /// Schedule virtual CPUs: who has finished I/O runs at once, and everybody keeps its share
-    /// The virtual CPU scheduler: boost who has I/O, and stay fair
-    /// Schedule vCPUs: boost those whose I/O has completed, and keep that fair
+    /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
+    /// Print the completions of a shell
+    Completions(completions::CompletionsArgs),
+    /// Write the man pages, one for each command
+    Man(man::ManArgs),
 }
 
-fn main() -> ExitCode {
-    // Standard output is for results; everything that is told goes to standard error. VLANE_LOG=debug tells more.
-    let filter = EnvFilter::try_from_env("VLANE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .compact()
-        .init();
-    let result = match Cli::parse().command {
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let format = match cli.logging.start() {
+        Ok(format) => format,
+        Err(error) => return exit::status(Err(error), logging::Format::Text),
+    };
+    let result = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
@@ -87,12 +108,8 @@ fn main() -> ExitCode {
         Command::Topologies(args) => topologies::run(&args),
         Command::Work(args) => work::run(&args),
         Command::Sched(args) => sched::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("vlane: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit::status(result.and_then(|()| print::finish()), format)
 }
