@@ -2,6 +2,7 @@
 //!
 //! Nothing is installed unless the caller allowed it. What is missing otherwise is an error that names the package.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -44,6 +45,11 @@ pub enum Install {
     Allowed,
 }
 
+/// Says what is being done, to whoever reads standard error; nobody may.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// The machine that guests run on. Everything that boots a guest starts from here.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -55,7 +61,7 @@ pub struct Host {
 impl Host {
     /// This machine, with the cache that the environment names ([`Cache::open`]).
     pub fn new(install: Install) -> Result<Self> {
-        Ok(Self { cache: Cache::open()?, install, progress: |text| eprintln!("{text}") })
+        Ok(Self { cache: Cache::open()?, install, progress: tell })
     }
 
     /// Where long work says what it does; standard error if not set.

@@ -84,9 +84,16 @@ pub fn run(
 /// Watches a back end that has nothing to do: 1000 reads on every queue, `settle` of quiet for it to calm down, then what
 /// its process uses during `time` of quiet. The session must not have been started; it is ended afterwards.
 ///
+/// `progress` is called about four times a second, and may end it early: the time for which it was watched is returned, too.
+///
 /// # Errors
 /// As [`run`]; [`ErrorKind::System`] if the process cannot be looked at.
-pub fn idle(mut session: Session, settle: Duration, time: Duration) -> Result<BackendUse, Error> {
+pub fn idle(
+    mut session: Session,
+    settle: Duration,
+    time: Duration,
+    progress: &mut OnProgress<'_>,
+) -> Result<(BackendUse, Duration), Error> {
     let workload = Workload { limit: Limit::Count(1000), block: 512, ..Workload::default() };
     let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
@@ -102,16 +109,31 @@ pub fn idle(mut session: Session, settle: Duration, time: Duration) -> Result<Ba
             Error::new(ErrorKind::System, context)
         })
     };
-    let quiet = |time| match session.wait_hangup(time) {
-        true => Err(Error::new(ErrorKind::Gone, "the back end hung up while it was idle")),
-        false => Ok(()),
+    let begin = Instant::now();
+    let total = Some(settle.saturating_add(time));
+    // Returns for how long it was quiet, and whether it may go on.
+    let mut quiet = |time: Duration| -> Result<(Duration, bool), Error> {
+        let from = Instant::now();
+        loop {
+            let left = time.saturating_sub(from.elapsed());
+            if left.is_zero() {
+                return Ok((time, true));
+            }
+            if session.wait_hangup(left.min(TICK)) {
+                return Err(Error::new(ErrorKind::Gone, "the back end hung up while it was idle"));
+            }
+            let state = Progress { elapsed: begin.elapsed(), total, done: 0, iops: 0.0 };
+            if progress(state).is_break() {
+                return Ok((from.elapsed().min(time), false));
+            }
+        }
     };
-    quiet(settle)?;
+    let (_, go_on) = quiet(settle)?;
     let (pid, before) = look()?;
-    quiet(time)?;
+    let (watched, _) = if go_on { quiet(time)? } else { (Duration::ZERO, false) };
     let (_, after) = look()?;
     session.stop()?;
-    Ok(BackendUse::of(pid, &after.since(&before), 0))
+    Ok((BackendUse::of(pid, &after.since(&before), 0), watched))
 }
 
 /// Runs a workload on started queues.

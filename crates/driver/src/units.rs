@@ -10,6 +10,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(format!("`{text}` is no size; write it like 4096, 4k, 1M or 2G"));
+    }
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kb" | "kib" => 10,
@@ -42,6 +45,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(format!("`{text}` is no time; write it like 5, 0.5, 250ms or 2m"));
+    }
     let scale = match unit {
         "" | "s" => 1.0,
         "ms" => 1e-3,
@@ -65,7 +71,7 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
         Some((at, 'm' | 'M')) => (&text[..at], 1e6),
         _ => (text, 1.0),
     };
-    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| n.is_finite() && *n > 0.0);
+    let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| *n > 0.0 && *n <= 1e12);
     rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
 }
 
@@ -159,7 +165,7 @@ mod tests {
         for (text, rate) in [("500", 500.0), ("20k", 20_000.0), ("1.5M", 1_500_000.0), ("0.5", 0.5)] {
             assert!((parse_rate(text).unwrap() - rate).abs() < 1e-6, "{text}");
         }
-        for text in ["", "k", "0", "-5", "inf", "NaN", "5 per minute"] {
+        for text in ["", "k", "0", "-5", "inf", "NaN", "1e13", "5 per minute"] {
             assert!(parse_rate(text).is_err(), "{text}");
         }
     }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sniff::{self, Found, Wanted};
 
 /// How long the server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -166,7 +167,8 @@ impl Control {
         let mut response = httparse::Response::new(&mut headers);
         let parsed = response.parse(&head).context(ErrorKind::Format, || {
             format!(
-                "{}: whoever listens there does not speak HTTP; is it a control socket?",
+                "{}: whoever listens there does not speak HTTP, so it is no control socket; a volume has one if it is served with \
+                 --control PATH",
                 self.path.display()
             )
         })?;
@@ -185,7 +187,11 @@ impl Control {
     }
 
     fn connect(&self) -> Result<UnixStream> {
-        UnixStream::connect(&self.path).map_err(|error| {
+        let mistaken = || sniff::mistaken(&self.path, Wanted::ControlSocket);
+        let stream = UnixStream::connect(&self.path).map_err(|error| {
+            if let Some(words) = mistaken() {
+                return Error::new(ErrorKind::Format, words);
+            }
             let path = self.path.display();
             match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -200,7 +206,15 @@ impl Control {
                 }
                 _ => Error::caused_by(ErrorKind::Io, format!("{path}: cannot connect"), error),
             }
-        })
+        })?;
+        // Who listens at another socket would take our words for a front end's, or let us wait behind one.
+        match sniff::listener(&stream, &self.path) {
+            Found::VhostUserSocket(_) => match mistaken() {
+                Some(words) => Err(Error::new(ErrorKind::Format, words)),
+                None => Ok(stream),
+            },
+            _ => Ok(stream),
+        }
     }
 }
 

@@ -10,6 +10,8 @@ pub enum ErrorKind {
     Missing,
     /// What was asked for makes no sense, or cannot be done here (too little disk, too few CPUs).
     Invalid,
+    /// An option says what makes no sense on any machine: a mistake in the command line. The context names the option.
+    Usage,
     /// The user ended it (SIGINT, SIGTERM).
     Interrupted,
     /// A file or the system refused.

@@ -17,6 +17,7 @@ pub mod peers;
 pub mod progress;
 pub mod report;
 pub mod server;
+pub mod sniff;
 pub mod stats;
 pub mod topologies;
 pub mod trace;

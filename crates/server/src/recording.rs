@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Receiver, Sender, WeakSender, channel};
 use vlane_lane::{Recorded, RecorderConfig, recorder};
 use vlane_trace::{Entry, Header, Writer};
 
@@ -26,6 +26,10 @@ const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(50);
 /// How long lanes may take to let go of their recorders.
 const LET_GO: Duration = Duration::from_secs(2);
+/// How long a recording that ends may keep the next one waiting: its last sleep, the lanes, and writing down what is left.
+const ENDING: Duration = Duration::from_secs(3);
+/// How long it may take until a reader that has hung up is missed.
+const MISSED: Duration = Duration::from_millis(100);
 
 /// Why nothing is recorded.
 #[derive(Debug)]
@@ -46,9 +50,28 @@ pub(crate) struct Recording {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Set to end it; dropped by its thread when it has ended.
-    active: Option<Arc<AtomicBool>>,
+    active: Option<Active>,
     is_ending: bool,
+}
+
+#[derive(Debug)]
+struct Active {
+    /// Set to end it; dropped by its thread when it has ended.
+    stop: Arc<AtomicBool>,
+    /// The way to its reader.
+    reader: WeakSender<Vec<u8>>,
+}
+
+impl Active {
+    /// Whether its thread still runs.
+    fn is_alive(&self) -> bool {
+        Arc::strong_count(&self.stop) > 1
+    }
+
+    /// Whether it is about to end, because nobody reads any more.
+    fn is_left(&self) -> bool {
+        self.reader.upgrade().is_none_or(|reader| reader.is_closed())
+    }
 }
 
 impl Recording {
@@ -58,25 +81,41 @@ impl Recording {
 
     /// Whether one is going on.
     pub(crate) fn is_active(&self) -> bool {
-        self.lock().active.as_ref().is_some_and(|stop| Arc::strong_count(stop) > 1)
+        self.lock().active.as_ref().is_some_and(Active::is_alive)
     }
 
     /// Ends the present one in order, and lets no other begin.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_ending = true;
-        if let Some(stop) = &state.active {
-            stop.store(true, Ordering::Relaxed);
+        if let Some(active) = &state.active {
+            active.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Recording::begin`], but after one that ends: whoever records one trace after the other need not know that a thread is still
+    /// tidying up.
+    pub(crate) async fn follow(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
+        let asked = Instant::now();
+        loop {
+            let patience = match &volume.recording.lock().active {
+                Some(active) if active.is_left() => ENDING,
+                _ => MISSED,
+            };
+            match Self::begin(volume, hashes) {
+                Err(Refused::Busy) if asked.elapsed() < patience => tokio::time::sleep(SHORTEST).await,
+                done => return done,
+            }
         }
     }
 
     /// Begins one; what it gives are the trace's bytes, until the receiver is dropped or the volume ends.
-    pub(crate) fn begin(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
+    fn begin(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
         let mut state = volume.recording.lock();
         if state.is_ending {
             return Err(Refused::Ending);
         }
-        if state.active.as_ref().is_some_and(|stop| Arc::strong_count(stop) > 1) {
+        if state.active.as_ref().is_some_and(Active::is_alive) {
             return Err(Refused::Busy);
         }
         let (sender, receiver) = channel(CHUNKS);
@@ -84,11 +123,12 @@ impl Recording {
         // Before anything is answered: whoever connects after that is recorded from the first request on.
         let origin = Instant::now();
         let lanes = attach(volume, RecorderConfig { origin, hashes, entries: RING });
+        let reader = sender.downgrade();
         let (volume_, stop_) = (Arc::clone(volume), Arc::clone(&stop));
         let body = move || run(&volume_, origin, hashes, lanes, sender, &stop_);
         let thread = std::thread::Builder::new().name("recorder".to_owned()).spawn(body);
         thread.inspect_err(|_| detach(volume)).map_err(Refused::System)?;
-        state.active = Some(stop);
+        state.active = Some(Active { stop, reader });
         Ok(receiver)
     }
 }

@@ -246,3 +246,21 @@ fn a_reader_that_hangs_up_ends_the_recording() {
     reads(&server, 1);
     drop(control);
 }
+
+/// Whoever records one trace after the other is never told that a trace is being recorded already.
+#[test]
+fn a_recording_follows_one_that_has_just_been_ended() {
+    let Controlled { control, path, server } = controlled();
+    for turn in 0..10 {
+        let mut stream = ask(&path, "GET", "/v1/trace");
+        let mut first = [0; 12];
+        stream.read_exact(&mut first).unwrap();
+        assert_eq!(first[8..], *b" 200", "turn {turn}: refused");
+        if turn % 2 == 1 {
+            reads(&server, 3);
+        }
+        // No wait: the recorder's thread has yet to see that nobody reads.
+        drop(stream);
+    }
+    drop(control);
+}

@@ -1,12 +1,13 @@
 //! `vlane analyze`: what a recorded trace consists of.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
 use vlane_lab::trace::Trace;
 use vlane_lab::trace::analyze::analyze;
 
+use crate::exit::Partial;
 use crate::output::OutputArgs;
 
 /// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes.
@@ -23,5 +24,14 @@ pub struct AnalyzeArgs {
 pub fn run(args: &AnalyzeArgs) -> Result<()> {
     args.output.check()?;
     let trace = Trace::load(&args.trace)?;
-    args.output.show(&analyze(&trace, &crate::output::command_line()))
+    args.output.show(&analyze(&trace, &crate::output::command_line()))?;
+    whole(&args.trace, &trace)
+}
+
+/// An error, at the end, if a trace is not all of what was recorded: there is a result, of what could be read.
+pub fn whole(path: &Path, trace: &Trace) -> Result<()> {
+    match trace.what_is_missing() {
+        Some(missing) => Err(Partial(format!("{}: {missing}", path.display())).into()),
+        None => Ok(()),
+    }
 }

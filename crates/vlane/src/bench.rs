@@ -13,13 +13,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use vlane_driver::units::{parse_duration, parse_ioprio, parse_rate, parse_size, show_size};
+use vlane_driver::units::{parse_ioprio, parse_rate, show_size};
+
+use crate::{exit, explain, values};
 use vlane_driver::{
     Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate, Report,
     Session, SessionOptions, Wait, Want, Workload,
 };
 
-/// Drives any vhost-user-blk back end from the guest's side, and measures it.
+/// Drive any vhost-user-blk back end from the guest's side, and measure it.
 ///
 /// One job is one thread with one virtqueue. Latencies are the guest's: from the request's way into the ring to
 /// the sight of its completion. CPU time and context switches are those of the process behind the socket.
@@ -31,22 +33,22 @@ pub struct BenchArgs {
 
     /// Pattern: read, write, rw, trim or zero, `rand` before it for random addresses, `:70` behind rw for 70 % reads;
     /// or idle, which measures what the back end uses when there is nothing to do
-    #[arg(long, value_name = "PATTERN", default_value = "randread", help_heading = "Load")]
+    #[arg(long, value_name = "PATTERN", default_value = "randread", value_parser = parse_rw, help_heading = "Load")]
     rw: String,
     /// Bytes per request
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_size, help_heading = "Load")]
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = values::block, help_heading = "Load")]
     bs: u64,
     /// Requests out at once, per job
-    #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=32768), help_heading = "Load")]
     depth: u16,
     /// Jobs: threads, each with a virtqueue of its own
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(1..=1024), help_heading = "Load")]
     jobs: u16,
     /// Time to measure [default: 5s, or the profile's]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", value_parser = values::time, help_heading = "Load")]
     time: Option<Duration>,
     /// Time before the measurement starts [default: 1s, or the profile's]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none, help_heading = "Load")]
     ramp: Option<Duration>,
     /// Requests per second, of all jobs together, whether or not the back end keeps up: latencies then count from the moment when a
     /// request should have been made. `--depth` is how many can be out; those that find no room wait, and that counts
@@ -56,19 +58,19 @@ pub struct BenchArgs {
     #[arg(long, value_enum, requires = "rate", help_heading = "Load")]
     arrivals: Option<ArrivalsArg>,
     /// End after this many requests per job instead of after a time
-    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u64>(1..), help_heading = "Load")]
     ios: Option<u64>,
     /// Start of the region to use
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size, help_heading = "Load")]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = values::place, help_heading = "Load")]
     offset: u64,
     /// Length of the region to use [default: to the end of the device]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Load")]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Load")]
     size: Option<u64>,
     /// Determines the random addresses and the data
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..), help_heading = "Load")]
     seed: u64,
     /// Flush after every N writes of a job
-    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..), help_heading = "Load")]
     flush_every: Option<u32>,
     /// I/O priority that the requests carry: none, rt/0 to rt/7, be/0 to be/7, idle
     #[arg(long, value_name = "PRIO", default_value = "none", value_parser = parse_ioprio, help_heading = "Load")]
@@ -78,10 +80,10 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = WaitArg::Interrupt, help_heading = "Guest")]
     wait: WaitArg,
     /// Most requests made visible at once; 1 is a guest whose tasks submit one at a time, 0 is all that came back together
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Guest")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole::<u16>(0..), help_heading = "Guest")]
     batch: u16,
     /// CPUs to pin the jobs to, one after the other, as in 0,2
-    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Guest")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::cpu, help_heading = "Guest")]
     cpus: Vec<usize>,
     /// Use packed rings
     #[arg(long, help_heading = "Guest")]
@@ -93,10 +95,10 @@ pub struct BenchArgs {
     #[arg(long, help_heading = "Guest")]
     no_event_idx: bool,
     /// Entries of each virtqueue [default: what the depth needs, at least 128]
-    #[arg(long, value_name = "N", help_heading = "Guest")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=32768), help_heading = "Guest")]
     queue_size: Option<u16>,
     /// Segments that the data of a request is cut into, as a guest's scattered pages are
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Guest")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(1..=1024), help_heading = "Guest")]
     segments: u16,
     /// The device's volatile write cache, as a guest sets it
     #[arg(long, value_enum, default_value_t = CacheArg::Keep, help_heading = "Guest")]
@@ -148,6 +150,14 @@ enum CacheArg {
     Keep,
 }
 
+/// Parses a pattern, or `idle`.
+fn parse_rw(text: &str) -> Result<String, String> {
+    if text != "idle" {
+        text.parse::<Pattern>()?;
+    }
+    Ok(text.to_owned())
+}
+
 impl BenchArgs {
     fn time(&self) -> Duration {
         self.time.unwrap_or(Duration::from_secs(5))
@@ -165,19 +175,14 @@ impl BenchArgs {
     fn block(&self) -> anyhow::Result<u32> {
         match u32::try_from(self.bs) {
             Ok(bs) if bs >= 512 && bs % 512 == 0 && bs <= 64 << 20 => Ok(bs),
-            _ => bail!("--bs {}: a block is a multiple of 512 bytes, up to 64M", self.bs),
+            _ => usage!("--bs {}: a block is a multiple of 512 bytes, up to 64M", self.bs),
         }
     }
 
     fn session(&self) -> anyhow::Result<SessionOptions> {
-        for (name, value) in [("depth", self.depth), ("jobs", self.jobs), ("segments", self.segments)] {
-            if value == 0 {
-                bail!("--{name} 0: there must be at least one");
-            }
-        }
         let memory = u64::from(self.depth) * u64::from(self.jobs) * self.bs;
         if memory > 4 << 30 {
-            bail!("--bs x --depth x --jobs is {} of buffers; 4 GiB are the most", show_size(memory));
+            usage!("--bs x --depth x --jobs is {} of buffers; 4 GiB are the most", show_size(memory));
         }
         Ok(SessionOptions {
             queues: self.jobs,
@@ -238,32 +243,75 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         return verify::run(args, &options);
     }
     if args.state.is_some() {
-        bail!("--state goes with --verify or --verify-only");
+        usage!("--state goes with --verify or --verify-only");
     }
     if args.rw == "idle" {
-        let session = Session::connect(args.socket()?, &options)?;
-        let used = vlane_driver::idle(session, args.ramp().max(Duration::from_secs(1)), args.time())?;
-        return if args.json { print_json(&used) } else { print(&idle_text(&used, args.time())) };
+        return idle(args, &options);
     }
     let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
     let workload = args.workload(pattern)?;
-    let session = Session::connect(args.socket()?, &options)?;
-    let report = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
+    let socket = args.socket()?;
+    let session = explain::connecting(socket, Session::connect(socket, &options))?;
+    let (report, partial) = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
+    if partial && report.ios == 0 {
+        bail!("interrupted before anything was measured");
+    }
     if args.json {
-        print_json(&report)?;
+        print_json(&Given { partial, result: &report })?;
     } else {
-        print(&report_text(&report))?;
+        println!("{}{}", interrupted_line(partial), report_text(&report).trim_end());
     }
     match report.errors.total() {
+        0 if partial => Err(partial_error(&format!("{:.1} s", report.seconds))),
         0 => Ok(()),
         n => bail!("{n} of {} requests failed", report.ios),
     }
 }
 
-/// Runs something that tells how far it is, and shows that on a terminal; SIGINT and SIGTERM end it early, results and all.
+/// What the back end uses when there is nothing to do.
+fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
+    let socket = args.socket()?;
+    let session = explain::connecting(socket, Session::connect(socket, options))?;
+    let settle = args.ramp().max(Duration::from_secs(1));
+    let idle = |progress: &mut OnProgress<'_>| vlane_driver::idle(session, settle, args.time(), progress);
+    let ((used, watched), partial) = with_progress(idle)?;
+    if partial && watched.is_zero() {
+        bail!("interrupted before anything was measured");
+    }
+    if args.json {
+        print_json(&Given { partial, result: &used })?;
+    } else {
+        print!("{}{}", interrupted_line(partial), idle_text(&used, watched));
+    }
+    match partial {
+        true => Err(partial_error(&format!("{:.1} s", watched.as_secs_f64()))),
+        false => Ok(()),
+    }
+}
+
+/// A result as JSON, marked if it is of less than what was asked for.
+#[derive(serde::Serialize)]
+struct Given<'a, T> {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
+    #[serde(flatten)]
+    result: &'a T,
+}
+
+/// What stands before a result of less than what was asked for.
+fn interrupted_line(partial: bool) -> &'static str {
+    if partial { "INTERRUPTED: only what was measured until then\n" } else { "" }
+}
+
+fn partial_error(what: &str) -> anyhow::Error {
+    exit::Partial(format!("interrupted after {what}: the result is of that time only")).into()
+}
+
+/// Runs something that tells how far it is, and shows that on a terminal; SIGINT and SIGTERM end it early. Returns its results, and
+/// whether it was ended so.
 fn with_progress<T>(
     work: impl FnOnce(&mut OnProgress<'_>) -> Result<T, vlane_driver::Error>,
-) -> anyhow::Result<T> {
+) -> anyhow::Result<(T, bool)> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let mut handlers = Vec::new();
     for signal in [SIGINT, SIGTERM] {
@@ -272,6 +320,7 @@ fn with_progress<T>(
     }
     let mut stderr = std::io::stderr();
     let shown = stderr.is_terminal();
+    let mut ended = false;
     let result = work(&mut |p: Progress| {
         if shown {
             let total = p.total.map_or(String::new(), |t| format!(" of {:.0}", t.as_secs_f64()));
@@ -279,7 +328,8 @@ fn with_progress<T>(
             let _ =
                 write!(stderr, "\r\x1b[K{:5.1}{total} s  {} IOPS", p.elapsed.as_secs_f64(), group(p.iops));
         }
-        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        ended |= interrupted.load(Ordering::Relaxed);
+        if ended { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     if shown {
         let _ = write!(stderr, "\r\x1b[K");
@@ -287,15 +337,12 @@ fn with_progress<T>(
     for handler in handlers {
         signal_hook::low_level::unregister(handler);
     }
-    Ok(result?)
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write the results")
+    Ok((result?, ended))
 }
 
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(value)? + "\n"))
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
 }
 
 /// A whole number with a space between thousands.

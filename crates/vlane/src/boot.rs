@@ -18,6 +18,8 @@ use vlane_boot::{
     Spec,
 };
 
+use crate::values;
+
 /// How long a back end may take to drain and flush.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// How often signals and children are looked at.
@@ -46,15 +48,15 @@ pub struct BootArgs {
     append: Option<String>,
 
     /// Guest memory in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(64..))]
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = values::whole::<u32>(64..))]
     memory: u32,
 
     /// vCPUs of the guest
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=255))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..=255))]
     cpus: u16,
 
     /// Virtqueues of the disk [default: one for each vCPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=255))]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=255))]
     queues: Option<u16>,
 
     /// Let the guest use the packed virtqueue layout
@@ -66,8 +68,8 @@ pub struct BootArgs {
     read_only: bool,
 
     /// The volume's cache mode, as in vlane serve
-    #[arg(long, value_name = "MODE")]
-    cache: Option<String>,
+    #[arg(long, value_enum, value_name = "MODE")]
+    cache: Option<crate::serve::CacheArg>,
 
     /// How the guest's instructions are executed
     #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
@@ -402,8 +404,8 @@ fn serve_spec(args: &BootArgs, image: &Path, socket: &Path) -> Result<Spec> {
     if args.read_only {
         words.push("--read-only".into());
     }
-    if let Some(cache) = &args.cache {
-        words.extend(["--cache".into(), cache.into()]);
+    if let Some(name) = args.cache.as_ref().and_then(ValueEnum::to_possible_value) {
+        words.extend(["--cache".into(), name.get_name().into()]);
     }
     Ok(Spec::new(this, words))
 }

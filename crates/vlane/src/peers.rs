@@ -6,30 +6,30 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use vlane_boot::Install;
-use vlane_driver::units::parse_duration;
 use vlane_lab::peers::{self, Options, RowResult};
 use vlane_lab::report::Report;
 use vlane_lab::{Interrupt, Machine, date};
 
 use crate::report::command_line;
+use crate::values;
 
-/// Measures vlane and qemu-storage-daemon side by side, on this machine.
+/// Compare vlane with qemu-storage-daemon on this machine, interleaved.
 ///
 /// Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk. Images of 1 GiB on a RAM disk and 2 GiB on a disk are written
 /// for it and removed afterwards.
 #[derive(Debug, Args)]
 pub struct PeersArgs {
     /// Measurements of each contender per row
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u32>(1..=10_000))]
     pairs: u32,
     /// Time of each measurement
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = values::time)]
     time: Duration,
     /// Time before each measurement that does not count
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::time_or_none)]
     ramp: Duration,
     /// Rows to measure, as --list names them [default: all]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
     rows: Vec<String>,
     /// Name the rows and end
     #[arg(long)]
@@ -47,10 +47,10 @@ pub struct PeersArgs {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// The CPU for the back ends [default: the first this process may use]
-    #[arg(long, value_name = "CPU")]
+    #[arg(long, value_name = "CPU", value_parser = values::cpu)]
     server_cpu: Option<usize>,
     /// The CPU for the driver [default: the second]
-    #[arg(long, value_name = "CPU")]
+    #[arg(long, value_name = "CPU", value_parser = values::cpu)]
     driver_cpu: Option<usize>,
     /// A directory on a RAM disk (tmpfs) [default: /dev/shm or another]
     #[arg(long, value_name = "DIR")]
@@ -58,6 +58,11 @@ pub struct PeersArgs {
     /// A directory on the disk to be measured [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
+}
+
+/// Parses the name of a row.
+fn parse_row(text: &str) -> Result<String, String> {
+    values::one_of(text, "row", peers::rows().iter().map(|row| row.id))
 }
 
 /// Runs the command.

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_driver::units::{parse_duration, show_size};
+use vlane_driver::units::show_size;
 use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, Recorded, record};
 use vlane_lab::{Interrupt, Progress};
+
+use crate::values;
 
 /// Record every request of a volume while it is served with --control.
 ///
@@ -25,11 +27,11 @@ pub struct RecordArgs {
     output: PathBuf,
 
     /// How long to record [default: until it is ended]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
 
     /// How many requests to record [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u64>(1..))]
     count: Option<u64>,
 
     /// With a hash of each request's data; costs the volume more

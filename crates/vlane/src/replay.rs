@@ -10,7 +10,9 @@ use vlane_lab::trace::Trace;
 use vlane_lab::trace::replay::{Settings, replay};
 use vlane_lab::{Interrupt, Progress};
 
+use crate::analyze::whole;
 use crate::output::OutputArgs;
+use crate::{explain, values};
 
 /// Drive a recorded trace against any vhost-user-blk back end.
 ///
@@ -25,7 +27,7 @@ pub struct ReplayArgs {
     socket: PathBuf,
 
     /// How many times as fast as it was recorded
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, conflicts_with = "as_fast_as_possible")]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = values::factor, conflicts_with = "as_fast_as_possible")]
     speed: f64,
 
     /// Not at the recorded times, but as soon as the order allows
@@ -33,11 +35,11 @@ pub struct ReplayArgs {
     as_fast_as_possible: bool,
 
     /// Most requests out at once, per queue [default: as many as there were in the trace]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32768))]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=32768))]
     depth: Option<u16>,
 
     /// What the written data are made from; the same number makes the same data
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
     seed: u64,
 
     /// Poll for completions instead of sleeping
@@ -77,7 +79,9 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let mut progress = Progress::new(1);
     progress.step(format!("replaying {}", args.trace.display()));
     let told = |done: u64, all: u64| progress.detail(&format!("{done} of {all} requests"));
-    let report = replay(&trace, &args.socket, &settings, &interrupt, told)?;
+    let replayed = replay(&trace, &args.socket, &settings, &interrupt, told);
+    let report = explain::connecting(&args.socket, replayed)?;
     drop(progress);
-    args.output.show(&report)
+    args.output.show(&report)?;
+    whole(&args.trace, &trace)
 }

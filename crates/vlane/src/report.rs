@@ -1,13 +1,12 @@
 //! `vlane report`: a saved report again, in another form.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use vlane_lab::report::{Block, Report, svg_file, text};
 
-/// Shows a saved report again: in the terminal, or written in another form.
+/// Show a saved report again: in the terminal, or written in another form.
 ///
 /// Reads the JSON that measuring commands write, and the pages, which hold it.
 #[derive(Debug, Args)]
@@ -57,7 +56,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
         }
     }
     if args.text || (args.html.is_none() && args.json.is_none() && args.svg.is_none()) {
-        print(&text::render(&report, width()))?;
+        print!("{}", text::render(&report, width()));
     }
     Ok(())
 }
@@ -72,12 +71,4 @@ pub fn command_line() -> String {
     let words: Vec<_> =
         std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
     format!("vlane {}", words.join(" "))
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Somebody looked at the beginning only (head, less).
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write to standard output"),
-    }
 }

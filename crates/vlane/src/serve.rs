@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use vlane_driver::units::{parse_size, show_size};
+use vlane_driver::units::show_size;
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, Topology, parse_cpu_list};
 use vlane_server::{Control, Listener, Schedulers, Volume, VolumeConfig};
+
+use crate::{exit, notify, values};
 
 /// Serve a volume over vhost-user-blk, to one front end after another.
 ///
@@ -36,15 +38,15 @@ pub struct ServeArgs {
     control: Option<PathBuf>,
 
     /// Serve a device without media instead of an image: reads change nothing, writes are forgotten
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
     null: Option<u64>,
 
-    /// How long the null device takes for a request, in microseconds [default: nothing]
-    #[arg(long, value_name = "US", requires = "null", conflicts_with = "image", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    /// How long the null device takes for a request: microseconds, or a time such as 1ms [default: nothing]
+    #[arg(long, value_name = "US", requires = "null", conflicts_with = "image", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
     latency: Option<u64>,
 
     /// Requests that the null device works on at the same time
-    #[arg(long, value_name = "N", requires = "latency", conflicts_with = "image", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", requires = "latency", conflicts_with = "image", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
 
     /// What the host's page cache is used for
@@ -72,9 +74,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "none|auto|LIST", default_value = "none", value_parser = parse_cpus)]
     cpus: CpuChoice,
 
-    /// Longest busy polling for the next request, in microseconds; 0 switches it off. How long is really polled
-    /// adapts to the guest: an idle one is not polled for at all
-    #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    /// Longest busy polling for the next request: microseconds, or a time such as 50us; 0 switches it off. How long is really
+    /// polled adapts to the guest: an idle one is not polled for at all
+    #[arg(long, value_name = "US", default_value_t = 50, value_parser = values::time_in::<u64>("us", 0..=1_000_000))]
     poll_us: u64,
 
     /// Tell a vCPU scheduler (vlane sched run) of completed I/O: auto (one that listens at its usual socket, now or later), off,
@@ -83,12 +85,12 @@ pub struct ServeArgs {
     sched: Schedulers,
 
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum CacheArg {
+pub enum CacheArg {
     /// none where the file system can do direct I/O, writeback elsewhere
     Auto,
     /// Not used: direct I/O
@@ -115,7 +117,16 @@ fn parse_count(text: &str) -> Result<Count, String> {
     if text == "auto" {
         return Ok(Count(None));
     }
-    text.parse().map(|n| Count(Some(n))).map_err(|_| format!("{text:?} is neither a number nor auto"))
+    let most = u64::from(vlane_lane::MAX_QUEUES);
+    let count = values::whole::<u32>(1..=most)(text);
+    count.map(|n| Count(Some(n))).map_err(|why| format!("{why}; `auto` is possible, too"))
+}
+
+fn parse_serial(text: &str) -> Result<String, String> {
+    match text.len() {
+        0..=20 => Ok(text.to_owned()),
+        long => Err(format!("it has {long} bytes, longer than 20: a guest sees no more")),
+    }
 }
 
 fn parse_cpus(text: &str) -> Result<CpuChoice, String> {
@@ -161,7 +172,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn serve(args: &ServeArgs) -> Result<()> {
-    let topology = Topology::new(args.queues.0, args.threads.0, &args.cpus)?;
+    let topology = Topology::new(args.queues.0, args.threads.0, &args.cpus).map_err(exit::as_usage)?;
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     let opened = open(args)?;
@@ -171,6 +182,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     };
     let name = args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string());
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
+    let status = format!("serving {name} on {}", args.socket.display());
     let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
     let volume = Arc::new(volume);
@@ -182,10 +194,15 @@ fn serve(args: &ServeArgs) -> Result<()> {
         volume.on_lost_write(move || stopper.stop());
     }
     announce(args, &volume, &opened);
+    notify::ready(&status);
 
     let (stopper, watched) = (listener.stopper(), Arc::clone(&listener));
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
+            match signal {
+                SIGHUP => notify::reloading(),
+                _ => notify::stopping(),
+            }
             match (signal, &opened) {
                 (SIGHUP, Opened::File(file)) => match file.refresh() {
                     Ok(true) => watched.size_changed(),
@@ -194,6 +211,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
                 },
                 (SIGHUP, Opened::Null(_)) => {}
                 _ => stopper.stop(),
+            }
+            if signal == SIGHUP {
+                notify::ready(&status);
             }
         }
     })?;
@@ -226,13 +246,13 @@ fn with_sources(error: impl std::error::Error + Send + Sync + 'static) -> anyhow
 fn open(args: &ServeArgs) -> Result<Opened> {
     if let Some(size) = args.null {
         if args.read_only {
-            bail!("--read-only makes no sense with --null: there is nothing to protect");
+            usage!("--read-only makes no sense with --null: there is nothing to protect");
         }
         let latency = args.latency.map(Duration::from_micros);
         let config = NullConfig { size, latency, parallelism: usize::from(args.parallel) };
         return Ok(Opened::Null(Arc::new(NullEngine::new(config)?)));
     }
-    let Some(path) = &args.image else { bail!("name an image, or give --null SIZE") };
+    let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
         CacheArg::Auto => Cache::Auto,
         CacheArg::None => Cache::None,

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use vlane_driver::units::parse_duration;
 use vlane_lab::Interrupt;
 use vlane_lab::report::{Report, text};
 use vlane_lab::topologies::{self, Options, Placement};
 
+use crate::values;
+
 /// Columns of what is printed.
 const WIDTH: usize = 150;
 
-/// Measures what queues, threads and a global mutex do: one queue and one thread for all (Baseline), a queue per job and one thread
+/// Measure what queues, threads and a global mutex do: one queue and one thread for all (Baseline), a queue per job and one thread
 /// (MQ), a queue and a thread per job (MT), on a null device; and predicts more lanes and CPUs.
 ///
 /// Takes some minutes, --quick one and a half. Needs nothing but vlane itself, and no root.
@@ -27,28 +28,28 @@ pub struct TopologiesArgs {
     validate: bool,
 
     /// Numbers of jobs; as many as there are CPUs, and twice as many, are always among them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = values::whole::<u16>(1..=64))]
     jobs: Vec<u16>,
     /// Patterns: randread and randwrite (4K), read and write (32K) [default: all; with --quick randread and read]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_pattern)]
     patterns: Vec<String>,
     /// Requests out at once per job
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=256))]
     depth: u16,
     /// Requests that a job makes visible at once; 1 is a program with libaio, 0 is all that came back together
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(0..))]
     batch: u16,
     /// Time of each measurement [default: 400ms; with --quick 250ms, with --validate 1s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(20), Duration::from_secs(3600)))]
     time: Option<Duration>,
     /// Rounds: how often everything is measured [default: 3; with --quick 2, with --validate 5]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
     /// Where jobs and I/O threads run
     #[arg(long, value_enum, default_value_t = PlacementArg::Together)]
     place: PlacementArg,
     /// Numbers of CPUs to predict for, besides this machine's
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = values::whole::<u32>(1..=1024))]
     cpus: Vec<u32>,
 
     /// Write the report as a page with pictures
@@ -67,6 +68,11 @@ enum PlacementArg {
     Apart,
     /// Where the kernel puts them
     Free,
+}
+
+/// Parses the name of a pattern.
+fn parse_pattern(text: &str) -> Result<String, String> {
+    values::one_of(text, "pattern", topologies::patterns().iter().map(|pattern| pattern.name))
 }
 
 /// The command that was given, to be given again.

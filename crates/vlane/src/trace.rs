@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use vlane_lab::trace::{Trace, blktrace, iolog};
 
+use crate::analyze::whole;
+
 /// Turn traces into those of other programs, and back.
 #[derive(Debug, Args)]
 pub struct TraceArgs {
@@ -57,9 +59,6 @@ enum Format {
 pub fn run(args: &TraceArgs) -> Result<()> {
     let TraceCommand::Convert(args) = &args.command;
     let trace = load(&args.input)?;
-    if let Some(damage) = &trace.damage {
-        tracing::warn!("{}: only what is before the damage is converted: {damage}", args.input.display());
-    }
     if trace.requests.is_empty() {
         bail!("{}: there is no request in it to be converted", args.input.display());
     }
@@ -82,7 +81,7 @@ pub fn run(args: &TraceArgs) -> Result<()> {
         0 => println!(),
         n => println!("; {n} left out, of kinds that the format does not have"),
     }
-    Ok(())
+    whole(&args.input, &trace)
 }
 
 fn write(path: &Path, body: impl FnOnce(&mut BufWriter<File>) -> vlane_lab::Result<u64>) -> Result<u64> {

@@ -6,31 +6,32 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
-use vlane_driver::units::parse_size;
 use vlane_lab::Interrupt;
 use vlane_lab::report::{Report, html, text};
 use vlane_lab::work::sizes::{self, Medium, Options};
 
-/// Counts the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
+use crate::values;
+
+/// Count the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
 /// virtio-blk in a guest.
 ///
 /// Takes a minute or two. System calls and KVM exits are counted as root only; the rest needs no root.
 #[derive(Debug, Args)]
 pub struct WorkArgs {
     /// Bytes that each native measurement moves
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_bytes)]
     bytes: u64,
     /// Bytes that each measurement in the guest moves
-    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = parse_bytes)]
     guest_bytes: u64,
     /// Leave out the guest
     #[arg(long)]
     no_guest: bool,
     /// Requests out at once
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=1024))]
     depth: u16,
     /// How often everything is measured natively
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
     /// Where the data are
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "null,ram")]
@@ -63,6 +64,15 @@ enum MediumArg {
     Ram,
     /// A file on a disk, direct I/O
     Disk,
+}
+
+/// Parses how much is to be moved: in whole requests of the large size, and some of them.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bytes = values::size(text)?;
+    match bytes >= 2 << 20 && bytes.is_multiple_of(512 << 10) {
+        true => Ok(bytes),
+        false => Err(format!("{bytes} bytes are not a multiple of 512K, and at least 2M")),
+    }
 }
 
 impl WorkArgs {

@@ -68,7 +68,8 @@ struct Bench<'a> {
     running: Option<(Kind, Server)>,
 }
 
-/// Measures a profile, which must have targets.
+/// Measures a profile, which must have targets. If it is interrupted after the first measurement, what there is is the result, and
+/// [`Saved::partial`] says so.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`], [`ErrorKind::Invalid`] for what is not there or does not fit, before anything is measured;
@@ -77,12 +78,18 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
     let (start, created) = (Instant::now(), date::now());
     let mut bench = Bench::new(profile, setting)?;
     let mut loads = nothing_yet(profile);
+    let mut partial = false;
     for step in order(profile.loads.len(), profile.targets.len(), profile.repeats, profile.interleave) {
         let (load, target) = (&profile.loads[step.load], &profile.targets[step.target]);
-        setting.interrupt.check()?;
         progress.step(format!("{}: {}", load.name, target.name));
         let results = &mut loads[step.load].targets[step.target];
-        let run = bench.run(load, target, results, progress).map_err(|error| {
+        let run = setting.interrupt.check().and_then(|()| bench.run(load, target, results, progress));
+        // Whatever else failed: if the user ended it, that is why.
+        if run.is_err() && setting.interrupt.is_raised() {
+            partial = true;
+            break;
+        }
+        let run = run.map_err(|error| {
             let context = format!("{} on {}: {error}", load.name, target.name);
             match std::error::Error::source(&error) {
                 Some(source) => Error::caused_by(error.kind(), context, source.to_string()),
@@ -92,6 +99,9 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         results.runs.push(run);
     }
     progress.clear();
+    if partial && loads.iter().all(|load| load.targets.iter().all(|target| target.runs.is_empty())) {
+        return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
+    }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
     let mut machine = Machine::describe(setting.version, programs);
     if let Some(version) = bench.fio.as_ref().and_then(|fio| fio.version()) {
@@ -110,6 +120,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         interleaved: profile.interleave,
         threshold: profile.threshold,
         pin: profile.pin,
+        partial,
         loads,
     })
 }
@@ -134,7 +145,7 @@ impl<'a> Bench<'a> {
         let (targets, loads) = (&profile.targets, &profile.loads);
         if targets.is_empty() {
             return Err(Error::new(
-                ErrorKind::Invalid,
+                ErrorKind::Usage,
                 "the profile names no target; give a socket, or add [[target]] to the profile",
             ));
         }

@@ -11,6 +11,7 @@ use vlane_driver::Buckets;
 use super::profile::{Load, Pin, Target};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::machine::Machine;
+use crate::sniff::{Wanted, mistaken};
 
 /// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SAVED: &str = "vlane-bench/1";
@@ -43,6 +44,9 @@ pub struct Saved {
     pub threshold: f64,
     /// Which CPUs were used.
     pub pin: Pin,
+    /// Whether it was interrupted: loads and targets then lack measurements, or have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
     /// The results, by load.
     pub loads: Vec<LoadRuns>,
 }
@@ -148,6 +152,9 @@ impl Saved {
         #[derive(Deserialize)]
         struct Head {
             schema: Option<String>,
+        }
+        if let Some(words) = mistaken(path, Wanted::SavedRun) {
+            return Err(Error::new(ErrorKind::Format, words));
         }
         let at = |what: &str| format!("{}: {what}", path.display());
         let text = std::fs::read_to_string(path).context(ErrorKind::Io, || at("cannot be read"))?;

@@ -26,10 +26,19 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
         let own: Vec<_> = comparisons.iter().filter(|c| c.load == results.load.name).collect();
         section(i, results, &own, older)
     }));
-    let mut summary: Vec<_> = comparisons.iter().filter_map(|c| sentence(c, older)).collect();
+    let was_measured =
+        |c: &&Comparison| c.judged.iter().any(|judged| judged.a.is_some() && judged.b.is_some());
+    let mut summary: Vec<_> =
+        comparisons.iter().filter(was_measured).filter_map(|c| sentence(c, older)).collect();
     if summary.is_empty() {
-        summary =
-            run.loads.iter().flat_map(|results| results.targets.iter().map(|t| plain(results, t))).collect();
+        let measured = |t: &&TargetRuns| !t.runs.is_empty();
+        let lines = |results: &LoadRuns| -> Vec<String> {
+            results.targets.iter().filter(measured).map(|t| plain(results, t)).collect()
+        };
+        summary = run.loads.iter().flat_map(lines).collect();
+    }
+    if run.partial {
+        summary.insert(0, format!("INTERRUPTED: {}.", how_much(run)));
     }
     Report {
         schema: SCHEMA.into(),
@@ -66,10 +75,23 @@ fn plain(results: &LoadRuns, t: &TargetRuns) -> String {
     format!("{load} on {target}: {iops}, latency p50 {p50}, p99 {p99}")
 }
 
+/// How much of an interrupted run there is.
+fn how_much(run: &Saved) -> String {
+    let targets = || run.loads.iter().flat_map(|results| &results.targets);
+    let made: usize = targets().map(|t| t.runs.len()).sum();
+    let lacking = targets().filter(|t| t.runs.is_empty()).count();
+    let none =
+        if lacking == 0 { String::new() } else { format!("; {lacking} of {} have none", targets().count()) };
+    format!("only the {made} measurements that were made before that{none}")
+}
+
 /// What a reader must know.
 fn notes(run: &Saved) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut say = |severity, text: String| notes.push(Note { severity, text });
+    if run.partial {
+        say(Severity::Warning, format!("The run was interrupted: {}.", how_much(run)));
+    }
     let order = match (run.interleaved, run.loads.iter().any(|l| l.targets.len() > 1)) {
         (true, true) => ", the targets in turns (A B, B A, ...)",
         (false, true) => ", one target after the other",
@@ -101,7 +123,7 @@ fn notes(run: &Saved) -> Vec<Note> {
         }
     }
     for results in &run.loads {
-        for t in &results.targets {
+        for t in results.targets.iter().filter(|t| !t.runs.is_empty()) {
             let about = format!("{} on {}", results.load.name, t.target.name);
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
             // A client that polls uses its CPU whatever the back end does.

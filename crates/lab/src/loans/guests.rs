@@ -333,7 +333,7 @@ fn responses(trace: &Trace) -> Result<Vec<u64>> {
 }
 
 fn check(options: &Options) -> Result<()> {
-    let invalid = |text: &str| Err(Error::new(ErrorKind::Invalid, text));
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
     if !(2..=64).contains(&options.guests) {
         return invalid("there are between 2 and 64 real guests; change --guests");
     }
@@ -346,7 +346,7 @@ fn check(options: &Options) -> Result<()> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for options that make no sense and for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
 /// what guests, back ends and schedulers say.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;

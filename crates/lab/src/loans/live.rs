@@ -368,7 +368,7 @@ fn measure(
 }
 
 fn check(options: &Options) -> Result<()> {
-    let invalid = |text: &str| Err(Error::new(ErrorKind::Invalid, text));
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
     if !(2..=1000).contains(&options.guests) {
         return invalid("there are between 2 and 1000 guests; change --guests");
     }
@@ -384,7 +384,7 @@ fn check(options: &Options) -> Result<()> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for options that make no sense and for a machine on which it cannot run,
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run,
 /// [`ErrorKind::Interrupted`], and what the scheduler says.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;

@@ -9,6 +9,7 @@ mod judge;
 mod plan;
 mod report;
 
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -113,7 +114,7 @@ pub struct RowResult {
 /// Measures the rows; `done` is told of each as soon as it is there.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
+/// [`ErrorKind::Usage`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
 /// keeps a measurement from being made.
 pub fn run(
     options: &Options,
@@ -146,7 +147,7 @@ pub fn write_json(path: &Path, results: &[RowResult]) -> Result<()> {
 
 /// The rows that are wanted.
 fn chosen(options: &Options) -> Result<Vec<Row>> {
-    let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+    let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
     if options.pairs == 0 {
         return invalid("--pairs 0: there must be at least one".into());
     }
@@ -193,7 +194,8 @@ impl<'a> Bench<'a> {
             .then(|| place(image::Medium::Disk, &options.disk_dir, DISK_BYTES, "--disk-dir"))
             .transpose()?;
         if ram.is_some() || disk.is_some() {
-            eprintln!("writing the images");
+            // Nobody may be there to read it.
+            let _ = writeln!(std::io::stderr(), "writing the images");
         }
         let rounds = |row: &Row| if row.load.is_none() { 1 } else { options.pairs as usize };
         let steps = rows.iter().map(|row| row.contenders.len() * rounds(row)).sum();
@@ -290,7 +292,12 @@ impl<'a> Bench<'a> {
         };
         let session = server.connect(&session_options)?;
         let Some(load) = load else {
-            let used = vlane_driver::idle(session, IDLE.0, IDLE.1)?;
+            let interrupt = self.interrupt;
+            let (used, _) =
+                vlane_driver::idle(session, IDLE.0, IDLE.1, &mut |_| match interrupt.is_raised() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                })?;
             #[expect(clippy::cast_precision_loss, reason = "figures for people")]
             let switches = used.switches as f64;
             return Ok(Figures { cpu_ms: used.cpu_seconds * 1e3, switches, ..Figures::default() });
@@ -339,7 +346,7 @@ fn cpus(options: &Options) -> Result<(usize, usize)> {
     let server = options.server_cpu.or_else(|| usable.first().copied()).unwrap_or(0);
     let other = || usable.iter().copied().find(|cpu| *cpu != server);
     let driver = options.driver_cpu.or_else(other).unwrap_or(server);
-    let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+    let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
     for cpu in [server, driver] {
         if !usable.contains(&cpu) {
             return invalid(format!("CPU {cpu} cannot be used by this process; it has {usable:?}"));

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{Report, SCHEMA, html, text};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sniff::{Wanted, mistaken};
 
 /// Columns of a report that is written to a text file.
 const TEXT_WIDTH: usize = 110;
@@ -52,6 +53,9 @@ impl Report {
     /// # Errors
     /// [`ErrorKind::Io`] if the file cannot be read, else those of [`Report::from_json`].
     pub fn read(path: &Path) -> Result<Self> {
+        if let Some(words) = mistaken(path, Wanted::Report) {
+            return Err(Error::new(ErrorKind::Format, words));
+        }
         let at = || path.display().to_string();
         let text = std::fs::read_to_string(path).context(ErrorKind::Io, at)?;
         Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
@@ -99,7 +103,7 @@ fn extension(path: &Path) -> String {
 fn unknown(path: &Path) -> Error {
     let context =
         format!("{}: a report can be written as .json, .html or .txt; end the name so", path.display());
-    Error::new(ErrorKind::Invalid, context)
+    Error::new(ErrorKind::Usage, context)
 }
 
 /// Writes a file under another name and renames it, so that a reader never sees half of it. What is no ordinary file (`/dev/stdout`) is

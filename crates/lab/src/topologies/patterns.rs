@@ -79,7 +79,7 @@ impl Pattern {
     /// The patterns with these names; all without any.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a name that there is not.
+    /// [`ErrorKind::Usage`] for a name that there is not.
     pub fn named(names: &[String]) -> Result<Vec<Self>> {
         let all = patterns();
         if names.is_empty() {
@@ -88,7 +88,7 @@ impl Pattern {
         let find = |name: &String| {
             all.iter().copied().find(|pattern| pattern.name == name).ok_or_else(|| {
                 let known = all.map(|p| p.name).join(", ");
-                Error::new(ErrorKind::Invalid, format!("`{name}` is no pattern; {known} are"))
+                Error::new(ErrorKind::Usage, format!("`{name}` is no pattern; {known} are"))
             })
         };
         names.iter().map(find).collect()
@@ -138,7 +138,7 @@ mod tests {
     fn patterns_are_found_by_name() {
         assert_eq!(Pattern::named(&[]).unwrap().len(), 4);
         assert_eq!(Pattern::named(&["read".into()]).unwrap()[0].block, 32768);
-        assert_eq!(Pattern::named(&["reed".into()]).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(Pattern::named(&["reed".into()]).unwrap_err().kind(), ErrorKind::Usage);
         assert!(patterns().iter().all(|p| p.workload(1).is_ok()));
     }
 }

@@ -109,14 +109,14 @@ fn subjects(group: Group) -> Vec<Subject> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for options that make no sense, [`ErrorKind::Interrupted`], and what the measurements say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and what the measurements say.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begin = Instant::now();
     let created = crate::date::now();
     let cpus = allowed()?;
     let patterns = Pattern::named(&options.patterns)?;
     let mut jobs = options.jobs.clone();
-    let invalid = |text: &str| Err(Error::new(ErrorKind::Invalid, text));
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
     if jobs.iter().any(|n| !(1..=64).contains(n)) {
         return invalid("a number of jobs is between 1 and 64; change --jobs");
     }

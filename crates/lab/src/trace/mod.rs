@@ -17,6 +17,7 @@ use std::path::Path;
 use vlane_trace::{Entry, Header, Kind, Reader, Record, Writer};
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sniff::{Wanted, mistaken};
 
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,14 @@ pub struct Trace {
     pub damage: Option<String>,
 }
 
+/// An error if a file is known to be something else than a trace.
+fn refuse_mistaken(path: &Path) -> Result<()> {
+    match mistaken(path, Wanted::Trace) {
+        Some(words) => Err(Error::new(ErrorKind::Format, words)),
+        None => Ok(()),
+    }
+}
+
 /// Where a lane is while its entries are read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Position {
@@ -70,6 +79,7 @@ impl Trace {
     /// # Errors
     /// [`ErrorKind::Io`]; [`ErrorKind::Format`] if it is no trace of a version that is known.
     pub fn load(path: &Path) -> Result<Self> {
+        refuse_mistaken(path)?;
         let file =
             File::open(path).context(ErrorKind::Io, || format!("{}: cannot be opened", path.display()))?;
         Self::read(BufReader::with_capacity(1 << 20, file)).map_err(|error| match error.kind() {
@@ -215,6 +225,19 @@ impl Trace {
         let first = self.requests.iter().map(|r| r.record.submit).min().unwrap_or(0);
         let last = self.requests.iter().map(|r| r.record.completed()).max().unwrap_or(first);
         (first, last - first)
+    }
+
+    /// In words, if this is not all of what was recorded or made: it is damaged, or has no end.
+    pub fn what_is_missing(&self) -> Option<String> {
+        match &self.damage {
+            Some(damage) => {
+                Some(format!("the trace is damaged, and only what is before the damage was used: {damage}"))
+            }
+            None if !self.is_complete => {
+                Some("the trace has no end: it was cut off, or the recording broke off".to_owned())
+            }
+            None => None,
+        }
     }
 
     /// Whether something in it changes what a volume holds.

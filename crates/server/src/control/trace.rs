@@ -53,7 +53,7 @@ pub(super) async fn get(
         return Err(bad(format!("hash is {hash}, and can be 0 or 1")));
     }
     let name = &context.volume.config.name;
-    let chunks = Recording::begin(&context.volume, hash == 1).map_err(|refused| {
+    let chunks = Recording::follow(&context.volume, hash == 1).await.map_err(|refused| {
         let (status, why, advice) = match refused {
             Refused::Busy => (
                 StatusCode::CONFLICT,

@@ -1,7 +1,7 @@
 //! `vlane bench` with more than one run: profiles, repeats, A against B, saved runs.
 
 use std::io::{IsTerminal, Write};
-use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -14,7 +14,9 @@ use vlane_lab::bench::{
 use vlane_lab::report::{Report, text};
 use vlane_lab::{Interrupt, Progress};
 
-use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg, print};
+use crate::{exit, explain, values};
+
+use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg};
 
 /// Columns where nobody says how wide the terminal is.
 const WIDTH: usize = 110;
@@ -34,8 +36,8 @@ pub(super) struct RunsArgs {
     )]
     profile: Option<String>,
     /// Measurements of each load on each target [default: 5, or the profile's]
-    #[arg(long, value_name = "N", conflicts_with_all = ["verify", "verify_only", "state"])]
-    repeats: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=10_000), conflicts_with_all = ["verify", "verify_only", "state"])]
+    repeats: Option<usize>,
     /// Another back end to measure in turns with the first: A B, B A, ...
     #[arg(long, value_name = "SOCKET", requires = "socket", conflicts_with_all = ["verify", "verify_only", "state"])]
     against: Option<PathBuf>,
@@ -64,8 +66,13 @@ pub(super) struct RunsArgs {
     #[arg(long)]
     list_profiles: bool,
     /// Print a profile that comes with vlane, and end
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_profile)]
     show_profile: Option<String>,
+}
+
+/// Parses the name of a profile that comes with vlane.
+fn parse_profile(text: &str) -> Result<String, String> {
+    values::one_of(text, "profile", bench::embedded_names().map(|(name, _)| name))
 }
 
 impl RunsArgs {
@@ -93,11 +100,11 @@ impl BenchArgs {
             (self.ios.is_some(), "--ios"),
         ] {
             if set {
-                bail!("{name} is for a single run; it does not go with several");
+                usage!("{name} is for a single run; it does not go with several");
             }
         }
         if self.rw == "idle" {
-            bail!("--rw idle is for a single run; it does not go with several");
+            usage!("--rw idle is for a single run; it does not go with several");
         }
         // Checks what the loads of a file are checked for when they are read.
         let options = self.session()?;
@@ -162,16 +169,16 @@ impl BenchArgs {
             profile.targets = vec![Target::at(socket)];
             profile.targets.extend(self.runs.against.as_deref().map(Target::at));
             if profile.targets.len() == 2 && profile.targets[0] == profile.targets[1] {
-                bail!("--against {}: that is the same socket; measure two back ends", socket.display());
+                usage!("--against {}: that is the same socket; measure two back ends", socket.display());
             }
         }
-        profile.repeats = self.runs.repeats.map_or(profile.repeats, NonZeroUsize::get);
+        profile.repeats = self.runs.repeats.unwrap_or(profile.repeats);
         profile.time = self.time.unwrap_or(profile.time);
         profile.ramp = self.ramp.unwrap_or(profile.ramp);
         let starts = profile.targets.iter().any(|target| target.backend != Backend::Socket);
         let fio = profile.targets.iter().any(|target| target.client == Client::Fio);
         if self.runs.install && !starts && !fio {
-            bail!("--install: nothing is needed for back ends that run already");
+            usage!("--install: nothing is needed for back ends that run already");
         }
         Ok(profile)
     }
@@ -185,16 +192,18 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
     if runs.list_profiles {
         let lines = bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
-        return print(&lines.collect::<String>());
+        print!("{}", lines.collect::<String>());
+        return Ok(());
     }
     if let Some(name) = &runs.show_profile {
         let text = bench::embedded(name)
             .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
-        return print(text);
+        print!("{text}");
+        return Ok(());
     }
     let profile = args.profile()?;
     if runs.fail_on_worse && runs.compare.is_none() && profile.targets.len() < 2 {
-        bail!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
+        usage!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
     }
     // What would fail after the measurements is said before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
@@ -222,7 +231,10 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
-    let measured = bench::measure(&profile, &setting, &mut progress)?;
+    let measured = match &args.socket {
+        Some(socket) => explain::connecting(socket, bench::measure(&profile, &setting, &mut progress))?,
+        None => bench::measure(&profile, &setting, &mut progress)?,
+    };
     drop(progress);
     if let Some(path) = &runs.save {
         measured.write(path)?;
@@ -236,9 +248,9 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let report = bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
     if args.json {
-        print(&report.to_json()?)?;
+        print!("{}", report.to_json()?);
     } else {
-        print(&text::render(&report, WIDTH))?;
+        print!("{}", text::render(&report, WIDTH));
     }
     if let Some(path) = &runs.html {
         report.write_to(path)?;
@@ -249,6 +261,14 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     if runs.fail_on_worse && is_worse(&comparisons) {
         bail!("worse than what it was compared with (the verdicts are above)");
+    }
+    if measured.partial {
+        let runs = |l: &bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
+        let made: usize = measured.loads.iter().map(runs).sum();
+        return Err(exit::Partial(format!(
+            "interrupted after {made} of {steps} measurements: the result is of those only"
+        ))
+        .into());
     }
     Ok(())
 }

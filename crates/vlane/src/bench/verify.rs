@@ -6,7 +6,8 @@ use vlane_driver::{
     verify_load,
 };
 
-use super::{BenchArgs, WaitArg, group, print, print_json, with_progress};
+use super::{BenchArgs, WaitArg, group, print_json, with_progress};
+use crate::{exit, explain};
 
 /// The reports of one invocation, in the order in which they were made.
 #[derive(Debug, Default, serde::Serialize)]
@@ -17,6 +18,9 @@ struct Reports {
     load: Option<VerifyReport>,
     /// Everything that was written, compared.
     after: Option<VerifyReport>,
+    /// Whether any of them was interrupted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
 }
 
 pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<()> {
@@ -30,7 +34,7 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
     if args.json {
         print_json(&reports)?;
     } else {
-        print(&text(&reports))?;
+        print!("{}", text(&reports));
     }
     outcome?;
     let all = [&reports.before, &reports.load, &reports.after];
@@ -41,6 +45,10 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
     }
     if errors > 0 {
         bail!("{errors} requests failed");
+    }
+    if reports.partial {
+        let why = "interrupted: what was compared is right, and not everything was written or compared";
+        return Err(exit::Partial(why.to_owned()).into());
     }
     Ok(())
 }
@@ -53,13 +61,14 @@ fn steps(
     reports: &mut Reports,
 ) -> anyhow::Result<()> {
     let socket = args.socket()?;
-    let connect = || Session::connect(socket, session);
+    let connect = || explain::connecting(socket, Session::connect(socket, session));
     let save = |state: &VerifyState| args.state.as_ref().map_or(Ok(()), |path| state.save(path));
     let mut state = match old {
         None => VerifyState::new(&connect()?, options)?,
         Some(mut state) => {
             let session = connect()?;
-            let report = with_progress(|progress| verify_check(session, &mut state, progress))?;
+            let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+            reports.partial |= ended;
             let gone = report.backend_gone;
             reports.before = Some(report);
             save(&state)?;
@@ -69,7 +78,7 @@ fn steps(
             state
         }
     };
-    if args.verify_only {
+    if args.verify_only || reports.partial {
         return Ok(());
     }
     if let Some(path) = args.state.as_ref().filter(|path| path.exists()) {
@@ -78,10 +87,11 @@ fn steps(
             .with_context(|| format!("{}: cannot remove the old state", path.display()))?;
     }
     let session = connect()?;
-    let loaded = with_progress(|progress| {
+    let (loaded, ended) = with_progress(|progress| {
         let result = verify_load(session, &mut state, options, progress);
         Ok((save(&state), result))
     })?;
+    reports.partial |= ended;
     let (saved, report) = loaded;
     let report = report?;
     let gone = report.backend_gone;
@@ -100,7 +110,9 @@ fn steps(
         }
     }
     let session = connect()?;
-    reports.after = Some(with_progress(|progress| verify_check(session, &mut state, progress))?);
+    let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+    reports.after = Some(report);
+    reports.partial |= ended;
     save(&state)?;
     Ok(())
 }
@@ -109,11 +121,11 @@ fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
     let read_percent =
         match args.rw.parse::<vlane_driver::Pattern>().map_err(anyhow::Error::msg).context("--rw")? {
             p if !p.random => {
-                bail!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
+                usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
             }
             vlane_driver::Pattern { mix: Mix::ReadPercent(100), .. } => VerifyOptions::default().read_percent,
             vlane_driver::Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
-            _ => bail!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
+            _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
         };
     Ok(VerifyOptions {
         block: args.block()?,
@@ -130,7 +142,7 @@ fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn text(reports: &Reports) -> String {
-    let mut out = String::new();
+    let mut out = String::from(super::interrupted_line(reports.partial));
     for (name, report) in [("found", &reports.before), ("load", &reports.load), ("read back", &reports.after)]
     {
         let Some(r) = report else { continue };

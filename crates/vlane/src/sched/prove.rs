@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::Args;
 use vlane_boot::Install;
-use vlane_driver::units::parse_duration;
 use vlane_lab::Interrupt;
 use vlane_lab::loans::guests;
 use vlane_lab::loans::live::{self, Arm, Options};
@@ -13,12 +12,14 @@ use vlane_lab::report::{Report, text};
 use vlane_policy::loan::Policy;
 use vlane_sched::realtime::guard::GuardCommand;
 
+use crate::values;
+
 use super::settings::{Config, HoldBackArg, runtime_dir};
 
 /// Columns of what is printed.
 const WIDTH: usize = 180;
 
-/// Measures the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
+/// Measure the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
 /// CPUs, under EEVDF alone, credit, always-boost, loan and adaptive, in turns.
 ///
 /// Threads of this program stand for guests, or real ones run (--real). Needs CAP_SYS_NICE, an otherwise idle machine, and some minutes.
@@ -31,25 +32,25 @@ pub struct ProveArgs {
     #[arg(long, requires = "real")]
     install: bool,
     /// Guests, the one with I/O included [default: 6 per CPU]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>(2..=1000))]
     guests: Option<usize>,
     /// Their weights; the last one counts for the rest
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "256")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "256", value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
     /// Times from one I/O to the next; what the device takes, for real guests [default: 20ms,5ms,2ms; real guests: 20ms,5ms]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_duration)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::time)]
     gaps: Vec<Duration>,
     /// CPU time that each I/O costs the guest
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "100us")]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none, default_value = "100us")]
     work: Duration,
     /// Time of each measurement
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "8s")]
+    #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(200), Duration::from_secs(3600)), default_value = "8s")]
     time: Duration,
     /// Rounds: how often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
     /// Only these: eevdf, credit, always-boost, loan, adaptive
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_arm)]
     only: Vec<String>,
     /// How a guest is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
@@ -73,6 +74,12 @@ enum Real {
     Uml,
     /// QEMU, emulated where KVM does not work
     Qemu,
+}
+
+/// Parses the name of something to measure.
+fn parse_arm(text: &str) -> Result<String, String> {
+    let policies = Policy::ALL.iter().map(|policy| policy.name());
+    values::one_of(&text.to_ascii_lowercase(), "scheduler", std::iter::once("eevdf").chain(policies))
 }
 
 /// Runs the command.
@@ -112,10 +119,7 @@ fn guests(args: &ProveArgs) -> usize {
 }
 
 fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
-    anyhow::ensure!(
-        args.weights == [256],
-        "--weights does not go with --real: all real guests weigh the same"
-    );
+    ensure_usage!(args.weights == [256], "--weights does not go with --real: all real guests weigh the same");
     let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
     let mut arguments = Vec::new();
     if let Some(config) = &args.config {
@@ -152,7 +156,7 @@ fn natively(args: &ProveArgs) -> anyhow::Result<Report> {
     }
     if !args.only.is_empty() {
         for name in &args.only {
-            anyhow::ensure!(
+            ensure_usage!(
                 arms.iter().any(|arm| arm.name.eq_ignore_ascii_case(name)),
                 "there is no {name:?} to measure; change --only"
             );

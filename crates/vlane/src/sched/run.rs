@@ -23,16 +23,18 @@ use vlane_sched::thread::Thread;
 use vlane_sched::{Classes, ErrorKind, ProcessId, VcpuThreads, Vehicle};
 use vlane_socket::Access;
 
+use crate::values;
+
 use super::settings::{Config, HoldBackArg, runtime_dir};
 
-/// Schedules virtual CPUs: who has finished I/O runs at once, and everybody keeps the share of its weight.
+/// Schedule virtual CPUs: boost those whose I/O has completed, and give everybody the share of its weight.
 ///
 /// Machines whose disks vlane serves come by themselves (vlane serve --sched). Runs until it is ended, or, with --tid alone, until those
 /// threads have ended; everything is then as it was. Needs CAP_SYS_NICE.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// A machine, by its process: QEMU, Cloud Hypervisor, crosvm, Firecracker, libkrun, User-Mode Linux
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     pid: Vec<u32>,
     /// A machine, by its libvirt name
     #[arg(long, value_name = "NAME")]
@@ -42,7 +44,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "PATH")]
     qmp: Vec<PathBuf>,
     /// A vCPU's thread; several are several machines
-    #[arg(long, value_name = "TID")]
+    #[arg(long, value_name = "TID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     tid: Vec<u32>,
     /// Where back ends tell of completed I/O [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
     #[arg(long, value_name = "PATH")]
@@ -58,12 +60,12 @@ pub struct RunArgs {
     name: Vec<String>,
     /// Weights for machines: --tid's, then --pid's, --domain's, --qmp's, each in their order; the last one counts for the rest
     /// [default: 256]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weight: Vec<u32>,
     /// The most CPU time that machines are given credits for, percent of one CPU, 0 for no limit; order as with --weight. Who uses
     /// more owes it: gets no boosts, and comes after the others while they want the CPUs. What nobody else wants it still gets: for
     /// a hard limit, use its cgroup's cpu.max [default: 0]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = values::whole::<u32>(0..=1_000_000))]
     cap: Vec<u32>,
 
     /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own with KVM);
@@ -78,7 +80,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = VehicleArg::Auto)]
     vehicle: VehicleArg,
     /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_share: Option<u8>,
     /// Percent of that for the machines of one user; root and the scheduler's own user have no limit but that of all [default: 75]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
@@ -136,10 +138,10 @@ impl RunArgs {
     }
 
     fn check_counts(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
+        ensure_usage!(self.name.len() <= self.tid.len(), "there are more --name than --tid");
         let machines = self.tid.len() + self.pid.len() + self.domain.len() + self.qmp.len();
         for (option, values) in [("--weight", &self.weight), ("--cap", &self.cap)] {
-            anyhow::ensure!(
+            ensure_usage!(
                 values.len() <= machines.max(1),
                 "there are {} values of {option} for {machines} machines",
                 values.len()
@@ -172,7 +174,7 @@ impl RunArgs {
         let mut claim = |process: ProcessId, named: String| {
             let at = self.tid.len() + claims.len();
             let before = claims.insert(process, self.claim(at, process.pid));
-            anyhow::ensure!(before.is_none(), "{named}: process {} was named before", process.pid);
+            ensure_usage!(before.is_none(), "{named}: process {} was named before", process.pid);
             Ok(())
         };
         for &pid in &self.pid {

@@ -3,8 +3,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use vlane_policy::loan::Policy;
 
-/// Boots a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
+use crate::values;
+
+/// Parses the name of a scheduler.
+fn parse_scheduler(text: &str) -> Result<String, String> {
+    let policies = Policy::ALL.iter().map(|policy| policy.name());
+    values::one_of(text, "scheduler", std::iter::once("eevdf").chain(policies))
+}
+
+/// Boot a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
 /// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Decides every step of the BPF program again
 /// with the policy's code. Then kills the loader again and again.
 ///
@@ -12,36 +21,37 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub struct ProveArgs {
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
     /// How long each measurement takes
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
     /// The schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
     #[arg(
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "eevdf,credit,always-boost,loan,adaptive"
+        default_value = "eevdf,credit,always-boost,loan,adaptive",
+        value_parser = parse_scheduler
     )]
     schedulers: Vec<String>,
-    /// Mean time between two events, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 20)]
+    /// Mean time between two events: milliseconds, or a time such as 20ms
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
-    /// The longest boost, microseconds: an emulated CPU needs about ten times as long as a real one to serve an event
-    #[arg(long, value_name = "US", default_value_t = 4000)]
+    /// The longest boost, microseconds or a time such as 4ms: an emulated CPU needs about ten times as long as a real one to serve an event
+    #[arg(long, value_name = "US", default_value_t = 4000, value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     boost_us: u64,
     /// How often the loader is killed
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<u32>(0..=100_000))]
     kills: u32,
     /// Also as many threads of the ordinary class on the same CPUs, which come before sched_ext
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole::<u32>(0..=10_000))]
     strangers: u32,
     /// Weights of the threads, in turns [default: all the same]; the kernel's own scheduler knows none of them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
     /// Give up after so long
-    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = values::time_in::<u64>("s", 1..=86_400))]
     limit: u64,
     /// Download the guest's kernel into the cache directory, and install what else is missing
     #[arg(long)]
@@ -58,25 +68,25 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     turns: Vec<String>,
     /// How long each takes
-    #[arg(long, default_value_t = 6.0)]
+    #[arg(long, default_value_t = 6.0, value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
-    /// Mean time between two events, milliseconds
-    #[arg(long, default_value_t = 20)]
+    /// Mean time between two events: milliseconds, or a time such as 20ms
+    #[arg(long, default_value_t = 20, value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
     /// Threads that compute, besides the one with events
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 12, value_parser = values::whole::<usize>(0..=100_000))]
     hogs: usize,
     /// Threads of the ordinary class, besides
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = values::whole::<usize>(0..=10_000))]
     strangers: usize,
     /// Weights of the threads, in turns
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
-    /// The longest boost, microseconds
-    #[arg(long, default_value_t = 500)]
+    /// The longest boost, microseconds or a time such as 4ms
+    #[arg(long, default_value_t = 500, value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     boost_us: u64,
     /// How often the loader is started and killed
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = values::whole::<u32>(0..=100_000))]
     kills: u32,
     /// Only loads, gives threads to the scheduler, says so, and waits to be killed
     #[arg(long)]

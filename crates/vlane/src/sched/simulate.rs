@@ -7,10 +7,12 @@ use vlane_lab::loans::simulated::{self, Options};
 use vlane_lab::report::{Report, text};
 use vlane_sched::simulate::{COMPARED, Scenario, Setup};
 
+use crate::values;
+
 /// Columns of what is printed.
 const WIDTH: usize = 150;
 
-/// Simulates host schedulers side by side: responses to I/O, bandwidth, and who gets the CPU, with the decisions of the live
+/// Simulate host schedulers side by side: responses to I/O, bandwidth, and who gets the CPU, with the decisions of the live
 /// scheduler. The same seed gives the same result, on any machine.
 ///
 /// Without a scenario: what the paper on loans measured (2 CPUs, 13 domains), its parameters with one change at a time, its
@@ -20,19 +22,19 @@ pub struct SimulateArgs {
     /// paper, table-7, classes, large, or a scenario's file in TOML [default: the first three]
     scenario: Option<String>,
     /// A host scheduler, several times for several [default: eevdf, credit, always-boost, loan, adaptive, paper]
-    #[arg(long = "policy", value_name = "NAME")]
+    #[arg(long = "policy", value_name = "NAME", value_parser = parse_setup)]
     policies: Vec<String>,
     /// Physical CPUs, instead of the scenario's
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
     cpus: Option<u32>,
     /// Virtual machines in all: changes how many there are of the last kind of which there are several
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     vms: Option<u32>,
     /// Simulated seconds that are measured, instead of the scenario's
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = values::seconds(0.1, 100_000.0))]
     seconds: Option<f64>,
     /// All chance follows from it, instead of the scenario's
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     seed: Option<u64>,
     /// Write the report as a page with pictures
     #[arg(long, value_name = "FILE")]
@@ -40,6 +42,11 @@ pub struct SimulateArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// Parses the name of a scheduler.
+fn parse_setup(text: &str) -> Result<String, String> {
+    Setup::named(text).map(|setup| setup.name).map_err(|error| error.to_string())
 }
 
 /// The command that was given, to be given again.
@@ -121,13 +128,11 @@ mod tests {
         assert_eq!(sizes, [(4, 20, 7), (4, 8, 7), (4, 12, 7)]);
         assert!(paper.extras && paper.setups.len() == 6);
         assert_eq!(of(&["large", "--policy", "loan"]).unwrap().setups.len(), 1);
-        for (words, says) in [
-            (&["--policy", "cfs"][..], "always-boost"),
-            (&["--cpus", "0"], "cpus = 0"),
-            (&["no-such.toml"], "no-such.toml"),
-        ] {
-            let error = of(words).unwrap_err();
-            assert!(format!("{error:#}").contains(says), "{error:#}");
+        let error = of(&["no-such.toml"]).unwrap_err();
+        assert!(format!("{error:#}").contains("no-such.toml"), "{error:#}");
+        for (words, says) in [(["--policy", "cfs"], "always-boost"), (["--cpus", "0"], "at least 1")] {
+            let error = Only::try_parse_from(["vlane"].iter().chain(&words)).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
         }
     }
 }

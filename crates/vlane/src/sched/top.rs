@@ -11,7 +11,7 @@ use vlane_socket::printable;
 
 use super::settings::runtime_dir;
 
-/// Shows the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
+/// Show the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// A line of JSON per second

@@ -127,8 +127,13 @@ pub fn ends(command: &mut Command) -> (Option<i32>, String) {
 /// Runs a command that must fail with exit code 1, and with one line that has all of `parts`: what it is about, what
 /// is wrong with it, what to do.
 pub fn fails(command: &mut Command, parts: &[&str]) {
+    fails_with(1, command, parts);
+}
+
+/// As [`fails`], with another exit code.
+pub fn fails_with(status: i32, command: &mut Command, parts: &[&str]) {
     let (code, words) = ends(command);
-    assert_eq!(code, Some(1), "{command:?}: {words}");
+    assert_eq!(code, Some(status), "{command:?}: {words}");
     let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("vlane: ")).collect();
     assert_eq!(lines.len(), 1, "{command:?}: {words}");
     for part in parts {

@@ -139,7 +139,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     for bytes in [Some(options.bytes), options.guest_bytes].into_iter().flatten() {
         if bytes < u64::from(LARGE) * 4 || !bytes.is_multiple_of(u64::from(LARGE)) {
             let context = format!("{bytes} bytes to move: not a multiple of 512K, and at least 2M");
-            return Err(Error::new(ErrorKind::Invalid, context));
+            return Err(Error::new(ErrorKind::Usage, context));
         }
     }
     if options.passes == 0 || options.media.is_empty() {

@@ -1,0 +1,21 @@
+//! `vlane completions`: what a shell completes after `vlane`.
+
+use anyhow::Result;
+use clap::Args;
+use clap_complete::Shell;
+
+/// Print the completions of a shell: commands, options, and the values that they can have.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Prints.
+pub fn run(args: &CompletionsArgs) -> Result<()> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut crate::command(), "vlane", &mut text);
+    print!("{}", String::from_utf8_lossy(&text));
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! How a command ends: its exit status, and the one line that says why.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use crate::logging::Format;
+
+/// It failed.
+const FAILED: u8 = 1;
+/// The command line, or a variable, asks for what cannot be; nothing was begun. clap ends with the same status.
+const USAGE: u8 = 2;
+/// There is a result, of less than what was asked for.
+const PARTIAL: u8 = 3;
+
+/// For the end of `--help`.
+pub const HELP: &str = "Exit status: 0 done; 1 failed; 2 a mistake in the command line; 3 a result of less than what was asked for (interrupted, \
+                        or a damaged trace).";
+
+/// A mistake in the command line.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+/// A result was given, of less than what was asked for.
+#[derive(Debug)]
+pub struct Partial(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Partial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Usage {}
+impl Error for Partial {}
+
+/// Ends the function with a [`Usage`].
+macro_rules! usage {
+    ($($words:tt)*) => { return Err(anyhow::Error::new($crate::exit::Usage(format!($($words)*)))) };
+}
+
+/// Ends the function with a [`Usage`] unless a condition holds.
+macro_rules! ensure_usage {
+    ($holds:expr, $($words:tt)*) => { if !$holds { usage!($($words)*) } };
+}
+
+/// Makes a mistake in the command line of an error that can only be one.
+pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    Usage(format!("{:#}", error.into())).into()
+}
+
+/// The exit status of an error.
+fn status_of(error: &anyhow::Error) -> u8 {
+    let of = |cause: &(dyn Error + 'static)| {
+        let lab = cause.downcast_ref::<vlane_lab::Error>().map(vlane_lab::Error::kind);
+        if cause.is::<Usage>() || lab == Some(vlane_lab::ErrorKind::Usage) {
+            Some(USAGE)
+        } else {
+            cause.is::<Partial>().then_some(PARTIAL)
+        }
+    };
+    error.chain().find_map(of).unwrap_or(FAILED)
+}
+
+/// Says how a command ended.
+pub fn status(result: anyhow::Result<()>, format: Format) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    match format {
+        Format::Text => eprintln!("vlane: {error:#}"),
+        Format::Json => tracing::error!("{error:#}"),
+    }
+    status_of(&error).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_status_is_that_of_the_cause_whatever_stands_around_it() {
+        let around = |error: anyhow::Error| Err::<(), _>(error).context("one").context("two").unwrap_err();
+        assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
+        assert_eq!(status_of(&around(Partial("x".into()).into())), PARTIAL);
+        let of = |kind| status_of(&around(vlane_lab::Error::new(kind, "x").into()));
+        assert_eq!((of(vlane_lab::ErrorKind::Usage), of(vlane_lab::ErrorKind::Io)), (USAGE, FAILED));
+        assert_eq!(status_of(&as_usage(anyhow::anyhow!("x"))), USAGE);
+    }
+}

@@ -1,0 +1,14 @@
+//! Failures to connect, told by what is really there: who gave an image or a control socket hears so.
+
+use std::path::Path;
+
+use anyhow::Result;
+use vlane_lab::sniff::{Wanted, mistaken};
+
+/// The result of talking to a vhost-user back end at `socket`; a failure says what that is if it is something else.
+pub fn connecting<T, E: Into<anyhow::Error>>(socket: &Path, result: Result<T, E>) -> Result<T> {
+    result.map_err(|error| match mistaken(socket, Wanted::VhostUserSocket) {
+        Some(words) => anyhow::Error::msg(words),
+        None => error.into(),
+    })
+}

@@ -1,0 +1,115 @@
+//! The command line: reads arguments, prints for people; nothing else.
+//!
+//! The program is [`main()`]. [`command()`] is the definition of its command line, from which help, completions and man pages are made, and which
+//! the tests go through option by option.
+
+#![forbid(unsafe_code)]
+
+// First: its macros take the place of the standard library's in all modules below.
+#[macro_use]
+mod print;
+#[macro_use]
+mod exit;
+
+mod analyze;
+mod bench;
+mod boot;
+mod compare;
+mod completions;
+mod explain;
+mod logging;
+mod man;
+mod notify;
+mod output;
+mod peers;
+mod record;
+mod replay;
+mod report;
+mod sched;
+mod serve;
+mod topologies;
+mod trace;
+mod values;
+mod work;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Serve virtual disks to virtual machines: one lane per vCPU, no lock
+#[derive(Debug, Parser)]
+#[command(name = "vlane", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
+struct Cli {
+    #[command(flatten)]
+    logging: logging::LogArgs,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
+enum Command {
+    /// Serve a volume to virtual machines over vhost-user-blk
+    Serve(serve::ServeArgs),
+    /// Run a QEMU guest on a volume, or a demonstration
+    Boot(boot::BootArgs),
+    /// Drive any vhost-user-blk back end from the guest's side, and measure it
+    Bench(bench::BenchArgs),
+    /// Record every request of a volume while it is served
+    Record(record::RecordArgs),
+    /// Drive a recorded trace against any vhost-user-blk back end
+    Replay(replay::ReplayArgs),
+    /// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes
+    Analyze(analyze::AnalyzeArgs),
+    /// Turn traces into those of other programs, and back
+    Trace(trace::TraceArgs),
+    /// Compare vlane with qemu-storage-daemon on this machine, interleaved
+    Peers(peers::PeersArgs),
+    /// Show a saved report again, or write it in another form
+    Report(report::ReportArgs),
+    /// Compare host, virtio and emulated disks in one guest, and see where requests go
+    Compare(compare::CompareArgs),
+    /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
+    Topologies(topologies::TopologiesArgs),
+    /// Count the work per request: 4K against 512K, back ends and a guest
+    Work(work::WorkArgs),
+    /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
+    Sched(sched::SchedArgs),
+    /// Print the completions of a shell
+    Completions(completions::CompletionsArgs),
+    /// Write the man pages, one for each command
+    Man(man::ManArgs),
+}
+
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let format = match cli.logging.start() {
+        Ok(format) => format,
+        Err(error) => return exit::status(Err(error), logging::Format::Text),
+    };
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Boot(args) => boot::run(args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Analyze(args) => analyze::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Peers(args) => peers::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Topologies(args) => topologies::run(&args),
+        Command::Work(args) => work::run(&args),
+        Command::Sched(args) => sched::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+    };
+    exit::status(result.and_then(|()| print::finish()), format)
+}

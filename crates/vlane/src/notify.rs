@@ -1,0 +1,29 @@
+//! Tells a service manager how far the program is: systemd's protocol of datagrams to the socket that `NOTIFY_SOCKET` names
+//! (sd_notify(3)). Without that variable nothing is sent.
+
+use sd_notify::NotifyState;
+
+/// It listens; `status` says what `systemctl status` shows.
+pub fn ready(status: &str) {
+    send(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// It looks at what it serves again; [`ready`] ends that.
+pub fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => send(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::debug!("the service manager is not told: no clock: {error}"),
+    }
+}
+
+/// It ends.
+pub fn stopping() {
+    send(&[NotifyState::Stopping]);
+}
+
+fn send(states: &[NotifyState<'_>]) {
+    // A manager that does not listen is no reason not to serve.
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!("NOTIFY_SOCKET: the service manager cannot be told: {error}");
+    }
+}

@@ -1,0 +1,52 @@
+//! Standard output and standard error, of which a reader may see only the beginning: `vlane ... | head -1` is no mistake.
+//!
+//! The standard library's `println!` panics when nobody reads any more. The macros here have the same names and take its place in this
+//! crate: what nobody reads is dropped, and the command goes on, because it may also write files, or serve. Any other failure (a full disk) is
+//! kept, and makes the command fail at its end.
+
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+
+/// Why standard output did not take all of it.
+static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
+
+macro_rules! print {
+    ($($words:tt)*) => { $crate::print::out(format_args!($($words)*)) };
+}
+
+macro_rules! println {
+    () => { $crate::print::out(format_args!("\n")) };
+    ($($words:tt)*) => { $crate::print::out(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+macro_rules! eprint {
+    ($($words:tt)*) => { $crate::print::err(format_args!($($words)*)) };
+}
+
+macro_rules! eprintln {
+    ($($words:tt)*) => { $crate::print::err(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+/// Prints on standard output.
+pub fn out(words: Arguments<'_>) {
+    let mut out = io::stdout().lock();
+    if let Err(error) = out.write_fmt(words).and_then(|()| out.flush())
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}
+
+/// Prints on standard error. There is nobody left to be told if that fails.
+pub fn err(words: Arguments<'_>) {
+    let _ = io::stderr().lock().write_fmt(words);
+}
+
+/// The failure of any of the above, but for a reader that is gone.
+pub fn finish() -> anyhow::Result<()> {
+    match FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        None => Ok(()),
+        Some(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
+    }
+}

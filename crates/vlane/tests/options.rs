@@ -1,0 +1,185 @@
+//! Every option of every command, from the definition of the command line itself: a value that cannot be is a usage error (exit
+//! status 2) that names the option, in words and not in those of a parser of numbers.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use std::process::{Command, Stdio};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Options that take any text: names, paths, words for other programs. (command, option)
+const FREE: [(&str, &str); 7] = [
+    ("boot", "append"),
+    ("bench", "profile"),
+    ("trace convert", "file"),
+    ("sched run", "domain"),
+    ("sched run", "name"),
+    ("sched measure-sched-ext", "turns"),
+    ("serve", "sched"),
+];
+
+/// Options for which 0 is a value like others.
+const ZERO: [(&str, &str); 23] = [
+    ("serve", "poll-us"),
+    ("serve", "cpus"),
+    ("serve", "serial"),
+    ("bench", "batch"),
+    ("bench", "ramp"),
+    ("bench", "offset"),
+    ("bench", "seed"),
+    ("bench", "cpus"),
+    ("replay", "seed"),
+    ("peers", "ramp"),
+    ("peers", "server-cpu"),
+    ("peers", "driver-cpu"),
+    ("compare", "loads"),
+    ("topologies", "batch"),
+    ("sched run", "cap"),
+    ("sched run", "listen-mode"),
+    ("sched prove", "work"),
+    ("sched prove-sched-ext", "kills"),
+    ("sched prove-sched-ext", "strangers"),
+    ("sched measure-sched-ext", "kills"),
+    ("sched measure-sched-ext", "hogs"),
+    ("sched measure-sched-ext", "strangers"),
+    ("sched simulate", "seed"),
+];
+
+/// What a user must not have to read.
+const PARSERS_WORDS: [&str; 5] =
+    ["invalid digit", "invalid float", "cannot parse integer", "number too", "out of range"];
+
+/// The program under test.
+fn vlane() -> String {
+    std::env::var("VLANE_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_vlane").to_owned())
+}
+
+/// An option that takes a value.
+struct Valued {
+    command: Vec<String>,
+    option: String,
+    is_file: bool,
+}
+
+/// All of them, hidden commands included.
+fn all(command: &clap::Command, path: &[String], found: &mut Vec<Valued>) {
+    for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values()) {
+        let Some(option) = arg.get_long() else { continue };
+        let kind = arg.get_value_parser().type_id();
+        let is_file = kind == std::any::TypeId::of::<std::path::PathBuf>();
+        found.push(Valued { command: path.to_vec(), option: option.to_owned(), is_file });
+    }
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        all(below, &[path, &[below.get_name().to_owned()]].concat(), found);
+    }
+}
+
+/// Whether the definition refuses a value for what it is. Nothing is run: a value that is taken might begin to do something.
+fn is_refused(valued: &Valued, value: &str) -> bool {
+    let words = ["vlane".to_owned()].into_iter().chain(valued.command.clone());
+    let words = words.chain([format!("--{}={value}", valued.option)]);
+    let Err(error) = vlane::command().try_get_matches_from(words) else { return false };
+    let about = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(name)) => name.contains(&format!("--{}", valued.option)),
+        _ => false,
+    };
+    about && matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue)
+}
+
+/// What the program itself says to it, which must be a usage error that names the option.
+fn refusal(valued: &Valued, value: &str) -> String {
+    let mut command = Command::new(vlane());
+    command.args(&valued.command).arg(format!("--{}={value}", valued.option));
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{command:?}: {words}");
+    assert!(words.contains(&format!("--{}", valued.option)), "{command:?} does not name it: {words}");
+    assert!(!PARSERS_WORDS.iter().any(|bad| words.contains(bad)), "{command:?}: a parser's words: {words}");
+    words
+}
+
+#[test]
+fn a_value_that_cannot_be_is_a_usage_error_that_names_the_option() {
+    let mut found = Vec::new();
+    all(&vlane::command(), &[], &mut found);
+    assert!(found.len() > 100, "only {} options were found", found.len());
+    for (command, option) in FREE.iter().chain(&ZERO) {
+        let there = found.iter().any(|v| v.command.join(" ") == *command && v.option == *option);
+        assert!(there, "a list names `{command} --{option}`, which is not there any more");
+    }
+    let (mut tried, mut wrong) = (0, Vec::new());
+    for valued in &found {
+        let is = |list: &[(&str, &str)]| {
+            list.iter().any(|(c, o)| *c == valued.command.join(" ") && *o == valued.option)
+        };
+        if valued.is_file || is(&FREE) {
+            continue;
+        }
+        for value in ["gärbage?!", "-1", "", "99999999999999999999999", "0"] {
+            // A serial number is a text; a load is chosen by a part of its name, which may be one.
+            let text = matches!(
+                (valued.option.as_str(), value),
+                ("serial", "gärbage?!" | "-1" | "") | ("loads", "-1")
+            );
+            if text || (value == "0" && is(&ZERO)) {
+                continue;
+            }
+            let name = format!("{} --{}={value}", valued.command.join(" "), valued.option);
+            match is_refused(valued, value) {
+                true => drop(refusal(valued, value)),
+                false => wrong.push(name),
+            }
+            tried += 1;
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "values that are taken, or not refused for what they are:\n{}",
+        wrong.join("\n")
+    );
+    assert!(tried > 300, "only {tried} values were tried");
+}
+
+#[test]
+fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
+    let cases: [(&str, &str, &str, &[&str]); 14] = [
+        ("serve", "queues", "0", &["at least 1", "auto"]),
+        ("serve", "queues", "257", &["at most 256"]),
+        ("serve", "poll-us", "50 parsecs", &["no unit of time"]),
+        ("serve", "poll-us", "2s", &["at most 1000000", "us"]),
+        ("bench", "bs", "0", &["multiple of 512"]),
+        ("bench", "rw", "randraed", &["`randraed` is no pattern", "trim"]),
+        ("bench", "jobs", "0", &["at least 1"]),
+        ("bench", "depth", "-3", &["negative"]),
+        ("bench", "depth", "32x", &["give a bare number, as 32"]),
+        ("bench", "time", "0", &["no time at all"]),
+        ("replay", "speed", "0", &["from 0.000001"]),
+        ("topologies", "patterns", "reed", &["`reed` is no pattern", "randread"]),
+        ("sched simulate", "policy", "cfs", &["always-boost"]),
+        ("peers", "rows", "no-such", &["`no-such` is no row", "null-poll"]),
+    ];
+    for (command, option, value, parts) in cases {
+        let command = command.split(' ').map(str::to_owned).collect();
+        let valued = Valued { command, option: option.to_owned(), is_file: false };
+        let words = refusal(&valued, value);
+        assert!(parts.iter().all(|part| words.contains(part)), "--{option}={value}: {words}");
+    }
+    // With a unit, it is the same number.
+    let taken = |value: &str| {
+        let words = ["vlane", "serve", "disk", "--socket", "s", "--poll-us", value];
+        *vlane::command()
+            .try_get_matches_from(words)
+            .unwrap()
+            .subcommand()
+            .unwrap()
+            .1
+            .get_one::<u64>("poll_us")
+            .unwrap()
+    };
+    assert_eq!((taken("50"), taken("50us"), taken("1ms")), (50, 50, 1000));
+}
+
+#[test]
+fn the_definition_is_sound() {
+    vlane::command().debug_assert();
+}
