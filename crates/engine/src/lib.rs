@@ -134,6 +134,8 @@ pub enum ErrorKind {
     Empty,
     /// The size is not a multiple of the sector size.
     OddSize,
+    /// It looks like an image of another format than raw.
+    Format,
     /// Somebody else uses it.
     Locked,
     /// It cannot be written to.

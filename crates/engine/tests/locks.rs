@@ -17,7 +17,7 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::{EngineError, ErrorKind};
 
 fn try_open(path: &Path, read_only: bool) -> Result<FileEngine, EngineError> {
-    FileEngine::open(path, FileOptions { cache: Cache::Auto, read_only })
+    FileEngine::open(path, FileOptions { cache: Cache::Auto, read_only, ..FileOptions::default() })
 }
 
 fn refused(path: &Path, read_only: bool) -> String {

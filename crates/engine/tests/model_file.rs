@@ -283,7 +283,9 @@ fn a_read_only_image_is_read_and_never_changed() {
     let data = bytes(77, SECTORS as usize * 512);
     std::fs::write(&path, &data).expect("write");
     for cache in [Cache::Auto, Cache::Writeback] {
-        let engine = FileEngine::open(&path, FileOptions { cache, read_only: true }).expect("open");
+        let engine =
+            FileEngine::open(&path, FileOptions { cache, read_only: true, ..FileOptions::default() })
+                .expect("open");
         let geometry = engine.geometry();
         assert!(geometry.read_only && !geometry.discard && !geometry.write_zeroes);
         let engine: Arc<dyn Engine> = Arc::new(engine);

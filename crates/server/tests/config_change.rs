@@ -43,7 +43,7 @@ fn write(ring: &mut Ring<'_>, offset: u64) -> u8 {
 
 fn grows_and_shrinks(directory: &Path, cache: Cache) {
     let path = image(directory, 4 * MIB);
-    let engine = match FileEngine::open(&path, FileOptions { cache, read_only: false }) {
+    let engine = match FileEngine::open(&path, FileOptions { cache, ..FileOptions::default() }) {
         Ok(engine) => Arc::new(engine),
         Err(error) => return vlane_testing::skip(error),
     };
@@ -114,7 +114,7 @@ fn a_volume_in_memory_grows_and_shrinks_under_its_guest() {
 fn a_front_end_without_a_channel_finds_the_new_size_when_it_looks() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), MIB);
-    let options = FileOptions { cache: Cache::Writeback, read_only: false };
+    let options = FileOptions { cache: Cache::Writeback, ..FileOptions::default() };
     let engine = Arc::new(FileEngine::open(&path, options).unwrap());
     let server = Server::new(Arc::clone(&engine) as _, 1, 1);
     let change = |bytes| {

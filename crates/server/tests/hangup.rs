@@ -92,7 +92,9 @@ fn a_hang_up_under_a_load_of_files_leaves_every_answered_write_behind() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), 1 << 20);
     for cache in [Cache::Writeback, Cache::None] {
-        let Ok(engine) = FileEngine::open(&path, FileOptions { cache, read_only: false }) else { continue };
+        let Ok(engine) = FileEngine::open(&path, FileOptions { cache, ..FileOptions::default() }) else {
+            continue;
+        };
         let server = Server::new(Arc::new(engine), 1, 1);
         for round in 0..20u8 {
             let (wire, memory) = server.guest(USUAL);

@@ -164,7 +164,7 @@ fn memory_that_is_truncated_under_load_stops_the_ring_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), 4 << 20);
     let file = |cache| {
-        let options = FileOptions { cache, read_only: false };
+        let options = FileOptions { cache, ..FileOptions::default() };
         FileEngine::open(&path, options).ok().map(|engine| Arc::new(engine) as Arc<dyn Engine>)
     };
     let memory_backed =

@@ -24,7 +24,7 @@ const READ_ONLY: u64 = 1 << 5;
 
 fn file_server(read_only: bool, directory: &tempfile::TempDir) -> Server {
     let path = image(directory.path(), 1 << 20);
-    let options = FileOptions { cache: Cache::Writeback, read_only };
+    let options = FileOptions { cache: Cache::Writeback, read_only, ..FileOptions::default() };
     Server::new(Arc::new(FileEngine::open(&path, options).unwrap()), 2, 1)
 }
 

@@ -67,6 +67,10 @@ pub struct BootArgs {
     #[arg(long)]
     read_only: bool,
 
+    /// The image is raw, whatever it looks like, as in vlane serve
+    #[arg(long, value_name = "FORMAT", requires = "image")]
+    format: Option<String>,
+
     /// The volume's cache mode, as in vlane serve
     #[arg(long, value_enum, value_name = "MODE")]
     cache: Option<crate::serve::CacheArg>,
@@ -403,6 +407,9 @@ fn serve_spec(args: &BootArgs, image: &Path, socket: &Path) -> Result<Spec> {
     ];
     if args.read_only {
         words.push("--read-only".into());
+    }
+    if let Some(format) = &args.format {
+        words.extend(["--format".into(), format.into()]);
     }
     if let Some(name) = args.cache.as_ref().and_then(ValueEnum::to_possible_value) {
         words.extend(["--cache".into(), name.get_name().into()]);

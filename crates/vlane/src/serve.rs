@@ -49,6 +49,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", requires = "latency", conflicts_with = "image", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
 
+    /// What the image is: raw. Without this, one that looks like another format is refused
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "null")]
+    format: Option<FormatArg>,
+
     /// What the host's page cache is used for
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
@@ -107,6 +111,12 @@ enum OnLostWrite {
     Eio,
     /// End the sessions and the process, with an error
     Stop,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FormatArg {
+    /// The guest's disk, byte for byte, whatever it looks like
+    Raw,
 }
 
 /// A number, or nothing for "auto".
@@ -259,7 +269,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::Writeback => Cache::Writeback,
         CacheArg::Writethrough => Cache::WriteThrough,
     };
-    let options = FileOptions { cache, read_only: args.read_only };
+    let options = FileOptions { cache, read_only: args.read_only, raw: args.format == Some(FormatArg::Raw) };
     Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
 }
 

@@ -105,6 +105,26 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
     Ok(lock)
 }
 
+/// Whether somebody has a lock on any byte of the file, of QEMU's kind or another. A lock that cannot be asked for counts as none.
+pub(super) fn is_locked(file: &File) -> bool {
+    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = i16::try_from(libc::F_WRLCK).unwrap_or_default();
+    lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
+    // SAFETY: an open descriptor and a valid `flock`, which the command reads and writes.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+}
+
+/// Who has locked the file, after its name.
+pub(super) fn user_in_words(file: &File) -> String {
+    match holder(file) {
+        Some(Holder::Process(pid, name)) => format!("is locked by another process (pid {pid}, {name})"),
+        Some(Holder::Ourselves) => "is locked by this process".to_owned(),
+        None => "is locked by another process".to_owned(),
+    }
+}
+
 fn locked(path: &Path, holder: Option<Holder>, read_only: bool) -> EngineError {
     let holder = match holder {
         Some(Holder::Process(pid, name)) => {

@@ -8,10 +8,12 @@
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`.
 
+mod attached;
 mod bounce;
 mod channel;
 mod discard;
 mod durability;
+mod format;
 mod inline;
 mod lock;
 mod map;
@@ -53,6 +55,24 @@ pub struct FileOptions {
     pub cache: Cache,
     /// Nothing may be written.
     pub read_only: bool,
+    /// It is raw, whatever format it looks like.
+    pub raw: bool,
+}
+
+/// Who uses a file, so that nobody should write over it or put another in its place, in words: it is locked, as images are while they
+/// are served, or a loop device is attached to it. Nothing if nobody does.
+///
+/// # Errors
+/// When it cannot be opened for reading.
+pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // Not to wait for the other end of what is a pipe after all.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if lock::is_locked(&file) {
+        return Ok(Some(lock::user_in_words(&file)));
+    }
+    let device = attached::devices(&file).into_iter().next();
+    Ok(device.map(|attached| format!("is attached to /dev/{}", attached.device)))
 }
 
 /// A regular file or block device as a volume.

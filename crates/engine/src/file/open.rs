@@ -1,7 +1,7 @@
 //! Opening an image: what can be wrong with it, and what it is like.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
-use super::{Cache, FileOptions, Shared, discard, durability, lock, map};
+use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
 use crate::uring::FileKey;
 use crate::{EngineError, ErrorKind};
 
@@ -22,7 +22,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
-    let FileOptions { cache, read_only } = options;
+    let FileOptions { cache, read_only, raw } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
     let kind = metadata.file_type();
@@ -38,11 +38,13 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
+    // Before the size: an image of another format may have any.
+    check_format(path, &buffered, raw)?;
     let size = checked_size(path, &buffered)?;
     if !read_only {
         check_file_limit(path, is_device, size)?;
+        check_loop_devices(path, &buffered, is_device)?;
     }
-    warn_of_other_formats(path, &buffered);
 
     let file_system = if is_device { 0 } else { rustix::fs::fstatfs(&buffered).map_or(0, |fs| fs.f_type) };
     if file_system == HUGETLBFS_MAGIC && !read_only {
@@ -224,16 +226,49 @@ pub(super) fn checked_size(path: &Path, mut file: &File) -> Result<u64, EngineEr
     Ok(size)
 }
 
-/// An image of another format served as raw shows the guest the format's innards, and lets it destroy them.
-fn warn_of_other_formats(path: &Path, mut file: &File) {
-    let mut magic = [0u8; 4];
-    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_exact(&mut magic));
-    if read.is_ok() && magic == *b"QFI\xfb" {
-        tracing::warn!(
-            "{}: looks like a qcow2 image and is served as raw; convert it with `qemu-img convert -O raw`",
-            path.display()
-        );
+/// Refuses an image of another format, unless its user says that it is raw.
+fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineError> {
+    if raw {
+        return Ok(());
     }
+    let size = file.seek(SeekFrom::End(0)).unwrap_or(0);
+    let Some(format) = format::other_than_raw(file, size) else { return Ok(()) };
+    let text = format!(
+        "looks like a {format} image, and only raw ones are served: the guest would see the format's own data, and its first write \
+         would destroy them; convert it with `qemu-img convert -O raw`, or say --format raw if it is a raw image in which the guest \
+         wrote this"
+    );
+    Err(EngineError::new(ErrorKind::Format, Some(path), text))
+}
+
+/// Refuses to write to an image under a loop device that is in use, and to a loop device over an image that is served.
+fn check_loop_devices(path: &Path, file: &File, is_device: bool) -> Result<(), EngineError> {
+    let in_use = |text: String| Err(EngineError::new(ErrorKind::Locked, Some(path), text));
+    if is_device {
+        let Some(backing) = attached::backing_file(file) else { return Ok(()) };
+        return match File::open(&backing).is_ok_and(|file| lock::is_locked(&file)) {
+            true => in_use(format!(
+                "is a loop device on {}, which another process has locked; stop that one, or serve this with --read-only",
+                backing.display()
+            )),
+            false => Ok(()),
+        };
+    }
+    for attached::Attached { device, user } in attached::devices(file) {
+        match user {
+            Some(user) => {
+                return in_use(format!(
+                    "is attached to /dev/{device}, which is {user}; two writers would ruin it: unmount that and `losetup -d \
+                     /dev/{device}`, or serve this with --read-only"
+                ));
+            }
+            None => tracing::warn!(
+                "{}: is attached to /dev/{device}; whoever mounts that while this is served ruins both: `losetup -d /dev/{device}`",
+                path.display()
+            ),
+        }
+    }
+    Ok(())
 }
 
 /// What direct I/O demands of memory and offsets, bytes; nothing if the file has none (a file system that journals its

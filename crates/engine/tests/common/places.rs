@@ -44,7 +44,7 @@ pub fn image(dir: &Path, size: u64) -> PathBuf {
 }
 
 pub fn options(cache: Cache) -> FileOptions {
-    FileOptions { cache, read_only: false }
+    FileOptions { cache, ..FileOptions::default() }
 }
 
 /// An engine, or why not, in words.

@@ -54,6 +54,7 @@ fn saved(scale: f64) -> Saved {
         text: vec!["with a paragraph".into()],
         command: "vlane bench --profile test".into(),
         created: "2026-01-01T00:00:00Z".into(),
+        partial: false,
         seconds: 12.5,
         machine: Machine::default(),
         time: 1.0,
