@@ -1,7 +1,7 @@
 //! One lane: a virtqueue, its way into the storage, and what control has asked of it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
