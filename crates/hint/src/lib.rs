@@ -16,6 +16,8 @@ mod lane;
 pub mod message;
 mod process;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use board::{Board, Classes, MAX_LANES};

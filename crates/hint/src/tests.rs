@@ -1,0 +1,172 @@
+//! Both ends of the board together. Beside them and not in them, because crates/models compiles both files a second time.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::EventfdFlags;
+
+use crate::{Board, Classes, LaneHint, Mark, Watch};
+
+fn bench(lanes: u16) -> (Arc<Board>, Watch, Arc<OwnedFd>) {
+    let (board, fd) = Board::create(lanes).unwrap();
+    let watch = Watch::new(Board::open(fd.as_fd(), lanes).unwrap());
+    let wake = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+    (board, watch, Arc::new(wake))
+}
+
+fn wakes(fd: &OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+}
+
+/// A signal that told of one request of some class.
+fn signal(hint: &mut LaneHint, classes: Classes) {
+    hint.told(classes);
+    hint.shown(true);
+}
+
+#[test]
+fn nothing_is_marked_while_nobody_wants_to_know() {
+    let (board, mut watch, wake) = bench(2);
+    let mut hint = LaneHint::new(board, 1, Arc::clone(&wake)).unwrap();
+    assert_eq!(watch.collect(u64::MAX).count(), 0);
+    signal(&mut hint, Classes::READS);
+    hint.submitted();
+    assert_eq!(watch.collect(u64::MAX).count(), 0);
+    assert_eq!(wakes(&wake), 0);
+}
+
+#[test]
+fn events_and_answers_come_in_order_and_none_is_missing() {
+    let (board, mut watch, wake) = bench(3);
+    watch.arm(Classes::ALL);
+    let mut hint = LaneHint::new(Arc::clone(&board), 2, Arc::clone(&wake)).unwrap();
+    assert_eq!(watch.collect(crate::now()).count(), 0);
+    let before = crate::now();
+    signal(&mut hint, Classes::READS);
+    assert_eq!(wakes(&wake), 1);
+    signal(&mut hint, Classes::READS);
+    assert_eq!(wakes(&wake), 0, "one wake-up until somebody looks");
+    let marks: Vec<_> = watch.collect(crate::now()).collect();
+    let [(2, Mark::Event { at, count: 2 })] = marks[..] else { panic!("{marks:?}") };
+    assert!(at >= before && at <= crate::now());
+    hint.submitted();
+    hint.submitted();
+    assert_eq!(wakes(&wake), 1);
+    let marks: Vec<_> = watch.collect(crate::now()).collect();
+    let [(2, Mark::Served { at: then, response_ns, count: 0 })] = marks[..] else { panic!("{marks:?}") };
+    assert_eq!(response_ns, then - at);
+    // Two rounds between two looks: what is over is told as served, what is not as an event.
+    signal(&mut hint, Classes::READS);
+    hint.submitted();
+    signal(&mut hint, Classes::READS);
+    let marks: Vec<_> = watch.collect(crate::now()).collect();
+    assert!(
+        matches!(marks[..], [(2, Mark::Served { count: 0, .. }), (2, Mark::Event { count: 2, .. })]),
+        "{marks:?}"
+    );
+    hint.submitted();
+    signal(&mut hint, Classes::READS);
+    hint.submitted();
+    let marks: Vec<_> = watch.collect(crate::now()).collect();
+    assert!(matches!(marks[..], [(2, Mark::Served { count: 1, .. })]), "{marks:?}");
+    assert_eq!(watch.collect(crate::now()).count(), 0);
+}
+
+#[test]
+fn only_the_classes_that_were_asked_for_are_marked() {
+    let (board, mut watch, wake) = bench(1);
+    watch.arm(Classes::FLUSHES.and(Classes::READS));
+    let mut hint = LaneHint::new(board, 0, wake).unwrap();
+    signal(&mut hint, Classes::WRITES);
+    assert_eq!(watch.collect(u64::MAX).count(), 0);
+    hint.told(Classes::READS);
+    hint.shown(false);
+    signal(&mut hint, Classes::WRITES);
+    assert_eq!(watch.collect(u64::MAX).count(), 0, "the guest saw the read by itself");
+    hint.told(Classes::WRITES);
+    signal(&mut hint, Classes::FLUSHES);
+    assert_eq!(watch.collect(u64::MAX).count(), 1);
+    hint.forget();
+    hint.submitted();
+    assert_eq!(watch.collect(u64::MAX).count(), 0);
+}
+
+#[test]
+fn no_mark_is_lost_between_a_look_and_a_sleep() {
+    let (board, mut watch, wake) = bench(1);
+    watch.arm(Classes::ALL);
+    const EVENTS: u64 = 200_000;
+    let waker = Arc::clone(&wake);
+    let lane = std::thread::spawn(move || {
+        let mut hint = LaneHint::new(board, 0, waker).unwrap();
+        for _ in 0..EVENTS {
+            signal(&mut hint, Classes::READS);
+            hint.submitted();
+        }
+        signal(&mut hint, Classes::READS);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        hint
+    });
+    let (mut events, mut pending) = (0, false);
+    while events <= EVENTS {
+        for (_, mark) in watch.collect(crate::now()) {
+            let (Mark::Event { count, .. } | Mark::Served { count, .. }) = mark;
+            events += u64::from(count);
+            pending = matches!(mark, Mark::Event { .. });
+        }
+        if events > EVENTS {
+            break;
+        }
+        let mut fds = [rustix::event::PollFd::new(&*wake, rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "asleep at {events}");
+        wakes(&wake);
+    }
+    assert_eq!((events, pending), (EVENTS + 1, true));
+    drop(lane.join().unwrap());
+}
+
+#[test]
+fn a_hostile_board_yields_nothing_worse_than_wrong_marks() {
+    let (board, mut watch, _wake) = bench(64);
+    watch.arm(Classes::ALL);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        match state >> 61 {
+            0 => 0,
+            1 => u64::MAX,
+            2 => 1 << 63,
+            _ => state.rotate_left(21),
+        }
+    };
+    for round in 0..2000 {
+        board.scribble(&mut random);
+        let now = 1_000_000 + round;
+        let marks: Vec<_> = watch.collect(now).collect();
+        assert!(marks.len() <= 128);
+        for (lane, mark) in marks {
+            assert!(lane < 64);
+            let (Mark::Event { at, .. } | Mark::Served { at, .. }) = mark;
+            assert!(at <= now, "{mark:?}");
+            if let Mark::Served { response_ns, .. } = mark {
+                assert!(response_ns <= at, "{mark:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_board_is_refused_that_is_not_what_was_announced() {
+    let (board, fd) = Board::create(4).unwrap();
+    assert!(Board::open(fd.as_fd(), 5).is_err());
+    assert!(Board::open(fd.as_fd(), 0).is_err());
+    assert!(Board::open(fd.as_fd(), crate::MAX_LANES + 1).is_err());
+    assert!(Board::open(fd.as_fd(), 4).is_ok());
+    assert!(LaneHint::new(board, 4, Arc::new(fd)).is_none());
+    assert!(Board::create(0).is_err());
+    let (_other, fd) = vlane_ring::shared::SharedWords::create("x", 4096).unwrap();
+    assert!(Board::open(fd.as_fd(), 4).is_err());
+}
