@@ -18,7 +18,7 @@ use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
 
 const DEPTH: u16 = 32;
 
-fn device(arena: &Arena, driver: &BlkQueue) -> Queue {
+pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue {
     let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
     let file = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
     let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
@@ -26,7 +26,7 @@ fn device(arena: &Arena, driver: &BlkQueue) -> Queue {
     let config = QueueConfig {
         layout: Layout::Split,
         size: at.size,
-        event_idx: true,
+        event_idx,
         desc: arena.to_user(at.desc),
         driver: arena.to_user(at.driver),
         device: arena.to_user(at.device),
@@ -57,7 +57,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     let (events, _receiver) = event_channel().unwrap();
     let counters = Arc::new(Counters::default());
     let config = LaneConfig {
-        queue: device(&arena, &driver),
+        queue: device(&arena, &driver, true),
         engine: Arc::new(engine),
         kick: None,
         call: None,

@@ -63,6 +63,7 @@ pub(crate) enum Message {
         index: u16,
         hint: Option<Box<LaneHint>>,
     },
+    /// The thread takes no more requests, answers those in flight, and ends.
     Exit,
 }
 

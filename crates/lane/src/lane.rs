@@ -113,6 +113,8 @@ pub(crate) enum Shown {
 enum Draining {
     Stop(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
+    /// The thread ends.
+    Exit,
 }
 
 pub(crate) struct Lane {
@@ -283,6 +285,20 @@ impl Lane {
         }
         let kind = request.kind();
         match kind {
+            Kind::In | Kind::Flush => {}
+            Kind::Out | Kind::Discard | Kind::WriteZeroes if !self.read_only => {}
+            Kind::GetId => {
+                self.counters.others += 1;
+                request.fill(&self.serial);
+                return Some(Status::Ok);
+            }
+            Kind::Refused(status) => return Some(self.refuse(status)),
+            _ => return Some(self.refuse(Status::IoErr)),
+        }
+        if !request.fits(self.sectors) {
+            return Some(self.refuse(Status::IoErr));
+        }
+        match kind {
             Kind::In => {
                 self.counters.reads += 1;
                 self.counters.read_bytes += request.len();
@@ -294,19 +310,6 @@ impl Lane {
             Kind::Flush => self.counters.flushes += 1,
             _ => self.counters.others += 1,
         }
-        match kind {
-            Kind::In | Kind::Flush => {}
-            Kind::Out | Kind::Discard | Kind::WriteZeroes if !self.read_only => {}
-            Kind::GetId => {
-                request.fill(&self.serial);
-                return Some(Status::Ok);
-            }
-            Kind::Refused(status) => return Some(self.refuse(kind, status)),
-            _ => return Some(self.refuse(kind, Status::IoErr)),
-        }
-        if !request.fits(self.sectors) {
-            return Some(self.refuse(kind, Status::IoErr));
-        }
         probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
             Outcome::Done(status) => Some(status),
@@ -315,14 +318,8 @@ impl Lane {
     }
 
     #[cold]
-    fn refuse(&mut self, kind: Kind, status: Status) -> Status {
+    fn refuse(&mut self, status: Status) -> Status {
         self.counters.refused += 1;
-        match kind {
-            Kind::In => self.counters.reads -= 1,
-            Kind::Out => self.counters.writes -= 1,
-            Kind::Flush => self.counters.flushes -= 1,
-            _ => self.counters.others -= 1,
-        }
         status
     }
 
@@ -443,6 +440,13 @@ impl Lane {
         self.draining = Some(Draining::Stop(reply));
     }
 
+    /// Takes no more requests, and goes once those in flight are answered.
+    pub(crate) fn exit(&mut self) {
+        if self.draining.is_none() {
+            self.draining = Some(Draining::Exit);
+        }
+    }
+
     pub(crate) fn set_memory(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -526,6 +530,11 @@ impl Lane {
             Some(Draining::Memory(memory, reply)) => {
                 let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
                 false
+            }
+            Some(Draining::Exit) => {
+                self.publish();
+                self.store_counters();
+                true
             }
             None => false,
         }

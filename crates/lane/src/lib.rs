@@ -26,6 +26,8 @@ mod topology;
 
 #[cfg(test)]
 mod cost;
+#[cfg(test)]
+mod tests;
 
 pub use alarm::Alarm;
 pub use counters::{Counters, Snapshot};

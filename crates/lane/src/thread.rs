@@ -59,13 +59,19 @@ impl Thread {
     /// Runs until it is told to exit, and nothing is in flight.
     pub(crate) fn run(&mut self) {
         self.uring.watch(self.inbox.wake_fd(), INBOX);
-        while !self.exit {
+        while !self.is_over() {
             if self.inbox.has_mail() {
                 self.read_mail();
+            }
+            if self.exit {
+                self.lanes.iter_mut().flatten().for_each(Lane::exit);
             }
             if self.work() {
                 self.contention.worked();
                 continue;
+            }
+            if self.is_over() {
+                return;
             }
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             let find =
@@ -73,7 +79,7 @@ impl Thread {
             if !contention.is_shared() && polling.poll(*turn, find) {
                 continue;
             }
-            if self.lanes.iter_mut().flatten().fold(false, |any, lane| lane.before_sleep() | any) {
+            if !self.ask_for_kicks() {
                 continue;
             }
             if !self.inbox.has_mail() {
@@ -81,6 +87,20 @@ impl Thread {
             }
             self.lanes.iter_mut().flatten().for_each(Lane::after_sleep);
         }
+    }
+
+    /// Told to exit, and all lanes are gone.
+    fn is_over(&self) -> bool {
+        self.exit && self.lanes.iter().all(Option::is_none)
+    }
+
+    /// Has all guests kick from now on, so that the thread can sleep; false if one has made a request meanwhile: then none of them need.
+    pub(crate) fn ask_for_kicks(&mut self) -> bool {
+        let has_work = self.lanes.iter_mut().flatten().any(Lane::before_sleep);
+        if has_work {
+            self.lanes.iter_mut().flatten().for_each(Lane::after_sleep);
+        }
+        !has_work
     }
 
     /// One round: everything that is there to do now. Returns whether there was anything.
@@ -255,7 +275,7 @@ impl Thread {
         }
     }
 
-    fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
+    pub(crate) fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
         }

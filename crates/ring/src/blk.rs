@@ -2,6 +2,8 @@
 
 use crate::chain::{MAX_BUFFERS, read_words};
 use crate::error::Broken;
+use crate::fault;
+use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
 
 /// Bytes of a virtio-blk sector; every offset and length on the wire counts in these.
 pub const SECTOR: u64 = 512;
@@ -12,8 +14,9 @@ const HEADER: usize = 16;
 const ID: u64 = 20;
 /// Bytes of one `struct virtio_blk_discard_write_zeroes`.
 const RANGE: usize = 16;
-/// Ranges that one DISCARD or WRITE_ZEROES request may carry; announced as `max_discard_seg`.
-pub(crate) const MAX_RANGES: usize = 256;
+/// A request's lists keep their memory up to this: more than Linux needs with the announced number of segments. What one large request
+/// took beyond it goes back when it is answered, or each slot of a queue would keep its largest for ever.
+const KEPT: usize = 256;
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,6 +244,33 @@ impl Request {
         }
     }
 
+    /// Whether guest memory that the buffers lie in was lost: what they hold now is not what the guest put there.
+    ///
+    /// One load, as long as no mapping of this process ever lost anything.
+    pub fn is_memory_lost(&self) -> bool {
+        fault::trips() > 0
+            && self
+                .buffers()
+                .iter()
+                .any(|buffer| fault::has_tripped(buffer.iov_base as usize, buffer.iov_len))
+    }
+
+    /// The request is answered: gives back what only a large one needs.
+    #[inline]
+    pub(crate) fn give_back(&mut self) {
+        // One comparison for both: ranges take more, and are fewer.
+        if self.buffers.capacity() | (self.ranges.capacity() << 4) >= KEPT {
+            self.give_back_all();
+        }
+    }
+
+    #[cold]
+    fn give_back_all(&mut self) {
+        self.first = 0;
+        self.buffers = Vec::new();
+        self.ranges = Vec::new();
+    }
+
     pub(crate) fn set_status(&self, status: Status) {
         // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still mapped.
         unsafe { self.status.write_volatile(status as u8) };
@@ -279,8 +309,8 @@ impl Request {
         self.sector = sector;
         let data = &self.buffers[self.first..];
         self.len = data.iter().map(|b| b.iov_len as u64).sum();
-        // No chain may be longer than 2^32 bytes (2.7.5.2), nor have more buffers than one system call takes.
-        let overlong = self.len > u64::from(u32::MAX) || data.len() > MAX_BUFFERS;
+        // Nor may it have more buffers than one system call takes.
+        let overlong = self.len > MAX_REQUEST || data.len() > MAX_BUFFERS;
         // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
@@ -345,8 +375,12 @@ impl Request {
     /// Reads the ranges of a DISCARD or WRITE_ZEROES into private memory.
     fn parse_ranges(&mut self, kind: Kind) -> Kind {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
-        if len == 0 || !len.is_multiple_of(RANGE) || len / RANGE > MAX_RANGES {
+        if len == 0 || !len.is_multiple_of(RANGE) {
             return Kind::Refused(Status::IoErr);
+        }
+        // Statuses as QEMU has them (`hw/block/virtio-blk.c`): too many ranges are a form that is not known, too large ones an error.
+        if len / RANGE > MAX_RANGES as usize {
+            return Kind::Refused(Status::Unsupported);
         }
         let mut bytes = [0u8; RANGE];
         let mut got = 0;
@@ -365,16 +399,17 @@ impl Request {
                     got = 0;
                     let [s @ .., n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
                     let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+                    let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
+                    if sectors > MAX_RANGE_SECTORS {
+                        self.ranges.clear();
+                        return Kind::Refused(Status::IoErr);
+                    }
                     // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2): unsupported.
                     if flags & !1 != 0 || (flags != 0 && kind == Kind::Discard) {
                         self.ranges.clear();
                         return Kind::Refused(Status::Unsupported);
                     }
-                    self.ranges.push(Range {
-                        sector: u64::from_le_bytes(s),
-                        sectors: u32::from_le_bytes([n0, n1, n2, n3]),
-                        unmap: flags & 1 != 0,
-                    });
+                    self.ranges.push(Range { sector: u64::from_le_bytes(s), sectors, unmap: flags & 1 != 0 });
                 }
             }
         }

@@ -2,13 +2,19 @@
 //!
 //! Guest memory and mapped images are files of other processes. Who truncates one makes the next access to the lost
 //! pages a SIGBUS, which by default ends the whole process: one hostile front end could end every session. A
-//! [`Guard`] on a mapping makes the handler put zero pages under the whole mapping and raise the guard's flag
+//! [`Guard`] on a mapping makes the handler put a zero page under the access and raise the guard's flag
 //! instead: the access that faulted goes on with zeroes, and the owner of the mapping, who looks at
 //! [`Guard::tripped`], ends the session or falls back to system calls.
+//!
+//! Only the page that was touched is replaced. The kernel, which is given pointers into the mapping too, goes on to meet what
+//! is lost with an error (EFAULT), and so a write that is under way fails instead of writing zeroes to the disk.
+//!
+//! A page that the hardware lost is the same case once it is touched (BUS_MCEERR_AR). That the kernel found one which nobody touched
+//! (BUS_MCEERR_AO) is only news: nothing is done.
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Mappings that can be guarded at the same time.
 pub const MAX_GUARDS: usize = 4096;
@@ -25,6 +31,29 @@ const FREE: Entry =
 /// Start address that marks an entry as taken but not yet (or no longer) valid. No mapping starts at 1.
 const CLAIMED: usize = 1;
 static TABLE: [Entry; MAX_GUARDS] = [FREE; MAX_GUARDS];
+/// Times that a page was replaced, in any mapping.
+static TRIPS: AtomicU64 = AtomicU64::new(0);
+
+/// Sizes of pages that systems have, as powers of two. A mapping of huge pages can be replaced by whole ones only; which it has, the
+/// handler finds out by trying.
+const PAGE_SHIFTS: [u32; 8] = [12, 14, 16, 20, 21, 25, 29, 30];
+
+/// How often memory was lost so far, whoever's: one load, to find out that there is nothing to find out.
+#[inline]
+pub fn trips() -> u64 {
+    TRIPS.load(Ordering::Relaxed)
+}
+
+/// Whether a mapping that holds some of the `len` bytes at `address` has lost pages.
+pub(crate) fn has_tripped(address: usize, len: usize) -> bool {
+    TABLE.iter().any(|entry| {
+        let start = entry.start.load(Ordering::SeqCst);
+        start > CLAIMED
+            && address < start.saturating_add(entry.len.load(Ordering::SeqCst))
+            && start < address.saturating_add(len)
+            && entry.tripped.load(Ordering::SeqCst)
+    })
+}
 
 /// A mapping whose SIGBUS is caught. Dropping it ends the protection: do it before the mapping is undone, lest what
 /// comes to lie at its address is taken for it.
@@ -91,6 +120,10 @@ fn install() -> io::Result<()> {
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and a SIGBUS of its own carries an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // A page is lost that nobody touched: whoever does will be told.
+    if code == libc::BUS_MCEERR_AO {
+        return;
+    }
     // Sent by a process (`kill -BUS`): no access failed, and what is read as the address is something else.
     let sent = code <= 0;
     for entry in TABLE.iter().filter(|_| !sent) {
@@ -104,20 +137,29 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             continue;
         }
         entry.tripped.store(true, Ordering::SeqCst);
-        // SAFETY: the range is a mapping whose owner registered it for just this; replacing it in place keeps every
-        // pointer into it valid. The whole range and not a page: a huge-page mapping cannot be replaced in part.
-        let mapped = unsafe {
-            libc::mmap(
-                start as *mut libc::c_void,
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if mapped != libc::MAP_FAILED {
-            return;
+        TRIPS.fetch_add(1, Ordering::SeqCst);
+        let end = start + len;
+        let pages = PAGE_SHIFTS.iter().map(|shift| {
+            let first = (address >> shift << shift).max(start);
+            let last = (address >> shift).saturating_add(1).checked_mul(1 << shift).unwrap_or(end).min(end);
+            (first, last)
+        });
+        for (first, last) in pages.chain([(start, end)]) {
+            // SAFETY: the range is part of a mapping whose owner registered it for just this; replacing it in place keeps every
+            // pointer into it valid.
+            let mapped = unsafe {
+                libc::mmap(
+                    first as *mut libc::c_void,
+                    last - first,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                    -1,
+                    0,
+                )
+            };
+            if mapped != libc::MAP_FAILED {
+                return;
+            }
         }
     }
     // Not ours: the default action, which the access that is now repeated will meet, or the signal sent once more.
@@ -171,5 +213,50 @@ mod tests {
         }
         assert!(guard_a.tripped());
         assert!(!guard_b.tripped());
+        // The other page is still lost: who reads it with a system call is told.
+        let disk = make();
+        // SAFETY: mapped, as above, which the kernel checks by itself.
+        let written = unsafe { libc::pwrite(disk.as_raw_fd(), a.cast(), 4096, 0) };
+        let error = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!(
+            (written, error),
+            (-1, Some(libc::EFAULT)),
+            "zeroes were written in place of what is lost"
+        );
+        let (inside, outside) = (has_tripped(a as usize + 8000, 4), has_tripped(b as usize, 8192));
+        assert!(trips() > 0 && inside && !outside);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "signals and mmap are not emulated")]
+    fn news_of_a_lost_page_that_nobody_touched_changes_nothing() {
+        let fd = rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&fd, 8192).expect("size");
+        // SAFETY: a fresh shared mapping of a file we own; 8192 bytes that stay mapped to the end of the test.
+        let at = unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+                .cast::<u8>()
+        };
+        let guard = Guard::new(at, 8192).expect("guard");
+        // SAFETY: as above; the signal is sent to this thread, with what the kernel puts into one that it sends: the number, the code,
+        // and the address behind them, aligned as a pointer.
+        unsafe {
+            at.write_volatile(7);
+            let mut info = [0u64; 16];
+            info[0] = libc::SIGBUS as u64;
+            info[1] = libc::BUS_MCEERR_AO as u64;
+            info[2] = at as u64;
+            let sent = libc::syscall(
+                libc::SYS_rt_tgsigqueueinfo,
+                libc::getpid(),
+                libc::gettid(),
+                libc::SIGBUS,
+                info.as_ptr(),
+            );
+            assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+            assert_eq!(at.read_volatile(), 7, "what was there is gone");
+        }
+        assert!(!guard.tripped());
     }
 }

@@ -17,6 +17,7 @@ mod dirty;
 pub mod driver;
 mod error;
 pub mod fault;
+pub mod limits;
 mod memory;
 mod packed;
 pub mod probes;

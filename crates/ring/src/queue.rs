@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::blk::{Kind, Request, Status};
 use crate::dirty::DirtyLog;
 use crate::error::{Broken, Layout, QueueError};
+use crate::fault;
 use crate::memory::GuestMemory;
 use crate::packed::{self, PackedQueue};
 use crate::probes;
@@ -65,6 +66,8 @@ pub struct Queue {
     broken: Option<Broken>,
     /// Written by `complete` since the last `publish`; only kept with a log.
     unlogged: bool,
+    /// Losses of memory, of anybody's, that were looked at.
+    trips: u64,
 }
 
 /// Guest memory that is replaced, and still used by requests in flight.
@@ -109,6 +112,7 @@ impl Queue {
             log: None,
             broken: None,
             unlogged: false,
+            trips: 0,
         })
     }
 
@@ -150,6 +154,13 @@ impl Queue {
         match &mut self.ring {
             Ring::Split(ring) => ring.take(&self.memory, &mut self.hint, request)?,
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.hint, request)?,
+        }
+        if fault::trips() != self.trips {
+            // What was just read may be the zeroes that are there now.
+            self.trips = fault::trips();
+            if self.memory.is_lost() {
+                return Err(Broken::MemoryLost);
+            }
         }
         request.in_flight = true;
         request.epoch = self.epoch;
@@ -206,6 +217,7 @@ impl Queue {
             Ring::Split(ring) => ring.put_used(id, len),
             Ring::Packed(ring) => ring.put_used(id, len, descriptors),
         }
+        request.give_back();
         self.free.push(slot.0);
         if !self.retired.is_empty() {
             self.release(epoch);
@@ -314,6 +326,7 @@ impl Queue {
         }
         self.epoch = self.epoch.wrapping_add(1);
         self.hint = 0;
+        self.trips = 0;
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod common;
 use common::packed::PackedDriver;
 use common::*;
 use proptest::prelude::*;
+use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
 use vlane_ring::{Broken, IoPriority, Kind, MAX_BUFFERS, PriorityClass, Queue, Range, Status};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0400, 0x1_0404];
@@ -102,11 +103,8 @@ struct Logical {
 
 fn logical() -> impl Strategy<Value = Logical> {
     let kind = prop::sample::select(vec![IN, OUT, FLUSH, GET_ID, DISCARD, WRITE_ZEROES]);
-    let range = (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(sector, sectors, unmap)| Range {
-        sector,
-        sectors,
-        unmap,
-    });
+    let range = (any::<u64>(), 0..=MAX_RANGE_SECTORS, any::<bool>())
+        .prop_map(|(sector, sectors, unmap)| Range { sector, sectors, unmap });
     (kind, any::<u32>(), any::<u64>(), 0u32..5, prop::collection::vec(range, 1..6)).prop_map(
         |(kind, priority, sector, sectors, mut ranges)| {
             ranges.iter_mut().for_each(|r| r.unmap &= kind == WRITE_ZEROES);
@@ -223,11 +221,19 @@ fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
     assert_eq!(kind_of(OUT, &[readable(DATA, 513)], &[]), io_err);
     assert_eq!(kind_of(IN, &[], &[]), Kind::In);
     assert_eq!(kind_of(OUT, &[readable(DATA, 0)], &[]), Kind::Out);
-    // Not whole ranges, none, and too many.
+    // Not whole ranges, none, and too many: more than the configuration space announces.
     assert_eq!(kind_of(DISCARD, &[], &[]), io_err);
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 15)], &[]), io_err);
-    assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16 * 257)], &[]), io_err);
-    assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16 * 256)], &[]), Kind::WriteZeroes);
+    for (kind, ok) in [(DISCARD, Kind::Discard), (WRITE_ZEROES, Kind::WriteZeroes)] {
+        assert_eq!(kind_of(kind, &[readable(DATA, 16 * MAX_RANGES)], &[]), ok);
+        assert_eq!(kind_of(kind, &[readable(DATA, 16 * (MAX_RANGES + 1))], &[]), unsupported);
+        assert_eq!(kind_of(kind, &[readable(DATA, 16 * (MAX_RANGES + 1) + 1)], &[]), io_err);
+        // Ranges that are too large.
+        let sectors = |sectors: u32| [&[0; 8][..], &sectors.to_le_bytes(), &[0; 4]].concat();
+        assert_eq!(kind_of(kind, &[readable(DATA, 16)], &sectors(MAX_RANGE_SECTORS)), ok);
+        assert_eq!(kind_of(kind, &[readable(DATA, 16)], &sectors(MAX_RANGE_SECTORS + 1)), io_err);
+        assert_eq!(kind_of(kind, &[readable(DATA, 32)], &[sectors(8), sectors(u32::MAX)].concat()), io_err);
+    }
     // Flags: unmap is for writing zeroes only; the others are for nobody.
     let flags = |flags: u8| [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, flags, 0, 0, 0];
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(0)), Kind::Discard);
@@ -243,18 +249,21 @@ fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a thousand buffers take it minutes")]
-fn a_request_longer_than_2_to_the_32_or_one_system_call_is_refused() {
+fn a_request_longer_than_1_gib_or_one_system_call_is_refused() {
     let io_err = Kind::Refused(Status::IoErr);
     // The same memory over and over.
     let long = vec![writable(BUFFERS, 0x2_0000); 1024];
     assert_eq!(kind_of(IN, &long, &[]), Kind::In);
     let ram = Ram::new(&[REGIONS[0], (0x10_0000, 0x80_0000)]);
     ram.write(HEADER, &header(IN, 0, 0));
-    let mut chain = vec![readable(HEADER, 16)];
-    chain.extend(vec![writable(BUFFERS, 0x80_0000); 512]);
-    chain.push(writable(STATUS, 1));
-    let (queue, slot) = take(&ram, &chain, false, true);
-    assert_eq!(queue.request(slot.unwrap().unwrap()).kind(), io_err);
+    for (more, expected) in [(None, Kind::In), (Some(512), io_err), (Some(0x80_0000), io_err)] {
+        let mut chain = vec![readable(HEADER, 16)];
+        chain.extend(vec![writable(BUFFERS, 0x80_0000); usize::try_from(MAX_REQUEST >> 23).unwrap()]);
+        chain.extend(more.map(|len| writable(BUFFERS, len)));
+        chain.push(writable(STATUS, 1));
+        let (queue, slot) = take(&ram, &chain, false, true);
+        assert_eq!(queue.request(slot.unwrap().unwrap()).kind(), expected);
+    }
     // Status and data share the last buffer: 1025 of data.
     assert_eq!(kind_of(IN, &vec![writable(DATA, 512); MAX_BUFFERS], &[]), Kind::In);
     let mut chain = vec![readable(HEADER, 16)];

@@ -1,17 +1,10 @@
 //! The device's configuration space, `struct virtio_blk_config` (virtio 1.2, section 5.2.4).
 
 use vlane_engine::Geometry;
+use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, SEG_MAX, SIZE_MAX};
 
 /// Bytes that can be read: what the protocol carries. Beyond the structure it reads as zeroes.
 const SIZE: usize = 256;
-/// Largest buffer of a request, bytes: larger than any that Linux makes, so that it never splits one.
-const SIZE_MAX: u32 = 4 << 20;
-/// Data buffers of a request. With the header and the status it fills the smallest ring in common use (128).
-const SEG_MAX: u32 = 126;
-/// Ranges of one DISCARD or WRITE_ZEROES.
-const MAX_RANGES: u32 = 32;
-/// Sectors of one range: 2 GiB, so that no single request takes seconds.
-const MAX_RANGE_SECTORS: u32 = 4 << 20;
 
 const WRITEBACK: usize = 32;
 

@@ -17,7 +17,7 @@ use vlane_lane::{Alarm, Counters, Snapshot};
 
 /// From one line about failures to the next.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// From one look to the next whether writes were lost, while failures are not told one by one.
+/// From one look for failures of another kind, and for lost writes, to the next meanwhile.
 const GLANCE: Duration = Duration::from_secs(1);
 
 /// The kinds of failures: what is told of each, and what to do.
@@ -110,12 +110,12 @@ impl Shared {
         let mut teller = Teller::default();
         loop {
             match teller.is_busy {
-                true => self.pause(interval),
+                true => self.pause(&mut teller, interval),
                 // Nothing failed since the last look: until something does.
                 false => self.wait(None),
             }
             self.alarm.lower();
-            self.tell(&mut teller);
+            self.tell(&mut teller, true);
             if self.ends() {
                 return;
             }
@@ -126,23 +126,23 @@ impl Shared {
         self.ends.load(Ordering::Acquire)
     }
 
-    /// Until then failures are counted, and not told; a loss is.
-    fn pause(&self, interval: Duration) {
+    /// Until then failures of kinds that were told are counted, and not told.
+    fn pause(&self, teller: &mut Teller, interval: Duration) {
         let until = Instant::now() + interval;
         while let Some(left) = until.checked_duration_since(Instant::now())
             && !self.ends()
         {
             self.wait(Some(left.min(GLANCE)));
-            self.tell_loss();
+            self.tell(teller, false);
         }
     }
 
-    fn tell(&self, teller: &mut Teller) {
+    fn tell(&self, teller: &mut Teller, again: bool) {
         let sum = self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {
             sum.add(&lane.snapshot());
             sum
         });
-        teller.tell(&sum, Instant::now(), |line| tracing::warn!("{}: {line}", self.name));
+        teller.tell(&sum, Instant::now(), again, |line| tracing::warn!("{}: {line}", self.name));
         self.tell_loss();
     }
 
@@ -191,15 +191,15 @@ struct Teller {
 }
 
 impl Teller {
-    /// A line for each kind of which there are more than at the last look.
-    fn tell(&mut self, sum: &Snapshot, now: Instant, mut line: impl FnMut(String)) {
+    /// A line for each kind of which there are more than at the last look; without `again`, only if none was told yet.
+    fn tell(&mut self, sum: &Snapshot, now: Instant, again: bool, mut line: impl FnMut(String)) {
         let counted =
             [sum.no_space, sum.short, sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost)];
-        self.is_busy = false;
+        self.is_busy &= !again;
         let since = self.since.map(|since| now.saturating_duration_since(since).as_secs().max(1));
         for ((what, advice), (now, told)) in KINDS.iter().zip(counted.into_iter().zip(&mut self.told)) {
             let more = now.saturating_sub(*told);
-            if more == 0 {
+            if more == 0 || (*told > 0 && !again) {
                 continue;
             }
             let requests = |n: u64| if n == 1 { "1 request".to_owned() } else { format!("{n} requests") };
@@ -220,7 +220,7 @@ impl Teller {
             *told = now;
             self.is_busy = true;
         }
-        if self.is_busy {
+        if self.is_busy && (again || self.since.is_none()) {
             self.since = Some(now);
         }
     }
@@ -230,34 +230,44 @@ impl Teller {
 mod tests {
     use super::*;
 
-    fn lines(teller: &mut Teller, sum: Snapshot, now: Instant) -> Vec<String> {
+    fn lines(teller: &mut Teller, sum: Snapshot, now: Instant, again: bool) -> Vec<String> {
         let mut lines = Vec::new();
-        teller.tell(&sum, now, |line| lines.push(line));
+        teller.tell(&sum, now, again, |line| lines.push(line));
         lines
     }
 
     #[test]
     fn the_first_of_each_kind_is_told_with_advice_and_then_how_many_came_since() {
         let (mut teller, begin) = (Teller::default(), Instant::now());
-        assert_eq!(lines(&mut teller, Snapshot::default(), begin), [] as [String; 0]);
+        assert_eq!(lines(&mut teller, Snapshot::default(), begin, true), [] as [String; 0]);
         assert!(!teller.is_busy);
         let mut sum = Snapshot { failed: 1, no_space: 1, ..Snapshot::default() };
-        let first = lines(&mut teller, sum, begin);
+        let first = lines(&mut teller, sum, begin, true);
         assert!(
             first.len() == 1
                 && first[0].contains("no space")
                 && first[0].contains("1 request failed; make room")
         );
         assert!(teller.is_busy);
-        assert_eq!(lines(&mut teller, sum, begin), [] as [String; 0], "nothing new");
+        sum = Snapshot { failed: 10, no_space: 10, ..sum };
+        assert_eq!(lines(&mut teller, sum, begin, false), [] as [String; 0], "nothing of another kind");
+        sum = Snapshot { failed: 11, short: 1, ..sum };
+        assert!(lines(&mut teller, sum, begin, false)[0].contains("1 request failed; somebody cut it short"));
+        assert!(teller.is_busy);
         sum = Snapshot { failed: 602, no_space: 571, short: 20, lost: 10, ..sum };
-        let later = lines(&mut teller, sum, begin + Duration::from_secs(10));
+        let later = lines(&mut teller, sum, begin + Duration::from_secs(10), true);
         assert_eq!(
             later[0],
             "no space was left on the storage: 570 requests failed in the last 10 s, 571 requests in all"
         );
-        assert!(later[1].contains("shorter than its volume: 20 requests failed; somebody cut it short"));
+        assert!(
+            later[1].ends_with(
+                "shorter than its volume: 19 requests failed in the last 10 s, 20 requests in all"
+            )
+        );
         // What failed only because writes had been lost is told as that.
-        assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed"));
+        assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed; see"));
+        assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0], "nothing new");
+        assert!(!teller.is_busy);
     }
 }

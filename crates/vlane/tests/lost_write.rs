@@ -123,7 +123,7 @@ fn request(queue: &mut GuestQueue, kind: Kind, sector: u64, len: u32) -> u8 {
     queue.kick().unwrap();
     let (mut done, begin) = (Vec::new(), Instant::now());
     while done.is_empty() {
-        queue.wait_for(Duration::from_millis(100)).unwrap();
+        std::thread::yield_now();
         queue.blk.reap(&mut done).unwrap();
         assert!(begin.elapsed() < LIMIT, "{kind:?} hangs");
     }
@@ -232,13 +232,14 @@ fn failed_requests_are_told_while_the_session_goes_on_and_not_one_by_one() {
     for _ in 0..500 {
         assert_eq!(request(&mut queues[0], Kind::Write, 60 * MIB / 512, PIECE), 1);
     }
-    // Another kind is not held back for longer than the interval: it is told at the end at the latest.
+    // Another kind is not held back with the rest of these.
     std::fs::OpenOptions::new().write(true).open(place.image()).unwrap().set_len(MIB).unwrap();
     assert_eq!(request(&mut queues[1], Kind::Read, 2 * MIB / 512, 4096), 1);
+    assert!(backend.wait_log("the image is shorter", LIMIT), "{}", backend.log());
     let stopped = backend.stop(LIMIT).unwrap();
     assert!(stopped.status.success(), "{}", stopped.log);
     let space = lines(&stopped.log, &["WARN", "no space was left", "failed"]);
-    assert!((1..=6).contains(&space.len()), "{}", stopped.log);
+    assert!((1..=4).contains(&space.len()), "{}", stopped.log);
     assert_eq!(
         lines(&stopped.log, &["WARN", "the image is shorter", "1 request failed"]).len(),
         1,

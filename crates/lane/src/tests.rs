@@ -1,0 +1,122 @@
+//! Lanes and their thread, with a guest in the same process.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
+use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_engine::{Engine, Uring};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+
+use crate::cost::device;
+use crate::inbox::pair;
+use crate::lane::Lane;
+use crate::thread::Thread;
+use crate::{Counters, LaneConfig, Pool, PoolConfig, Topology, event_channel};
+
+/// A guest's queue, and what makes a lane of it.
+struct Guest {
+    driver: BlkQueue,
+    counters: Arc<Counters>,
+    _arena: Arena,
+}
+
+fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
+    Arc::new(NullEngine::new(NullConfig { size: 1 << 20, latency, parallelism: 8 }).unwrap())
+}
+
+fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
+    let options = BlkOptions {
+        format: Format::Split,
+        size: None,
+        depth: 8,
+        data: 4096,
+        segments: 1,
+        indirect: true,
+        event_idx: false,
+    };
+    let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
+    let driver = BlkQueue::new(&arena, options).unwrap();
+    let counters = Arc::new(Counters::default());
+    let config = LaneConfig {
+        queue: device(&arena, &driver, false),
+        engine,
+        kick: None,
+        call: None,
+        serial: [0; 20],
+        write_through: false,
+        counters: Arc::clone(&counters),
+        events: event_channel().unwrap().0,
+    };
+    (Guest { driver, counters, _arena: arena }, config)
+}
+
+impl Guest {
+    fn submit(&mut self, slot: u16, kind: Kind, sector: u64) {
+        self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
+    }
+}
+
+#[test]
+fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
+    let (mut guest, config) = guest(null(None));
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    // The volume has 2048 sectors.
+    guest.submit(0, Kind::Write, 2048);
+    guest.submit(1, Kind::Read, 2041);
+    guest.submit(2, Kind::Other(99), 0);
+    guest.submit(3, Kind::Read, 2040);
+    guest.driver.publish();
+    assert!(lane.serve(&mut uring, false));
+    lane.store_counters();
+    let counted = guest.counters.snapshot();
+    assert_eq!((counted.refused, counted.requests()), (3, 4));
+    assert_eq!((counted.reads, counted.read_bytes), (1, 4096));
+    assert_eq!((counted.writes, counted.written_bytes, counted.others), (0, 0, 0));
+}
+
+#[test]
+fn a_pool_that_is_dropped_answers_what_is_in_flight() {
+    let topology = Topology { queues: 1, threads: 1, cpus: Vec::new() };
+    let pool = Pool::new(&PoolConfig { topology, poll_max: Duration::ZERO }).unwrap();
+    let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
+    let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    config.kick = Some(kick.try_clone().unwrap());
+    pool.start(0, config, &[]).unwrap();
+    (0..4).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    let begin = Instant::now();
+    while guest.counters.snapshot().reads < 4 {
+        assert!(begin.elapsed() < Duration::from_secs(10), "the lane does not take them");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(pool);
+    let mut done = Vec::new();
+    guest.driver.reap(&mut done).unwrap();
+    assert_eq!(done.len(), 4);
+    assert!(done.iter().all(|completion| completion.status == 0));
+}
+
+#[test]
+fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
+    let (_outbox, inbox) = pair().unwrap();
+    let mut thread = Thread::new(0, Uring::new(64).unwrap(), inbox, Duration::ZERO);
+    let mut guests = Vec::new();
+    for index in 0..3 {
+        let (guest, config) = guest(null(None));
+        thread.start(index, config).unwrap();
+        guests.push(guest);
+    }
+    // One of them makes a request at the last moment.
+    guests[1].submit(0, Kind::Read, 0);
+    assert!(!guests[1].driver.publish(), "a thread that is awake was kicked");
+    assert!(!thread.ask_for_kicks(), "the request was overlooked");
+    for (index, guest) in guests.iter_mut().enumerate() {
+        guest.submit(1, Kind::Read, 0);
+        assert!(!guest.driver.publish(), "the guest of queue {index} is asked for a kick");
+    }
+}
