@@ -123,14 +123,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_papers_work_adds_up_to_the_papers_throughput() {
-        for pattern in patterns() {
+    fn the_papers_work_is_what_its_figures_say() {
+        // By hand: 8 threads / IOPS, less three quarters of 8 threads / 1.2 M for the host's path, and 1.5 us of our own. 10.5 GB/s are
+        // 344,064 requests of 32 KiB per second, 10.1 GB/s are 330,957.
+        let by_hand = [("randread", 12_870), ("randwrite", 15_846), ("read", 16_751), ("write", 17_672)];
+        for (pattern, (name, guest_ns)) in patterns().iter().zip(by_hand) {
+            assert_eq!(pattern.name, name);
             let (guest, host) = pattern.paper_work();
-            let whole = guest.as_secs_f64() + host.as_secs_f64() + OWN_US / 1e6;
-            let iops = PAPER_THREADS / whole;
-            // Work is whole nanoseconds.
-            assert!((iops / pattern.published.mt_iops - 1.0).abs() < 1e-3, "{}: {iops}", pattern.name);
-            assert!(guest > host && host > Duration::from_micros(4), "{guest:?} {host:?}");
+            assert_eq!((guest.as_nanos(), host.as_nanos()), (guest_ns, 5000), "{name}");
         }
     }
 
