@@ -86,6 +86,10 @@ fn places(size: u64) -> Vec<(TempDir, PathBuf, Cache)> {
 fn a_gibibyte_in_one_descriptor_is_read_in_parts_with_others_in_between() {
     let _one = one_at_a_time();
     for (_dir, path, cache) in places(GIB + MIB) {
+        if cache == Cache::WriteThrough {
+            // Reads as with write-back.
+            continue;
+        }
         let file = OpenOptions::new().write(true).open(&path).expect("open");
         for at in [0, 5 * MIB - 100, GIB / 2, GIB - 512] {
             file.write_all_at(&bytes(at, 512), at).expect("write");
