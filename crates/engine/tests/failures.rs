@@ -187,7 +187,10 @@ fn requests_beyond_all_bounds_are_refused_in_every_mode() {
             assert_eq!(rig.run(Op::read(sector, 512)).status, Status::IoErr);
             assert_eq!(rig.run(Op::write(sector, vec![1; 512])).status, Status::IoErr);
             assert_eq!(rig.run(Op::Discard(vec![(sector, 8)])).status, Status::IoErr);
-            let zeroes = Op::WriteZeroes { ranges: vec![(sector, u32::MAX)], unmap: false };
+            let zeroes = Op::WriteZeroes {
+                ranges: vec![(sector, vlane_ring::limits::MAX_RANGE_SECTORS)],
+                unmap: false,
+            };
             assert_eq!(rig.run(zeroes).status, Status::IoErr);
         }
         rig.ok(Op::write(0, bytes(1, 512)));

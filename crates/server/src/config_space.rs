@@ -91,6 +91,11 @@ mod tests {
         for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 1), (1, u32::MAX)] {
             assert_eq!(space.read(offset, size), None);
         }
+        // What is announced is what requests are checked against.
+        let u32_at =
+            |at| space.read(at, 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        assert_eq!([36, 48].map(u32_at), [Some(MAX_RANGE_SECTORS); 2]);
+        assert_eq!([40, 52].map(u32_at), [Some(MAX_RANGES); 2]);
         assert!(space.write_back());
         assert!(space.write(32, &[0]) && !space.write_back());
         for (offset, bytes) in [(0, &[1u8][..]), (32, &[2]), (32, &[0, 0]), (u32::MAX, &[0])] {

@@ -11,7 +11,7 @@ use io_uring::{opcode, squeue, types};
 use vlane_ring::Kind;
 
 use super::bounce::{Bounce, PIECE, Pool};
-use super::{Cache, Shared, inline, span};
+use super::{Cache, PART, Shared, inline, span};
 use crate::uring::Target;
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring, Writeback};
 
@@ -19,6 +19,8 @@ use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, 
 const MAX_RETRIES: u32 = 64;
 /// What `preadv` takes at once (`IOV_MAX`): the rest follows as after a short transfer.
 const MAX_IOVECS: usize = 1024;
+/// Buffers that a slot's list keeps room for: see `Request` in the crate `ring`, which does the same.
+const KEPT: usize = 256;
 /// Until the next look for a bounce buffer, nanoseconds.
 const BOUNCE_PAUSE: u32 = 500_000;
 
@@ -53,8 +55,9 @@ pub(super) struct Progress {
     pub(super) range: usize,
     /// Which of a range's ways is being tried.
     pub(super) way: usize,
-    /// What is left of the buffers after a partial transfer.
+    /// What is left of the buffers after a partial transfer, up to [`PART`]; its bytes.
     pub(super) rest: Vec<libc::iovec>,
+    part: u64,
     bounce: Option<Bounced>,
     /// The device's discard that is under way, and where its eventfd's value goes.
     pub(super) discard: Option<Arc<OwnedFd>>,
@@ -148,7 +151,7 @@ impl FileChannel {
         if self.shared.is_direct() {
             if !self.is_aligned(offset, request.len(), request.buffers()) {
                 self.stats.bounced += 1;
-                return self.go_on(uring, slot, request);
+                return self.begin_otherwise(uring, slot, request);
             }
         } else if write && !self.write_through && request.len() <= inline::LARGEST {
             let fd = self.cached_fd();
@@ -161,9 +164,12 @@ impl FileChannel {
                 0 => {}
                 n => {
                     self.at(slot).done = n;
-                    return self.go_on(uring, slot, request);
+                    return self.begin_otherwise(uring, slot, request);
                 }
             }
+        }
+        if request.len() > PART {
+            return self.begin_otherwise(uring, slot, request);
         }
         let target = self.target();
         let entry = match request.buffers() {
@@ -183,6 +189,15 @@ impl FileChannel {
         // SAFETY: the request and its buffers stay where they are until it is answered.
         unsafe { uring.push(entry, self.lane, slot) };
         Outcome::Pending
+    }
+
+    /// Begins a transfer that is not one operation on the request's own buffers, or goes on after its beginning.
+    #[cold]
+    fn begin_otherwise(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+        match self.go_on(uring, slot, request) {
+            Outcome::Done(status) => Outcome::Done(self.answer(slot, status)),
+            Outcome::Pending => Outcome::Pending,
+        }
     }
 
     /// Whether direct I/O takes it. Every buffer must be whole blocks: kernels differ, this satisfies all.
@@ -217,12 +232,16 @@ impl FileChannel {
             return Outcome::Done(Status::IoErr);
         };
         let (offset, left) = (start + done, request.len() - done);
+        if write && request.is_memory_lost() {
+            // What is there now is not what the guest wrote.
+            return Outcome::Done(Status::IoErr);
+        }
         let mut rest = std::mem::take(&mut self.at(slot).rest);
-        rest.clear();
-        rest.extend_from_slice(request.buffers());
-        advance(&mut rest, usize::try_from(done).unwrap_or(usize::MAX));
-        let aligned = self.is_aligned(offset, left, &rest);
-        self.at(slot).rest = rest;
+        let part = select(&mut rest, request.buffers(), done);
+        let aligned = self.is_aligned(offset, part, &rest);
+        let progress = self.at(slot);
+        progress.rest = rest;
+        progress.part = part;
         if self.shared.is_direct() && !aligned {
             if !write || (offset | left).is_multiple_of(self.shared.offset_align) {
                 return self.bounce(uring, slot, request);
@@ -262,6 +281,11 @@ impl FileChannel {
         if write {
             // SAFETY: the request's buffers are mapped as long as it is in flight.
             unsafe { buffer.gather(request.buffers(), done, len) };
+            // After the copy: it may be what met the loss.
+            if request.is_memory_lost() {
+                self.bounces.give_back(buffer);
+                return Outcome::Done(Status::IoErr);
+            }
         }
         let progress = self.at(slot);
         progress.stage = Stage::Bounce;
@@ -356,6 +380,14 @@ impl FileChannel {
         request: &Request,
         errno: i32,
     ) -> Option<Status> {
+        if errno == libc::EFAULT && request.kind() != Kind::Flush {
+            // The guest's memory is gone, which is not the storage's failure: the queue is going to stop for it.
+            tracing::debug!("{}: {request:?}: its memory is lost", self.shared.path.display());
+            if let Some(bounced) = self.at(slot).bounce.take() {
+                self.bounces.give_back(bounced.buffer);
+            }
+            return Some(Status::IoErr);
+        }
         let again = match errno {
             libc::EAGAIN | libc::EINTR | libc::EBUSY => true,
             // Not aligned as the device wants it, whatever it announced.
@@ -404,7 +436,8 @@ impl FileChannel {
         if n == 0 {
             return Some(self.cut_short(request));
         }
-        self.stats.retries += 1;
+        // A whole part is no repetition.
+        self.stats.retries += u64::from(n != progress.part);
         self.pending(uring, slot, request)
     }
 
@@ -486,6 +519,9 @@ impl FileChannel {
         progress.range = 0;
         progress.way = 0;
         progress.discard = None;
+        if progress.rest.capacity() >= KEPT {
+            progress.rest = Vec::new();
+        }
         status
     }
 }
@@ -542,6 +578,26 @@ impl Channel for FileChannel {
     fn stats(&self) -> ChannelStats {
         self.stats
     }
+}
+
+/// Makes `rest` what comes after the first `done` bytes of `buffers`, up to [`PART`] bytes and in as many buffers as one call takes; returns how many
+/// bytes that are.
+pub(super) fn select(rest: &mut Vec<libc::iovec>, buffers: &[libc::iovec], done: u64) -> u64 {
+    rest.clear();
+    rest.extend_from_slice(buffers);
+    advance(rest, usize::try_from(done).unwrap_or(usize::MAX));
+    rest.truncate(MAX_IOVECS);
+    let mut len = 0;
+    for (index, buffer) in rest.iter_mut().enumerate() {
+        let left = usize::try_from(PART - len).unwrap_or(usize::MAX);
+        buffer.iov_len = buffer.iov_len.min(left);
+        len += buffer.iov_len as u64;
+        if len == PART {
+            rest.truncate(index + 1);
+            break;
+        }
+    }
+    len
 }
 
 /// Drops the first `n` bytes of a list of buffers.

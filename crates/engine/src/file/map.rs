@@ -46,12 +46,12 @@ impl Drop for Pages {
 }
 
 impl Map {
-    pub(super) fn new(file: &File, size: u64, read_only: bool) -> io::Result<Map> {
+    /// Maps the file for reading: nothing in this process can write to it by accident.
+    pub(super) fn new(file: &File, size: u64) -> io::Result<Map> {
         let len = usize::try_from(size.next_multiple_of(PAGE)).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let protection = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)
         }?
         .cast::<u8>();
         let pages = Pages { base, len };
@@ -73,14 +73,14 @@ impl Map {
     /// The address of `len` bytes at `offset`, if all of them are known to exist. Whoever used it must ask
     /// [`Map::is_lost`] after the access.
     #[inline]
-    pub(super) fn address(&self, offset: u64, len: u64) -> Option<*mut u8> {
+    pub(super) fn address(&self, offset: u64, len: u64) -> Option<*const u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.pages.len as u64);
         if !inside || !self.is_present(offset, len) || self.guard.tripped() {
             return None;
         }
         // SAFETY: inside the mapping, as just checked.
         #[allow(clippy::cast_possible_truncation)]
-        Some(unsafe { self.pages.base.add(offset as usize) })
+        Some(unsafe { self.pages.base.add(offset as usize).cast_const() })
     }
 
     /// Whether pages vanished under the mapping: an access before that may have met zeroes, or have been lost.
@@ -193,10 +193,19 @@ mod tests {
     }
 
     #[test]
+    fn an_image_is_mapped_for_reading_only() {
+        let file = memfd(PAGE);
+        let map = Map::new(&file, PAGE).expect("map");
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", map.pages.base as usize)));
+        assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("r--s"));
+    }
+
+    #[test]
     fn only_pages_that_exist_have_an_address() {
         let file = memfd(10 * PAGE + 512);
         file.write_all_at(&[1; 8192], PAGE).expect("write");
-        let map = Map::new(&file, 10 * PAGE + 512, false).expect("map");
+        let map = Map::new(&file, 10 * PAGE + 512).expect("map");
         assert!(map.address(PAGE, 8192).is_some());
         assert!(map.address(PAGE + 512, 512).is_some());
         assert!(map.address(0, 512).is_none());

@@ -14,33 +14,49 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use io_uring::opcode;
 use rustix::fs::FallocateFlags;
 use vlane_ring::{Kind, SECTOR};
 
-use super::{Shared, span};
+use super::{PART, Shared, span};
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring};
+
+/// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
+const ZEROES_PART: u64 = 16 << 20;
 
 /// A lane's way into an image in memory.
 #[derive(Debug)]
 pub(super) struct MappedChannel {
     shared: Arc<Shared>,
+    lane: u16,
+    /// By slot, bytes that are done of a request that is worked on in parts.
+    done: Box<[u64]>,
+    /// The buffers of one part.
+    part: Vec<libc::iovec>,
     stats: ChannelStats,
 }
 
 impl MappedChannel {
-    pub(super) fn new(shared: Arc<Shared>) -> MappedChannel {
-        MappedChannel { shared, stats: ChannelStats::default() }
+    pub(super) fn new(shared: Arc<Shared>, lane: u16, slots: u16) -> MappedChannel {
+        let done = vec![0; usize::from(slots)].into_boxed_slice();
+        MappedChannel { shared, lane, done, part: Vec::new(), stats: ChannelStats::default() }
     }
 
     #[inline]
     fn read(&mut self, request: &Request) -> Status {
         let Some((offset, _)) = span(request.sector(), request.len()) else { return Status::IoErr };
+        self.read_at(request, request.buffers(), offset, request.len())
+    }
+
+    /// Reads `len` bytes at `offset` into `buffers`, which are the request's or a part of them.
+    #[inline]
+    fn read_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         if let Some(map) = &self.shared.map
-            && let Some(mut at) = map.address(offset, request.len())
+            && let Some(mut at) = map.address(offset, len)
         {
-            for buffer in request.buffers() {
+            for buffer in buffers {
                 // SAFETY: the guest's buffer stays mapped while the request is in flight; the buffers' lengths add up
-                // to the request's, which the address is good for. Image and guest memory are different mappings.
+                // to `len`, which the address is good for. Image and guest memory are different mappings.
                 unsafe {
                     std::ptr::copy_nonoverlapping(at, buffer.iov_base.cast::<u8>(), buffer.iov_len);
                     at = at.add(buffer.iov_len);
@@ -50,19 +66,19 @@ impl MappedChannel {
                 return Status::Ok;
             }
         }
-        self.read_by_call(request, offset)
+        self.read_by_call(request, buffers, offset, len)
     }
 
     #[cold]
-    fn read_by_call(&mut self, request: &Request, offset: u64) -> Status {
+    fn read_by_call(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, false) } {
+        if let Err(error) = unsafe { transfer_all(&self.shared.file, buffers, offset, false) } {
             return self.fail(request, &error);
         }
         if let Some(map) = &self.shared.map
             && !map.is_lost()
         {
-            map.learn_after_read(&self.shared.file, offset, request.len());
+            map.learn_after_read(&self.shared.file, offset, len);
         }
         Status::Ok
     }
@@ -70,21 +86,81 @@ impl MappedChannel {
     #[inline]
     fn write(&mut self, request: &Request) -> Status {
         let Some((offset, _)) = span(request.sector(), request.len()) else { return Status::IoErr };
+        self.write_at(request, request.buffers(), offset, request.len())
+    }
+
+    /// Writes `buffers`, which are the request's or a part of them, `len` bytes, at `offset`.
+    #[inline]
+    fn write_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(&self.shared.file, request.buffers(), offset, true) } {
+        if let Err(error) = unsafe { transfer_all(&self.shared.file, buffers, offset, true) } {
             return self.fail(request, &error);
         }
         if let Some(map) = &self.shared.map
-            && map.address(offset, request.len()).is_none()
+            && map.address(offset, len).is_none()
             && !map.is_lost()
         {
-            map.set_present(offset, request.len());
+            map.set_present(offset, len);
         }
         Status::Ok
     }
 
+    /// Begins a request that would keep the lane from its other work for too long: a part each time that its operation, which does nothing,
+    /// comes back.
+    #[cold]
+    fn begin_in_parts(&mut self, uring: &mut Uring, slot: Slot) -> Outcome {
+        self.done[usize::from(slot.0)] = 0;
+        self.come_back(uring, slot);
+        Outcome::Pending
+    }
+
+    fn come_back(&self, uring: &mut Uring, slot: Slot) {
+        // SAFETY: refers to no memory.
+        unsafe { uring.push(opcode::Nop::new().build(), self.lane, slot) };
+    }
+
+    /// The next part of a request; its status, if that is not the end.
+    fn next_part(&mut self, request: &Request, done: u64) -> (u64, Status) {
+        let write = match request.kind() {
+            Kind::In => false,
+            Kind::Out if request.is_memory_lost() => return (0, Status::IoErr),
+            Kind::Out => true,
+            _ => return self.next_zeroes(request, done),
+        };
+        let Some((start, _)) = span(request.sector(), request.len()) else { return (0, Status::IoErr) };
+        let mut part = std::mem::take(&mut self.part);
+        let len = super::channel::select(&mut part, request.buffers(), done);
+        let status = match write {
+            true => self.write_at(request, &part, start + done, len),
+            false => self.read_at(request, &part, start + done, len),
+        };
+        self.part = part;
+        (len, status)
+    }
+
+    /// The next part of a DISCARD or WRITE_ZEROES: of its ranges, one after the other.
+    fn next_zeroes(&mut self, request: &Request, done: u64) -> (u64, Status) {
+        let mut skip = done;
+        for range in request.ranges() {
+            let Some((offset, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
+                return (0, Status::IoErr);
+            };
+            if skip >= end - offset {
+                skip -= end - offset;
+                continue;
+            }
+            let len = (end - offset - skip).min(ZEROES_PART);
+            return (len, self.zero(request, range.unmap, offset + skip, len));
+        }
+        (0, Status::Ok)
+    }
+
     #[cold]
     fn fail(&mut self, request: &Request, error: &io::Error) -> Status {
+        if error.raw_os_error() == Some(libc::EFAULT) {
+            // The guest's memory is gone, which is not the storage's failure.
+            return Status::IoErr;
+        }
         let kind = match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero => IoErrorKind::Short,
             _ => IoErrorKind::of(error),
@@ -94,29 +170,37 @@ impl MappedChannel {
         Status::IoErr
     }
 
-    /// Makes all ranges read as zeroes. What need not stay allocated is deallocated.
-    fn zero(&mut self, request: &Request, discard: bool) -> Status {
-        for range in request.ranges() {
-            let Some((offset, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
-                return Status::IoErr;
-            };
-            let len = end - offset;
-            if len == 0 {
-                continue;
-            }
-            if let Some(map) = &self.shared.map {
-                map.clear_present(offset, len);
-            }
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let mut result = self.fallocate(punch, offset, len);
-            if result.is_ok() && !discard && !range.unmap {
-                result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
-            }
-            if let Err(error) = result {
-                return self.fail(request, &error);
-            }
+    /// Makes a range read as zeroes. What need not stay allocated is deallocated.
+    fn zero(&mut self, request: &Request, unmap: bool, offset: u64, len: u64) -> Status {
+        if let Some(map) = &self.shared.map {
+            map.clear_present(offset, len);
         }
-        Status::Ok
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let mut result = self.fallocate(punch, offset, len);
+        if result.is_ok() && request.kind() != Kind::Discard && !unmap {
+            result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
+        }
+        match result {
+            Ok(()) => Status::Ok,
+            Err(error) => self.fail(request, &error),
+        }
+    }
+
+    /// All ranges of a DISCARD or WRITE_ZEROES at once, if that does not take long.
+    fn zero_all(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+        let total = ranges_len(request);
+        if total > ZEROES_PART {
+            return self.begin_in_parts(uring, slot);
+        }
+        let mut done = 0;
+        while done < total {
+            let (len, status) = self.next_zeroes(request, done);
+            if status != Status::Ok {
+                return Outcome::Done(status);
+            }
+            done += len;
+        }
+        Outcome::Done(Status::Ok)
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
@@ -131,20 +215,34 @@ impl MappedChannel {
 
 impl Channel for MappedChannel {
     #[inline]
-    fn submit(&mut self, _uring: &mut Uring, _slot: Slot, request: &Request) -> Outcome {
+    fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
+            Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(uring, slot),
             Kind::In => self.read(request),
             Kind::Out => self.write(request),
             // Memory is as durable as it gets.
             Kind::Flush => Status::Ok,
-            Kind::Discard => self.zero(request, true),
-            Kind::WriteZeroes => self.zero(request, false),
+            Kind::Discard | Kind::WriteZeroes => return self.zero_all(uring, slot, request),
             Kind::GetId | Kind::Refused(_) => Status::Unsupported,
         })
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
+    fn completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, _: i32) -> Option<Status> {
+        let done = self.done[usize::from(slot.0)];
+        let (len, status) = self.next_part(request, done);
+        if status != Status::Ok {
+            return Some(status);
+        }
+        let total = match request.kind() {
+            Kind::In | Kind::Out => request.len(),
+            _ => ranges_len(request),
+        };
+        if len == 0 || done + len >= total {
+            return Some(Status::Ok);
+        }
+        self.done[usize::from(slot.0)] = done + len;
+        self.come_back(uring, slot);
         None
     }
 
@@ -153,6 +251,11 @@ impl Channel for MappedChannel {
     fn stats(&self) -> ChannelStats {
         self.stats
     }
+}
+
+/// Bytes of all ranges of a request.
+fn ranges_len(request: &Request) -> u64 {
+    request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
 }
 
 /// Reads or writes all of `buffers` at `offset`, however many calls it takes.

@@ -179,7 +179,7 @@ impl Engine for FileEngine {
     fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
         Ok(match shared.map {
-            Some(_) => Box::new(mapped::MappedChannel::new(shared)),
+            Some(_) => Box::new(mapped::MappedChannel::new(shared, lane, slots)),
             None => Box::new(channel::FileChannel::new(shared, uring, lane, slots)),
         })
     }
@@ -198,6 +198,10 @@ impl Shared {
         }
     }
 }
+
+/// Bytes that one operation moves at most, and that a lane copies without a look at its other work: requests may be up to 1 GiB large, and
+/// are worked on in parts of this. No Linux guest sends larger ones.
+const PART: u64 = vlane_ring::limits::SIZE_MAX as u64;
 
 /// Bytes from `sector` on, as an offset that the system takes, with the end; nothing beyond what any file can have.
 /// The lane has checked requests against the volume; this keeps arithmetic safe for any request.

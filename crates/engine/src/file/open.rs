@@ -97,7 +97,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     };
     let (block_size, physical) = block_sizes(&file, is_device, offset_align);
     let map = match in_memory {
-        true => map::Map::new(&file, size, read_only)
+        true => map::Map::new(&file, size)
             .inspect_err(|error| {
                 tracing::warn!("{}: cannot be mapped ({error}); going on with system calls", path.display());
             })

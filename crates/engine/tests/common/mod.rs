@@ -9,6 +9,7 @@
     clippy::missing_panics_doc
 )]
 
+pub mod apart;
 pub mod places;
 
 use std::sync::Arc;
