@@ -277,3 +277,40 @@ fn is_eventfd(fd: &OwnedFd) -> bool {
     // Without /proc it cannot be checked, and lanes do without a scheduler.
     is_nonblocking && link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+
+    #[test]
+    fn a_user_is_believed_where_root_has_given_it_a_directory_and_nowhere_else() {
+        if !rustix::process::geteuid().is_root() {
+            return vlane_testing::skip("only root can give directories to users");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let own = root.path().join("vlane");
+        std::fs::create_dir(&own).unwrap();
+        let socket = own.join("sched.sock");
+        let mode =
+            |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        mode(root.path(), 0o755);
+        mode(&own, 0o755);
+        assert!(!has_place_from_root(&socket, 1234), "it is root's");
+        chown(&own, Some(1234), None).unwrap();
+        assert!(has_place_from_root(&socket, 1234));
+        assert!(!has_place_from_root(&socket, 4321));
+        mode(&own, 0o775);
+        assert!(!has_place_from_root(&socket, 1234), "others may put a socket there");
+        mode(&own, 0o755);
+        // As in /tmp, where everybody may make directories.
+        mode(root.path(), 0o1777);
+        assert!(!has_place_from_root(&socket, 1234));
+        mode(root.path(), 0o755);
+        chown(root.path(), Some(1234), None).unwrap();
+        assert!(!has_place_from_root(&socket, 1234), "made by itself");
+        assert!(!has_place_from_root(&root.path().join("none/s"), 1234));
+    }
+}

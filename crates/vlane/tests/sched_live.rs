@@ -142,6 +142,28 @@ fn no_more_than_the_real_time_budget_is_given_out() {
 }
 
 #[test]
+fn no_machine_has_more_than_its_share_of_the_real_time_budget() {
+    if !may_schedule("no_machine_has_more") {
+        return;
+    }
+    Daemon::raise().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (greedy, modest) = (Hog::new(), Hog::new());
+    let mut vehicle = vehicle(Policy::AlwaysBoost, dir.path(), |settings| settings.rt_shares.machine = 2);
+    let [id, other] =
+        [&greedy, &modest].map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap());
+    let begin = Instant::now();
+    while vehicle.counts().denied_machine < 10 {
+        assert!(begin.elapsed() < PATIENCE, "boosted without end: {:?}", vehicle.counts());
+        vehicle.event(id, monotonic_ns()).unwrap();
+        let next = vehicle.tick(monotonic_ns()).unwrap();
+        std::thread::sleep(Duration::from_nanos(next.saturating_sub(monotonic_ns()).min(1_000_000)));
+    }
+    // The others are not concerned.
+    assert!(matches!(vehicle.event(other, monotonic_ns()).unwrap(), Decision::Boost { .. }));
+}
+
+#[test]
 fn weights_hold_although_eevdf_knows_nothing_of_them() {
     if !may_schedule() {
         return;

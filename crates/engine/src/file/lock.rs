@@ -182,3 +182,15 @@ fn has_locks(file: &File, fd: i32) -> bool {
         && std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))
             .is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holders_name_is_shown_and_not_done() {
+        let holder = Holder::Process(7, "\x1b[2J\rqemu".to_owned());
+        let said = locked(Path::new("disk.raw"), Some(holder), false).to_string();
+        assert!(said.contains("pid 7, \\u{1b}[2J\\rqemu"), "{said}");
+    }
+}

@@ -85,6 +85,14 @@ mod tests {
     }
 
     #[test]
+    fn a_process_with_any_number_of_such_threads_has_only_so_many_vcpus() {
+        let all: Vec<_> =
+            (0..20_000).map(|n| Thread { tid: n + 10, name: format!("vcpu{}", 20_000 - n) }).collect();
+        let found = vcpus(5, &all);
+        assert_eq!((found.len(), found[0].index), (super::super::MAX_VCPUS, 1));
+    }
+
+    #[test]
     fn a_process_that_gives_a_name_twice_gains_nothing() {
         let thread = |tid, name: &str| Thread { tid, name: name.to_owned() };
         let all =

@@ -145,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn what_others_call_themselves_is_shown_and_not_done() {
+        let vcpu = VcpuState { name: "\x1b[2J\rvCPU".into(), state: "\x07".into(), ..VcpuState::default() };
+        let state = State { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..State::default() };
+        let text = table(&state);
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.contains("\\u{1b}[2J\\rvCPU"), "{text}");
+    }
+
+    #[test]
     fn a_small_terminal_shows_what_fits() {
         assert_eq!(fitting("abcdef\nghi\njkl\n", 3, 3), "abc\x1b[K\nghi\x1b[K\n");
     }
