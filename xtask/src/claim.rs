@@ -15,9 +15,9 @@ pub(crate) struct Claim {
     pub(crate) of: Place,
     /// The figure that it is a ratio to.
     pub(crate) over: Option<Place>,
-    /// Agrees if the measured one is at least this. Without bounds, a ratio agrees if it is on the published side of 1.
+    /// The measured one should be at least this.
     pub(crate) at_least: Option<f64>,
-    /// Agrees if the measured one is at most this.
+    /// The measured one should be at most this.
     pub(crate) at_most: Option<f64>,
 }
 
@@ -37,34 +37,56 @@ pub(crate) struct Place {
     caption: String,
 }
 
-/// What came of a claim.
+/// Whether all of a spread, none of it or a part is within something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Within {
+    /// All of it.
+    All,
+    /// Nothing of it.
+    None,
+    /// A part.
+    Part,
+}
+
+/// What came of a claim: direction, size and bounds, each by itself. Two ratios on the same side of 1 may be far apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Outcome {
-    /// The same was seen here.
-    Agrees(Spread),
-    /// Something else was seen here.
-    Differs(Spread),
-    /// Both sides of the bound are within the spread.
-    Unclear(Spread),
-    /// The figure is not in the report.
-    NotMeasured,
+pub(crate) struct Outcome {
+    /// The measured figure.
+    pub(crate) here: Spread,
+    /// Of a ratio: whether it is on the published side of 1. None for other figures, and where the published ratio is 1.
+    pub(crate) direction: Option<Within>,
+    /// The measured figure over the published one.
+    pub(crate) size: Option<f64>,
+    /// Whether it is within the bounds, if there are any.
+    pub(crate) bounds: Option<Within>,
+}
+
+impl Within {
+    fn of(here: Spread, low: f64, high: f64) -> Self {
+        let inside = |value: f64| (low..=high).contains(&value);
+        match (inside(here.median), inside(here.min), inside(here.max)) {
+            (true, true, true) => Self::All,
+            (false, false, false) => Self::None,
+            _ => Self::Part,
+        }
+    }
 }
 
 impl Claim {
-    /// Holds it against a report.
-    pub(crate) fn judge(&self, report: &Report) -> Outcome {
-        let Some(here) = self.measured(report) else { return Outcome::NotMeasured };
-        let (low, high) = match (self.at_least, self.at_most) {
-            (None, None) if self.published.unwrap_or(1.0) >= 1.0 => (1.0, f64::INFINITY),
-            (None, None) => (f64::NEG_INFINITY, 1.0),
-            (low, high) => (low.unwrap_or(f64::NEG_INFINITY), high.unwrap_or(f64::INFINITY)),
-        };
-        let inside = |value: f64| (low..=high).contains(&value);
-        match (inside(here.median), inside(here.min), inside(here.max)) {
-            (true, true, true) => Outcome::Agrees(here),
-            (false, false, false) => Outcome::Differs(here),
-            _ => Outcome::Unclear(here),
-        }
+    /// Holds it against a report; `None` if the figure is not in it.
+    pub(crate) fn judge(&self, report: &Report) -> Option<Outcome> {
+        let here = self.measured(report)?;
+        let bounded = self.at_least.is_some() || self.at_most.is_some();
+        // A ratio of two figures, or a figure that is a ratio itself: a figure of any other kind has bounds.
+        let ratio =
+            self.published.filter(|then| (self.over.is_some() || !bounded) && (then - 1.0).abs() > 1e-9);
+        let direction = ratio.map(|then| match then > 1.0 {
+            true => Within::of(here, 1.0, f64::INFINITY),
+            false => Within::of(here, f64::NEG_INFINITY, 1.0),
+        });
+        let (low, high) = (self.at_least.unwrap_or(f64::NEG_INFINITY), self.at_most.unwrap_or(f64::INFINITY));
+        let size = self.published.map(|then| here.median / then).filter(|size| size.is_finite());
+        Some(Outcome { here, direction, size, bounds: bounded.then(|| Within::of(here, low, high)) })
     }
 
     /// The measured figure; of a ratio the median, and what the extremes of both sides make of it at worst.
@@ -199,19 +221,27 @@ mod tests {
     "#;
 
     #[test]
-    fn a_ratio_agrees_when_all_of_its_spread_is_on_the_published_side_of_one() {
-        let Outcome::Agrees(spread) = claim(RATIO).judge(&report()) else { panic!() };
+    fn direction_is_the_side_of_one_and_size_is_apart_from_it() {
+        let outcome = claim(RATIO).judge(&report()).unwrap();
+        let spread = outcome.here;
         assert!((spread.median - 2.5).abs() < 1e-9 && (spread.min - 200.0 / 110.0).abs() < 1e-9);
-        let turned = RATIO.replace("2.55\n", "0.5\n");
-        assert!(matches!(claim(&turned).judge(&report()), Outcome::Differs(_)));
+        assert_eq!((outcome.direction, outcome.bounds), (Some(Within::All), None));
+        assert!((outcome.size.unwrap() - 2.5 / 2.55).abs() < 1e-9);
+        // Ten times as much was published: the same direction still, and a tenth of the size.
+        let far = claim(&RATIO.replace("2.55\n", "25.5\n")).judge(&report()).unwrap();
+        assert!(far.direction == Some(Within::All) && far.size.unwrap() < 0.1);
+        let turned = claim(&RATIO.replace("2.55\n", "0.5\n")).judge(&report()).unwrap();
+        assert!(turned.direction == Some(Within::None) && (turned.size.unwrap() - 5.0).abs() < 1e-9);
+        // "As fast as the other" has no direction.
+        assert_eq!(claim(&RATIO.replace("2.55\n", "1\n")).judge(&report()).unwrap().direction, None);
     }
 
     #[test]
-    fn bounds_decide_where_they_are_given_and_a_spread_across_one_is_unclear() {
-        let judge = |bound: &str| claim(&format!("{bound}\n{RATIO}")).judge(&report());
-        assert!(matches!(judge("at_least = 1.5"), Outcome::Agrees(_)));
-        assert!(matches!(judge("at_least = 2.4"), Outcome::Unclear(_)));
-        assert!(matches!(judge("at_most = 1.5"), Outcome::Differs(_)));
+    fn bounds_are_told_where_they_are_given_and_a_spread_across_one_is_a_part() {
+        let judge = |bound: &str| claim(&format!("{bound}\n{RATIO}")).judge(&report()).unwrap().bounds;
+        assert_eq!(judge("at_least = 1.5"), Some(Within::All));
+        assert_eq!(judge("at_least = 2.4"), Some(Within::Part));
+        assert_eq!(judge("at_most = 1.5"), Some(Within::None));
     }
 
     #[test]
@@ -224,7 +254,9 @@ mod tests {
             of = { section = "randread", series = "MT", x = 8 }
         "#,
         );
-        assert!(matches!(on_chart.judge(&report()), Outcome::Agrees(s) if s.median < 8.0));
+        let outcome = on_chart.judge(&report()).unwrap();
+        assert!(outcome.here.median < 8.0 && outcome.bounds == Some(Within::All));
+        assert_eq!(outcome.direction, None, "a figure with bounds is no ratio");
     }
 
     #[test]
@@ -232,7 +264,7 @@ mod tests {
         for (from, to) in
             [("\"MT\", \"8\"", "\"MT\", \"9\""), ("section = \"randread\"", "section = \"other\"")]
         {
-            assert_eq!(claim(&RATIO.replace(from, to)).judge(&report()), Outcome::NotMeasured);
+            assert_eq!(claim(&RATIO.replace(from, to)).judge(&report()), None);
         }
     }
 }

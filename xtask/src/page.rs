@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use vlane_lab::report::{Block, Report, Section, Severity, Spread, svg_file};
 
-use crate::claim::Outcome;
+use crate::claim::{Claim, Outcome, Within};
 use crate::experiment::Experiment;
 
 const GENERATED: &str =
@@ -94,13 +94,14 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         let _ = writeln!(text, "> {}\n", note.text);
     }
     if !about.claims.is_empty() {
-        text += "## What agrees and what does not\n\n| published | then | here (min-max) | |\n|---|---|---|---|\n";
+        text += "## Then and here\n\n\
+                 Direction: whether a ratio is on the same side of 1 as the published one. Size: the figure here over the published one. Bounds are\n\
+                 ours.\n\n\
+                 | figure | published | here (min-max) | compared |\n|---|---|---|---|\n";
         for claim in &about.claims {
             let (here, verdict) = match claim.judge(report) {
-                Outcome::Agrees(s) => (shown(s), "agrees"),
-                Outcome::Differs(s) => (shown(s), "**differs**"),
-                Outcome::Unclear(s) => (shown(s), "unclear: the spread is on both sides"),
-                Outcome::NotMeasured => ("not measured".into(), ""),
+                Some(outcome) => (shown(outcome.here), compared(claim, outcome)),
+                None => ("not measured".into(), String::new()),
             };
             let then = claim.published.map_or("in words".into(), number);
             let _ = writeln!(text, "| {} | {then} | {here} | {verdict} |", claim.says);
@@ -114,6 +115,34 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         let _ = write!(text, "## Figures\n\n{pictures}");
     }
     text
+}
+
+/// `same direction, 0.54 of the size`; with bounds, whether they hold.
+fn compared(claim: &Claim, outcome: Outcome) -> String {
+    let mut words = Vec::new();
+    words.extend(outcome.direction.map(|direction| match direction {
+        Within::All => "same direction".to_owned(),
+        Within::None => "**other direction**".to_owned(),
+        Within::Part => "direction unclear: the spread is on both sides of 1".to_owned(),
+    }));
+    words.extend(outcome.size.map(|size| format!("{} of the size", number(size))));
+    let bounds = match (claim.at_least, claim.at_most) {
+        (Some(low), Some(high)) => format!("within {} to {}", plain(low), plain(high)),
+        (Some(low), None) => format!("at least {}", plain(low)),
+        (None, Some(high)) => format!("at most {}", plain(high)),
+        (None, None) => String::new(),
+    };
+    words.extend(outcome.bounds.map(|within| match within {
+        Within::All => bounds,
+        Within::None => format!("**not** {bounds}"),
+        Within::Part => format!("only a part of the spread {bounds}"),
+    }));
+    words.join(", ")
+}
+
+/// A bound as it was given.
+fn plain(value: f64) -> String {
+    format!("{value}")
 }
 
 /// `2.55 (2.40-2.61)`.
@@ -135,34 +164,102 @@ fn number(value: f64) -> String {
     }
 }
 
+/// The cells of the index about an experiment: directions, sizes, bounds, what was not measured.
+fn counted(outcomes: &[Option<Outcome>]) -> String {
+    let measured = || outcomes.iter().flatten();
+    let count = |of: fn(&Outcome) -> Option<Within>, names: [&str; 3]| {
+        let all = [Within::All, Within::None, Within::Part];
+        let words = all.into_iter().zip(names).filter_map(|(within, name)| {
+            let n = measured().filter(|outcome| of(outcome) == Some(within)).count();
+            (n > 0).then(|| format!("{n} {name}"))
+        });
+        words.collect::<Vec<_>>().join(", ")
+    };
+    let sizes: Vec<f64> = measured().filter_map(|outcome| outcome.size).collect();
+    let size = match sizes.len() {
+        0 => String::new(),
+        1 => number(sizes[0]),
+        _ => {
+            let end =
+                |pick: fn(f64, f64) -> f64| sizes.iter().copied().reduce(pick).map_or(String::new(), number);
+            format!("{} to {}", end(f64::min), end(f64::max))
+        }
+    };
+    let missing = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+    let missing = if missing == 0 { String::new() } else { missing.to_string() };
+    [
+        count(|outcome| outcome.direction, ["same", "other", "unclear"]),
+        size,
+        count(|outcome| outcome.bounds, ["within", "not", "in part"]),
+        missing,
+    ]
+    .join(" | ")
+}
+
 /// Writes `experiments/README.md`.
 pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
     let mut text = format!(
         "{GENERATED}# Experiments\n\n\
          The figures and tables of the publications that vlane builds on, repeated. Each folder says what it asks, how to run it, what came\n\
-         out last and where that agrees with the publication. `cargo xtask experiments` runs them all, `cargo xtask experiments NAME` one,\n\
+         out last and how that compares with the publication. `cargo xtask experiments` runs them all, `cargo xtask experiments NAME` one,\n\
          `--list` names them.\n\n\
-         | experiment | source | agrees | differs | unclear | not measured |\n|---|---|---|---|---|---|\n"
+         Direction: ratios on the same side of 1 as the published ones, on the other, on both within their spread. Size: the figures here over\n\
+         the published ones, the smallest and the largest. Bounds: figures within bounds of ours, not within, in part.\n\n\
+         | experiment | source | direction | size | bounds | not measured |\n|---|---|---|---|---|---|\n"
     );
     for one in all {
-        let mut counts = [0; 4];
-        if let Ok(report) = Report::read(&one.source_of_result(all).join("result.json")) {
-            for claim in &one.about.claims {
-                counts[match claim.judge(&report) {
-                    Outcome::Agrees(_) => 0,
-                    Outcome::Differs(_) => 1,
-                    Outcome::Unclear(_) => 2,
-                    Outcome::NotMeasured => 3,
-                }] += 1;
-            }
-        }
-        let counts = counts.map(|n| n.to_string()).join(" | ");
+        let report = Report::read(&one.source_of_result(all).join("result.json"));
+        let outcomes: Vec<_> = match &report {
+            Ok(report) => one.about.claims.iter().map(|claim| claim.judge(report)).collect(),
+            Err(_) => Vec::new(),
+        };
         let _ = writeln!(
             text,
-            "| [{}]({}/README.md) | {} | {counts} |",
-            one.about.title, one.name, one.about.source
+            "| [{}]({}/README.md) | {} | {} |",
+            one.about.title,
+            one.name,
+            one.about.source,
+            counted(&outcomes)
         );
     }
     let file = root.join("experiments/README.md");
     std::fs::write(&file, text).with_context(|| format!("{}", file.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn outcome(direction: Within, size: f64, bounds: Option<Within>) -> Outcome {
+        Outcome { here: Spread::of(&[1.0]).unwrap(), direction: Some(direction), size: Some(size), bounds }
+    }
+
+    #[test]
+    fn direction_and_size_are_told_apart() {
+        let claim = |more: &str| -> Claim {
+            let text =
+                format!("says = \"x\"\npublished = 2.55\n{more}\nof = {{ section = \"s\", column = \"c\" }}");
+            toml::from_str(&text).unwrap()
+        };
+        let words = compared(&claim(""), outcome(Within::All, 1.37 / 2.55, None));
+        assert_eq!(words, "same direction, 0.54 of the size");
+        let words =
+            compared(&claim("at_least = 2\nat_most = 3"), outcome(Within::None, 0.3, Some(Within::None)));
+        assert_eq!(words, "**other direction**, 0.30 of the size, **not** within 2 to 3");
+        let words = compared(&claim("at_least = 2"), outcome(Within::All, 1.0, Some(Within::All)));
+        assert_eq!(words, "same direction, 1.00 of the size, at least 2");
+    }
+
+    #[test]
+    fn the_index_counts_what_there_is() {
+        let all = [
+            Some(outcome(Within::All, 0.5, None)),
+            Some(outcome(Within::All, 1.5, Some(Within::All))),
+            Some(outcome(Within::Part, 0.9, Some(Within::None))),
+            None,
+        ];
+        assert_eq!(counted(&all), "2 same, 1 unclear | 0.50 to 1.50 | 1 within, 1 not | 1");
+        assert_eq!(counted(&[]), " |  |  | ");
+    }
 }
