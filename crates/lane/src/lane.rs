@@ -15,6 +15,7 @@ use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
 use crate::recorder::{CLOCK_EVERY, Recorder};
+use crate::watch::{Watch, Watched};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
@@ -43,6 +44,8 @@ pub struct LaneConfig {
     pub counters: Arc<Counters>,
     /// Where the lane tells what it cannot deal with.
     pub events: EventSender,
+    /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
+    pub watch: Option<Arc<Watch>>,
 }
 
 /// Something that the session must know.
@@ -115,6 +118,8 @@ pub(crate) enum Shown {
 
 /// What a lane does once nothing is in flight.
 enum Draining {
+    /// Wait for one of the others.
+    Hold,
     Stop(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
 }
@@ -146,6 +151,7 @@ pub(crate) struct Lane {
     hint: Option<Box<LaneHint>>,
     /// Whether there is any of the two: one branch for both per request.
     is_observed: bool,
+    watched: Option<Watched>,
 }
 
 impl Lane {
@@ -156,9 +162,11 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events } = config;
+        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events, watch } =
+            config;
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
+        let watched = watch.map(|watch| Watched::new(watch, index, queue.config().size));
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
@@ -185,6 +193,7 @@ impl Lane {
             recorder: None,
             hint: None,
             is_observed: false,
+            watched,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -255,6 +264,9 @@ impl Lane {
         if self.is_observed {
             self.observe(slot, status);
         }
+        if let Some(watched) = &self.watched {
+            watched.end(slot);
+        }
         self.queue.complete(slot, status);
         self.unpublished += 1;
     }
@@ -310,6 +322,9 @@ impl Lane {
         }
         if !request.fits(self.sectors) {
             return Some(self.refuse(kind, Status::IoErr));
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.begin(slot, request);
         }
         probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
@@ -447,6 +462,11 @@ impl Lane {
         self.draining = Some(Draining::Stop(reply));
     }
 
+    /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
+    pub(crate) fn hold(&mut self) {
+        self.draining.get_or_insert(Draining::Hold);
+    }
+
     pub(crate) fn set_memory(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -518,6 +538,10 @@ impl Lane {
             return false;
         }
         match self.draining.take() {
+            Some(Draining::Hold) => {
+                self.draining = Some(Draining::Hold);
+                false
+            }
             Some(Draining::Stop(reply)) => {
                 self.publish();
                 self.store_counters();

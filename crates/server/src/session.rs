@@ -26,6 +26,7 @@ use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::features;
 use crate::padded_table;
+use crate::said::{self, Said, Sight};
 use crate::sched::Link;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
@@ -70,12 +71,12 @@ impl Session {
         let number = self.volume.next_session();
         let name = &self.volume.config.name;
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
-        tracing::debug!("{name}: session {number}: front end pid {peer:?} connected");
+        tracing::info!("{name}: session {number}: front end {} connected", said::process(peer));
         *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
-            Ok(copy) => self.serve(copy, &stream, stop, Link::new(&self.volume, peer)),
+            Ok(copy) => self.serve(number, copy, &stream, stop, Link::new(&self.volume, peer)),
             Err(error) => End::Failed(Error::SocketError(error)),
         };
         probes::session_disconnect(probed);
@@ -92,21 +93,31 @@ impl Session {
             End::Stopped => "stopped".to_owned(),
             End::Failed(error) => format!("front end failed: {error}"),
         };
-        // Clients that only look at the configuration are not worth a line.
-        match (&end, counters.is_empty()) {
-            (End::Failed(_), _) => tracing::warn!("{name}: session {number} ended: {how}{counters}"),
-            (_, false) => tracing::info!("{name}: session {number} ended: {how}{counters}"),
-            (_, true) => tracing::debug!("{name}: session {number} ended: {how}"),
+        let queues = self.unused_queues();
+        match &end {
+            End::Failed(_) => tracing::warn!("{name}: session {number} ended: {how}{counters}{queues}"),
+            _ => tracing::info!("{name}: session {number} ended: {how}{counters}{queues}"),
         }
         end
     }
 
     /// `watched` is another descriptor of `stream`, which outlives this.
-    fn serve(&self, stream: UnixStream, watched: &UnixStream, stop: &OwnedFd, mut link: Option<Link>) -> End {
+    fn serve(
+        &self,
+        number: u64,
+        stream: UnixStream,
+        watched: &UnixStream,
+        stop: &OwnedFd,
+        mut link: Option<Link>,
+    ) -> End {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
         let mut refused = 0;
+        let mut said = Said::new(number);
+        let mut is_message = false;
         loop {
-            let timeout = link.as_ref().and_then(Link::timeout).and_then(|limit| limit.try_into().ok());
+            said.turn(&self.volume, || self.lock().sight(), is_message);
+            let timeouts = [link.as_ref().and_then(Link::timeout), said.timeout()];
+            let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
             // Without a scheduler, its place is taken by what is waited for anyway.
             let scheduler = link.as_ref().and_then(Link::fd).unwrap_or(stop.as_fd());
             let mut fds = [
@@ -120,6 +131,7 @@ impl Session {
                 Err(error) => return End::Failed(Error::SocketError(error.into())),
             }
             let ready = fds.map(|fd| !fd.revents().is_empty());
+            is_message = ready[0];
             if ready[2] {
                 return End::Stopped;
             }
@@ -191,6 +203,18 @@ impl Session {
         }
     }
 
+    /// A front end that wants more queues than there are asks for their number, and goes without a word.
+    fn unused_queues(&self) -> String {
+        let state = self.lock();
+        match state.was_asked_for_queues && state.memory.is_empty() {
+            true => format!(
+                "; it was offered {} queues and used none (--queues offers more)",
+                self.volume.queues()
+            ),
+            false => String::new(),
+        }
+    }
+
     /// A handle for other threads.
     pub(crate) fn handle(&self) -> Handle {
         Handle { volume: Arc::clone(&self.volume), state: Arc::clone(&self.state) }
@@ -248,6 +272,7 @@ struct State {
     totals: Vec<Snapshot>,
     /// No ring starts any more.
     ended: bool,
+    was_asked_for_queues: bool,
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {
@@ -291,6 +316,7 @@ impl State {
             backend_channel: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
             ended: false,
+            was_asked_for_queues: false,
             volume,
         }
     }
@@ -358,6 +384,7 @@ impl State {
             write_through: self.write_through(),
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
+            watch: self.volume.watch(),
         };
         self.volume
             .pool
@@ -384,6 +411,16 @@ impl State {
         self.tell_facts();
     }
 
+    /// For what is told of the session.
+    fn sight(&self) -> Sight {
+        let running = self.vrings.iter().filter(|vring| vring.running);
+        let table = |vring: &Vring| {
+            let desc = vring.addresses.and_then(|addresses| self.memory.guest_of_user(addresses.desc));
+            (desc, 16 * u64::from(vring.size))
+        };
+        Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory) }
+    }
+
     /// For those who ask at the control socket.
     fn tell_facts(&self) {
         if let Some(facts) = &mut *self.volume.facts() {
@@ -392,6 +429,7 @@ impl State {
     }
 
     fn stop_all(&mut self) {
+        self.volume.pool.hold(self.running());
         for index in 0..self.volume.queues() {
             self.stop(index);
         }
@@ -590,6 +628,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
+        self.was_asked_for_queues = true;
         Ok(u64::from(self.volume.queues()))
     }
 
@@ -692,12 +731,6 @@ impl State {
 
 /// What the queues did, in words.
 struct Report(Vec<Snapshot>);
-
-impl Report {
-    fn is_empty(&self) -> bool {
-        self.0.iter().all(|queue| queue.requests() == 0)
-    }
-}
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

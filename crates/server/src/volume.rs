@@ -10,6 +10,7 @@ use vlane_lane::{Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
+use crate::stall::{Stalls, Unanswered};
 
 /// What makes a volume, besides its engine.
 #[derive(Debug, Clone)]
@@ -84,6 +85,8 @@ pub struct Volume {
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) recording: Recording,
     pub(crate) schedulers: Schedulers,
+    /// None for storage that cannot hang.
+    stalls: Option<Stalls>,
     sessions: AtomicU64,
     session: Mutex<Option<SessionFacts>>,
 }
@@ -101,6 +104,11 @@ impl Volume {
         let pool_config = PoolConfig { topology: config.topology.clone(), poll_max: config.poll_max };
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
+        let stalls = engine.can_hang().then(|| Stalls::start(&config.name)).transpose();
+        let stalls = stalls.map_err(|source| VolumeError::Threads {
+            name: config.name.clone(),
+            source: LaneError::System(source),
+        })?;
         let counters = (0..config.topology.queues).map(|_| Arc::default()).collect();
         Ok(Volume {
             config,
@@ -109,6 +117,7 @@ impl Volume {
             counters,
             recording: Recording::default(),
             schedulers: Schedulers::None,
+            stalls,
             sessions: AtomicU64::new(0),
             session: Mutex::default(),
         })
@@ -145,6 +154,21 @@ impl Volume {
     /// What the storage says.
     pub fn sync(&self) -> std::io::Result<()> {
         self.engine.sync()
+    }
+
+    /// Times that a request waited for the storage for as long as [`crate::STALLED`].
+    pub fn stalls(&self) -> u64 {
+        self.stalls.as_ref().map_or(0, Stalls::count)
+    }
+
+    /// The requests that the storage has not answered, the oldest first.
+    pub fn unanswered(&self) -> Vec<Unanswered> {
+        self.stalls.as_ref().map(Stalls::unanswered).unwrap_or_default()
+    }
+
+    /// For lanes.
+    pub(crate) fn watch(&self) -> Option<Arc<vlane_lane::Watch>> {
+        self.stalls.as_ref().map(Stalls::watch)
     }
 
     pub(crate) fn next_session(&self) -> u64 {

@@ -8,7 +8,9 @@ use clap::Args;
 use vlane_driver::units::{parse_duration, show_size};
 use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, Recorded, record};
-use vlane_lab::{Interrupt, Progress};
+use vlane_lab::{Interrupt, Output, Progress};
+
+use crate::output::Overwrite;
 
 /// Record every request of a volume while it is served with --control.
 ///
@@ -23,6 +25,9 @@ pub struct RecordArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 
     /// How long to record [default: until it is ended]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -40,8 +45,12 @@ pub struct RecordArgs {
 /// Records.
 pub fn run(args: &RecordArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    let options =
-        RecordOptions { output: args.output.clone(), time: args.time, count: args.count, hashes: args.hash };
+    let options = RecordOptions {
+        output: Output::new(&args.output).force(args.overwrite.force),
+        time: args.time,
+        count: args.count,
+        hashes: args.hash,
+    };
     let mut progress = Progress::new(1);
     if let Some(time) = args.time {
         progress = progress.expecting(time);

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_lab::report::{Block, Report, svg_file, text};
+use vlane_lab::Output;
+use vlane_lab::report::{Block, Report, is_svg_file, svg_file, text};
+
+use crate::output::Overwrite;
 
 /// Shows a saved report again: in the terminal, or written in another form.
 ///
@@ -20,6 +23,9 @@ pub struct ReportArgs {
     /// Write its data
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Write every chart as a picture of its own into this directory, named by section and number
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -35,7 +41,7 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let report = Report::read(&args.file)?;
     for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
         eprintln!("{}", path.display());
     }
     if let Some(dir) = &args.svg {
@@ -50,8 +56,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
             });
             for (chart, number) in charts.zip(1..) {
                 let path = dir.join(format!("{name}-{number}.svg"));
-                std::fs::write(&path, svg_file(chart))
-                    .with_context(|| format!("cannot write {}", path.display()))?;
+                let output = Output::new(&path).replacing(is_svg_file).force(args.overwrite.force);
+                output.write(svg_file(chart).as_bytes())?;
                 eprintln!("{}", path.display());
             }
         }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::output::Overwrite;
+
 /// Boots a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
 /// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Decides every step of the BPF program again
 /// with the policy's code. Then kills the loader again and again.
@@ -49,6 +51,9 @@ pub struct ProveArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 /// Measures on the kernel that this runs on.
@@ -247,7 +252,7 @@ mod with {
             policy(name)?;
         }
         if let Some(path) = &args.json {
-            Report::check_path(path)?;
+            Report::check_path(path, args.overwrite.force)?;
         }
         let (begun, created) = (Instant::now(), vlane_lab::date::now());
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
@@ -297,7 +302,7 @@ mod with {
             begun.elapsed(),
         );
         if let Some(path) = &args.json {
-            report.write_to(path)?;
+            report.write_to(path, args.overwrite.force)?;
         }
         print!("{}", text::render(&report, 140));
         Ok(())
