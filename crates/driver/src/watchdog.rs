@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
+/// After how long it is told that there is no answer.
+const TELL: Duration = Duration::from_secs(2);
+
 /// Does some work on a connection; fails with [`ErrorKind::Timeout`] if it takes longer than `timeout`.
 pub(crate) fn within<T>(
     timeout: Duration,
@@ -24,7 +27,15 @@ pub(crate) fn within<T>(
         let (finished, signal) = channel::<()>();
         let fired = &fired;
         scope.spawn(move || {
-            if signal.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            if signal.recv_timeout(TELL.min(timeout)) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            tracing::warn!(
+                "{}: the back end does not answer yet; it hangs, or serves another front end. Waiting for it {} s in all",
+                socket.display(),
+                timeout.as_secs_f64()
+            );
+            if signal.recv_timeout(timeout.saturating_sub(TELL)) == Err(RecvTimeoutError::Timeout) {
                 fired.store(true, Ordering::Relaxed);
                 let _ = stream.shutdown(Shutdown::Both);
             }

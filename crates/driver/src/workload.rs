@@ -31,6 +31,13 @@ pub enum Mix {
     WriteZeroes,
 }
 
+impl Pattern {
+    /// Whether it changes what the device holds.
+    pub fn changes_data(&self) -> bool {
+        self.mix != Mix::ReadPercent(100)
+    }
+}
+
 impl FromStr for Pattern {
     type Err = String;
 

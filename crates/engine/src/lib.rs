@@ -78,6 +78,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether a request can take long because of something outside this process: whether hanging requests are looked for.
+    fn can_hang(&self) -> bool {
+        true
+    }
+
     /// A way into it for one lane, on the lane's thread. `lane` is the number that the thread gives to the lane; its
     /// completions carry it. `slots` is the number of requests that can be in flight.
     ///

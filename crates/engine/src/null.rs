@@ -84,6 +84,10 @@ impl Engine for NullEngine {
         Ok(())
     }
 
+    fn can_hang(&self) -> bool {
+        false
+    }
+
     fn channel(&self, _uring: &mut Uring, _lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(match &self.model {
             None => Box::new(Instantly),

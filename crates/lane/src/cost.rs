@@ -56,6 +56,8 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     let engine = NullEngine::new(NullConfig { size: 1 << 30, latency: None, parallelism: 1 }).unwrap();
     let (events, _receiver) = event_channel().unwrap();
     let counters = Arc::new(Counters::default());
+    // As with storage that can hang.
+    let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
     let config = LaneConfig {
         queue: device(&arena, &driver, true),
         engine: Arc::new(engine),
@@ -65,6 +67,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         write_through: false,
         counters: Arc::clone(&counters),
         events,
+        watch: watched.then(Arc::default),
     };
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();

@@ -25,6 +25,10 @@ pub(crate) enum Message {
         index: u16,
         reply: Sender<Option<Stopped>>,
     },
+    /// Takes no more requests; a [`Message::Stop`] follows. Not answered.
+    Hold {
+        index: u16,
+    },
     SetCall {
         index: u16,
         call: Option<OwnedFd>,

@@ -16,6 +16,7 @@ use crate::error::{LaneError, Stopped};
 use crate::mail::{Listener, Teller, news};
 use crate::recorder::{CLOCK_EVERY, Recorder};
 use crate::sync::Wake;
+use crate::watch::{Watch, Watched};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
@@ -44,6 +45,8 @@ pub struct LaneConfig {
     pub counters: Arc<Counters>,
     /// Where the lane tells what it cannot deal with.
     pub events: EventSender,
+    /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
+    pub watch: Option<Arc<Watch>>,
 }
 
 /// Something that the session must know.
@@ -111,6 +114,8 @@ pub(crate) enum Shown {
 
 /// What a lane does once nothing is in flight.
 enum Draining {
+    /// Wait for one of the others.
+    Hold,
     Stop(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// The thread ends.
@@ -144,6 +149,7 @@ pub(crate) struct Lane {
     hint: Option<Box<LaneHint>>,
     /// Whether there is any of the two: one branch for both per request.
     is_observed: bool,
+    watched: Option<Watched>,
 }
 
 impl Lane {
@@ -154,9 +160,11 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events } = config;
+        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events, watch } =
+            config;
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
+        let watched = watch.map(|watch| Watched::new(watch, index, queue.config().size));
         let mut channel = engine.channel(uring, number, queue.config().size)?;
         channel.set_write_through(write_through);
         queue.disable_notify();
@@ -183,6 +191,7 @@ impl Lane {
             recorder: None,
             hint: None,
             is_observed: false,
+            watched,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -253,6 +262,9 @@ impl Lane {
         if self.is_observed {
             self.observe(slot, status);
         }
+        if let Some(watched) = &self.watched {
+            watched.end(slot);
+        }
         self.queue.complete(slot, status);
         self.unpublished += 1;
     }
@@ -309,6 +321,9 @@ impl Lane {
             }
             Kind::Flush => self.counters.flushes += 1,
             _ => self.counters.others += 1,
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.begin(slot, request);
         }
         probes::request_submit(request);
         match self.channel.submit(uring, slot, request) {
@@ -442,9 +457,14 @@ impl Lane {
 
     /// Takes no more requests, and goes once those in flight are answered.
     pub(crate) fn exit(&mut self) {
-        if self.draining.is_none() {
+        if matches!(self.draining, None | Some(Draining::Hold)) {
             self.draining = Some(Draining::Exit);
         }
+    }
+
+    /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
+    pub(crate) fn hold(&mut self) {
+        self.draining.get_or_insert(Draining::Hold);
     }
 
     pub(crate) fn set_memory(
@@ -518,6 +538,10 @@ impl Lane {
             return false;
         }
         match self.draining.take() {
+            Some(Draining::Hold) => {
+                self.draining = Some(Draining::Hold);
+                false
+            }
             Some(Draining::Stop(reply)) => {
                 self.publish();
                 self.store_counters();

@@ -23,6 +23,7 @@ mod recorder;
 mod sync;
 mod thread;
 mod topology;
+mod watch;
 
 #[cfg(test)]
 mod cost;
@@ -36,3 +37,4 @@ pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel}
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
 pub use topology::{CpuChoice, MAX_QUEUES, Topology, TopologyError, online_cpus, parse_cpu_list};
+pub use watch::{Waiting, WaitingKind, Watch};

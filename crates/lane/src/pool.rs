@@ -115,6 +115,15 @@ impl Pool {
         self.ask(index, calls, |reply| Message::Stop { index, reply })
     }
 
+    /// Lets all these lanes take no more requests, before they are stopped one after the other: one whose storage hangs would otherwise
+    /// keep the others going on until then. Does not wait.
+    pub fn hold(&self, indices: impl IntoIterator<Item = u16>) {
+        for index in indices {
+            // A thread that is gone takes none.
+            let _ = self.send(index, Message::Hold { index });
+        }
+    }
+
     /// Replaces the lane's call descriptor; `calls` must have the old one, too.
     ///
     /// # Errors

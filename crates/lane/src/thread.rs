@@ -221,6 +221,11 @@ impl Thread {
                         let _ = reply.send(None);
                     }
                 },
+                Message::Hold { index } => {
+                    if let Some(lane) = self.lane(index) {
+                        lane.hold();
+                    }
+                }
                 Message::SetMemory { index, memory, drain, reply } => match self.lane(index) {
                     Some(lane) => lane.set_memory(memory, drain, reply),
                     None => {

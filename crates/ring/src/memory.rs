@@ -305,6 +305,24 @@ impl GuestMemory {
         self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.guard.tripped()))
     }
 
+    /// Guest physical addresses at which regions begin.
+    pub fn starts(&self) -> impl Iterator<Item = u64> {
+        self.regions.iter().map(|region| region.spec.guest)
+    }
+
+    /// Whether the `len` bytes at `guest` are all zero, as far as there is memory. For a look now and then: it takes a pass over them.
+    pub fn is_zero(&self, guest: u64, len: u64) -> bool {
+        let mut is_zero = true;
+        // What lies beyond the end does not count.
+        let _ = self.pieces(guest, len, |host, len| {
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            // SAFETY: `pieces` gives addresses inside a region's mapping, which `self` keeps; others may write to it meanwhile, so the
+            // bytes are read one by one and none is relied upon.
+            is_zero = is_zero && (0..len).all(|at| unsafe { host.add(at).read_volatile() } == 0);
+        });
+        is_zero
+    }
+
     /// Guest physical address of a front end address, as ring addresses are given.
     pub fn guest_of_user(&self, user: u64) -> Option<u64> {
         self.regions.iter().find_map(|r| {

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use crate::door::Door;
 use crate::session::{Handle, Session};
 use crate::volume::Volume;
+use crate::waiting;
 use vlane_socket::{ListenError, Place, SocketFile};
 
 /// Serves a volume on a socket, to one front end after another.
@@ -30,9 +31,9 @@ pub struct Stopper {
 }
 
 /// The session that is served now.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Current {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     session: Handle,
 }
 
@@ -41,8 +42,9 @@ impl Stopper {
     pub fn stop(&self) {
         // First: a session that begins from now on sees it before anything else.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        let current = self.current();
-        if let Some(Current { stream, session }) = &*current {
+        let current = self.current().clone();
+        if let Some(Current { stream, session }) = current {
+            // Storage that hangs makes this wait, with nothing in its hands that others need.
             session.end();
             // It may be in the middle of a message that never comes to its end, or of an answer that nobody reads.
             let _ = stream.shutdown(Shutdown::Both);
@@ -78,6 +80,10 @@ impl Listener {
     /// # Errors
     /// What the system says when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
+        if let Ok(socket) = self.door.socket().try_clone() {
+            let path = self.file.path().display().to_string();
+            waiting::watch(path, socket.into(), Arc::downgrade(volume));
+        }
         loop {
             let mut fds = [
                 PollFd::new(self.door.socket(), PollFlags::IN),
@@ -115,7 +121,7 @@ impl Listener {
     fn run_session(&self, volume: &Arc<Volume>, stream: UnixStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         let session = Session::new(Arc::clone(volume))?;
-        let current = Current { stream: stream.try_clone()?, session: session.handle() };
+        let current = Current { stream: Arc::new(stream.try_clone()?), session: session.handle() };
         *self.stopper.current() = Some(current);
         session.run_at(stream, &self.stopper.stop, Some(&self.door));
         *self.stopper.current() = None;
@@ -132,6 +138,15 @@ impl Listener {
     /// Removes the socket, if it is still the one that was made here.
     pub fn close(&self) {
         self.file.remove();
+    }
+
+    /// Ends at once what is left, without waiting for the storage: the socket goes, and the present front end sees a hang-up. For a
+    /// process that ends with it: lanes that run are not drained, and what they still answer nobody may see.
+    pub fn abandon(&self) {
+        self.file.remove();
+        if let Some(Current { stream, .. }) = self.stopper.current().as_ref() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// The volume's size changed: tells the present session's front end.

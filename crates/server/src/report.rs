@@ -5,13 +5,6 @@ use vlane_lane::Snapshot;
 /// What the queues did, in words.
 pub(crate) struct Report(pub(crate) Vec<Snapshot>);
 
-impl Report {
-    /// Nothing was asked of any of them.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|queue| queue.requests() == 0)
-    }
-}
-
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut sum = Snapshot::default();

@@ -62,8 +62,18 @@ impl Link {
     pub(crate) fn turn(&mut self) {
         match self.client.turn(Instant::now()) {
             None => {}
-            Some(Change::Left) => self.tell_lanes(|_| None),
+            Some(Change::Left) => {
+                tracing::info!(
+                    "{}: the vCPU scheduler is gone; it is told of completed I/O no more",
+                    self.volume.config.name
+                );
+                self.tell_lanes(|_| None);
+            }
             Some(Change::Joined(board, wake)) => {
+                tracing::info!(
+                    "{}: a vCPU scheduler joined; it is told of completed I/O",
+                    self.volume.config.name
+                );
                 self.tell_lanes(|index| LaneHint::new(Arc::clone(&board), index, Arc::clone(&wake)));
             }
         }

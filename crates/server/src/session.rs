@@ -29,6 +29,7 @@ use crate::door::{Door, PATIENCE, Silence};
 use crate::features;
 use crate::padded_table;
 use crate::report::Report;
+use crate::said::{self, Said, Sight};
 use crate::sched::Link;
 use crate::signal_fd::{self, Use};
 use crate::volume::{SessionFacts, Volume};
@@ -81,12 +82,12 @@ impl Session {
         let number = self.volume.next_session();
         let name = &self.volume.config.name;
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
-        tracing::debug!("{name}: session {number}: front end pid {peer:?} connected");
+        tracing::info!("{name}: session {number}: front end {} connected", said::process(peer));
         *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
-            Ok(copy) => self.serve(copy, &stream, stop, door, Link::new(&self.volume, peer)),
+            Ok(copy) => self.serve(number, copy, &stream, stop, door, Link::new(&self.volume, peer)),
             Err(error) => End::Failed(Error::SocketError(error)),
         };
         probes::session_disconnect(probed);
@@ -105,13 +106,12 @@ impl Session {
             End::Silent => format!("front end said nothing for {PATIENCE:?} while another one waited"),
             End::Failed(error) => format!("front end failed: {error}"),
         };
-        // Clients that only look at the configuration are not worth a line.
-        match (&end, counters.is_empty()) {
-            (End::Failed(_) | End::Silent, _) => {
-                tracing::warn!("{name}: session {number} ended: {how}{counters}")
+        let queues = self.unused_queues();
+        match &end {
+            End::Failed(_) | End::Silent => {
+                tracing::warn!("{name}: session {number} ended: {how}{counters}{queues}");
             }
-            (_, false) => tracing::info!("{name}: session {number} ended: {how}{counters}"),
-            (_, true) => tracing::debug!("{name}: session {number} ended: {how}"),
+            _ => tracing::info!("{name}: session {number} ended: {how}{counters}{queues}"),
         }
         end
     }
@@ -119,6 +119,7 @@ impl Session {
     /// `watched` is another descriptor of `stream`, which outlives this.
     fn serve(
         &self,
+        number: u64,
         stream: UnixStream,
         watched: &UnixStream,
         stop: &OwnedFd,
@@ -131,9 +132,15 @@ impl Session {
         if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
             return End::Failed(Error::SocketError(error));
         }
+        let mut said = Said::new(number);
+        let mut is_message = false;
         loop {
-            let timeouts =
-                [link.as_ref().and_then(Link::timeout), silence.as_ref().and_then(Silence::timeout)];
+            said.turn(&self.volume, || self.lock().sight(), is_message);
+            let timeouts = [
+                link.as_ref().and_then(Link::timeout),
+                said.timeout(),
+                silence.as_ref().and_then(Silence::timeout),
+            ];
             let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
             // Without a scheduler, its place is taken by what is waited for anyway.
             let scheduler = link.as_ref().and_then(Link::fd).unwrap_or(stop.as_fd());
@@ -149,6 +156,7 @@ impl Session {
                 Err(error) => return End::Failed(Error::SocketError(error.into())),
             }
             let ready = fds.map(|fd| !fd.revents().is_empty());
+            is_message = ready[0];
             if ready[2] {
                 return End::Stopped;
             }
@@ -236,6 +244,18 @@ impl Session {
         Ok(())
     }
 
+    /// A front end that wants more queues than there are asks for their number, and goes without a word.
+    fn unused_queues(&self) -> String {
+        let state = self.lock();
+        match state.was_asked_for_queues && state.memory.is_empty() {
+            true => format!(
+                "; it was offered {} queues and used none (--queues offers more)",
+                self.volume.queues()
+            ),
+            false => String::new(),
+        }
+    }
+
     /// A handle for other threads.
     pub(crate) fn handle(&self) -> Handle {
         Handle { volume: Arc::clone(&self.volume), state: Arc::clone(&self.state) }
@@ -297,6 +317,7 @@ struct State {
     totals: Vec<Snapshot>,
     /// No ring starts any more.
     ended: bool,
+    was_asked_for_queues: bool,
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {
@@ -326,6 +347,7 @@ impl State {
             backend_channel: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
             ended: false,
+            was_asked_for_queues: false,
             volume,
         }
     }
@@ -445,6 +467,7 @@ impl State {
             write_through: self.write_through(),
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
+            watch: self.volume.watch(),
         };
         let started = self.volume.pool.start(index, config, &self.calls());
         started.map_err(|error| self.lane_failed(index, error))?;
@@ -474,6 +497,16 @@ impl State {
         result
     }
 
+    /// For what is told of the session.
+    fn sight(&self) -> Sight {
+        let running = self.vrings.iter().filter(|vring| vring.running);
+        let table = |vring: &Vring| {
+            let desc = vring.addresses.and_then(|addresses| self.memory.guest_of_user(addresses.desc));
+            (desc, 16 * u64::from(vring.size))
+        };
+        Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory) }
+    }
+
     /// For those who ask at the control socket.
     fn tell_facts(&self) {
         if let Some(facts) = &mut *self.volume.facts() {
@@ -483,6 +516,7 @@ impl State {
 
     /// Stops all lanes, also when one is lost.
     fn stop_all(&mut self) -> Result<()> {
+        self.volume.pool.hold(self.running());
         (0..self.volume.queues()).fold(Ok(()), |result, index| result.and(self.stop(index)))
     }
 
@@ -681,6 +715,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
+        self.was_asked_for_queues = true;
         Ok(u64::from(self.volume.queues()))
     }
 

@@ -10,6 +10,7 @@ use vlane_lane::{Alarm, Counters, LaneError, Pool, PoolConfig, Snapshot, Topolog
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
+use crate::stall::{Stalls, Unanswered};
 use crate::watch::Watch;
 
 /// What makes a volume, besides its engine.
@@ -87,6 +88,8 @@ pub struct Volume {
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) recording: Recording,
     pub(crate) schedulers: Schedulers,
+    /// None for storage that cannot hang.
+    stalls: Option<Stalls>,
     sessions: AtomicU64,
     session: Mutex<Option<SessionFacts>>,
 }
@@ -111,6 +114,7 @@ impl Volume {
             (0..config.topology.queues).map(|_| Arc::new(Counters::with_alarm(Arc::clone(&alarm)))).collect();
         let watch =
             Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm).map_err(system)?;
+        let stalls = engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;
         Ok(Volume {
             config,
             engine,
@@ -119,6 +123,7 @@ impl Volume {
             counters,
             recording: Recording::default(),
             schedulers: Schedulers::None,
+            stalls,
             sessions: AtomicU64::new(0),
             session: Mutex::default(),
         })
@@ -176,6 +181,21 @@ impl Volume {
     /// counts.
     pub fn on_lost_write(&self, what: impl Fn() + Send + Sync + 'static) {
         self.watch.on_loss(Box::new(what));
+    }
+
+    /// Times that a request waited for the storage for as long as [`crate::STALLED`].
+    pub fn stalls(&self) -> u64 {
+        self.stalls.as_ref().map_or(0, Stalls::count)
+    }
+
+    /// The requests that the storage has not answered, the oldest first.
+    pub fn unanswered(&self) -> Vec<Unanswered> {
+        self.stalls.as_ref().map(Stalls::unanswered).unwrap_or_default()
+    }
+
+    /// For lanes.
+    pub(crate) fn watch(&self) -> Option<Arc<vlane_lane::Watch>> {
+        self.stalls.as_ref().map(Stalls::watch)
     }
 
     pub(crate) fn next_session(&self) -> u64 {

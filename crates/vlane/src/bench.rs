@@ -21,6 +21,8 @@ use vlane_driver::{
     Session, SessionOptions, Wait, Want, Workload,
 };
 
+use crate::output::Overwrite;
+
 /// Drive any vhost-user-blk back end from the guest's side, and measure it.
 ///
 /// One job is one thread with one virtqueue. Latencies are the guest's: from the request's way into the ring to
@@ -116,8 +118,16 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Verification")]
     state: Option<PathBuf>,
 
+    /// Yes, what the back end stores may be overwritten: needed for whatever writes, discards or verifies, except on back ends that a
+    /// profile starts by itself
+    #[arg(long)]
+    yes_overwrite: bool,
+
     #[command(flatten)]
     runs: runs::RunsArgs,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 
     /// Print the results as JSON
     #[arg(long)]
@@ -170,6 +180,17 @@ impl BenchArgs {
     /// The socket, where there must be one.
     fn socket(&self) -> anyhow::Result<&Path> {
         self.socket.as_deref().context("give the socket that the back end listens on")
+    }
+
+    /// An error if the user has not said that what is stored there may go.
+    fn may_overwrite(&self, socket: &Path, what: &str) -> anyhow::Result<()> {
+        if !self.yes_overwrite {
+            bail!(
+                "{what} writes, and destroys what {} stores; say --yes-overwrite if that may be",
+                socket.display()
+            );
+        }
+        Ok(())
     }
 
     fn block(&self) -> anyhow::Result<u32> {
@@ -250,6 +271,9 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
     let workload = args.workload(pattern)?;
+    if pattern.changes_data() {
+        args.may_overwrite(args.socket()?, &format!("--rw {}", args.rw))?;
+    }
     let socket = args.socket()?;
     let session = explain::connecting(socket, Session::connect(socket, &options))?;
     let (report, partial) = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;

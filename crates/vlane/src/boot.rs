@@ -116,7 +116,18 @@ pub fn run(args: BootArgs) -> Result<()> {
 fn drive(socket: &Path) -> Result<()> {
     println!("driver  takes the guest's place: random writes and reads, every block's content checked");
     let socket = socket.display().to_string();
-    let words = ["bench", &socket, "--verify", "--rw", "randrw", "--flush-every", "32", "--time", "3s"];
+    let words = [
+        "bench",
+        &socket,
+        "--verify",
+        "--rw",
+        "randrw",
+        "--flush-every",
+        "32",
+        "--time",
+        "3s",
+        "--yes-overwrite",
+    ];
     crate::bench::run(&DriverOnly::try_parse_from(words)?.bench)
 }
 

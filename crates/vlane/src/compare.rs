@@ -15,6 +15,7 @@ use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};
 use vlane_lab::report::{Report, text};
 
+use crate::output::Overwrite;
 use crate::values;
 
 /// Measure what virtualisation costs here: the host directly, a guest on vlane, on QEMU's virtio-blk, on qemu-storage-daemon, and on
@@ -87,6 +88,9 @@ pub struct CompareArgs {
     /// Write the report as JSON, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -239,13 +243,13 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let html = (!args.no_html).then_some(&args.html);
     for path in html.into_iter().chain(&args.json) {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let found = Found::look(&options, &host)?;
     eprint!("{}", found.about());
     let report = compare::run(&options, &host, &found, &interrupt)?;
     for path in html.into_iter().chain(&args.json) {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
     }
     print!("{}", text::render(&compare::report::brief(&report), width()));
     for path in html.into_iter().chain(&args.json) {

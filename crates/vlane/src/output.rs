@@ -10,6 +10,14 @@ use vlane_lab::report::{Report, text};
 /// Columns where nobody looks at a terminal.
 const WIDTH: usize = 110;
 
+/// What may be written over.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct Overwrite {
+    /// Replace files that exist, whatever is in them; never one that is in use, or a device
+    #[arg(long)]
+    pub force: bool,
+}
+
 /// Where a report goes.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
@@ -20,18 +28,21 @@ pub struct OutputArgs {
     /// Write the report as a page with pictures too
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 impl OutputArgs {
     /// Says before the work whether its result can be written.
     pub fn check(&self) -> Result<()> {
-        Ok(self.html.as_deref().map_or(Ok(()), Report::check_path)?)
+        Ok(self.html.as_deref().map_or(Ok(()), |path| Report::check_path(path, self.overwrite.force))?)
     }
 
     /// Gives the report.
     pub fn show(&self, report: &Report) -> Result<()> {
         if let Some(path) = &self.html {
-            report.write_to(path)?;
+            report.write_to(path, self.overwrite.force)?;
         }
         let text = match self.json {
             true => report.to_json()?,

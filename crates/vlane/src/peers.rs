@@ -8,8 +8,9 @@ use clap::Args;
 use vlane_boot::Install;
 use vlane_lab::peers::{self, Options, RowResult};
 use vlane_lab::report::Report;
-use vlane_lab::{Interrupt, Machine, date};
+use vlane_lab::{Interrupt, Machine, Output, date};
 
+use crate::output::Overwrite;
 use crate::report::command_line;
 use crate::values;
 
@@ -43,6 +44,9 @@ pub struct PeersArgs {
     /// Write every single measurement to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Write a report: a page that holds its own data (.html), or the data alone (.json), or text (.txt)
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -77,7 +81,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if let Some(path) = &args.html {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
@@ -91,6 +95,8 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         ram_dir: args.ram_dir.clone(),
         disk_dir: args.disk_dir.clone(),
     };
+    let json = args.json.as_deref().map(|path| peers::json_output(path, args.overwrite.force));
+    json.as_ref().map_or(Ok(()), Output::check)?;
     let interrupt = Interrupt::listen()?;
     let (created, start) = (date::now(), Instant::now());
     let mut so_far: Vec<RowResult> = Vec::new();
@@ -99,8 +105,8 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
         // After every row: an interrupted run keeps what it has.
-        match &args.json {
-            Some(path) => peers::write_json(path, &so_far),
+        match &json {
+            Some(output) => peers::write_json(output, &so_far),
             None => Ok(()),
         }
     })?;
@@ -112,7 +118,8 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon", "fio"]);
         let seconds = start.elapsed().as_secs_f64();
-        peers::report(&results, &command_line(), created, seconds, machine).write_to(path)?;
+        peers::report(&results, &command_line(), created, seconds, machine)
+            .write_to(path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())

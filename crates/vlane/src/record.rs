@@ -8,7 +8,9 @@ use clap::Args;
 use vlane_driver::units::show_size;
 use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, Recorded, record};
-use vlane_lab::{Interrupt, Progress};
+use vlane_lab::{Interrupt, Output, Progress};
+
+use crate::output::Overwrite;
 
 use crate::values;
 
@@ -26,6 +28,9 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
+    #[command(flatten)]
+    overwrite: Overwrite,
+
     /// How long to record [default: until it is ended]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
@@ -42,8 +47,12 @@ pub struct RecordArgs {
 /// Records.
 pub fn run(args: &RecordArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    let options =
-        RecordOptions { output: args.output.clone(), time: args.time, count: args.count, hashes: args.hash };
+    let options = RecordOptions {
+        output: Output::new(&args.output).force(args.overwrite.force),
+        time: args.time,
+        count: args.count,
+        hashes: args.hash,
+    };
     let mut progress = Progress::new(1);
     if let Some(time) = args.time {
         progress = progress.expecting(time);

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_lab::report::{Block, Report, svg_file, text};
+use vlane_lab::Output;
+use vlane_lab::report::{Block, Report, is_svg_file, svg_file, text};
+
+use crate::output::Overwrite;
 
 /// Show a saved report again: in the terminal, or written in another form.
 ///
@@ -19,6 +22,9 @@ pub struct ReportArgs {
     /// Write its data
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Write every chart as a picture of its own into this directory, named by section and number
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -34,7 +40,7 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let report = Report::read(&args.file)?;
     for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
         eprintln!("{}", path.display());
     }
     if let Some(dir) = &args.svg {
@@ -49,8 +55,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
             });
             for (chart, number) in charts.zip(1..) {
                 let path = dir.join(format!("{name}-{number}.svg"));
-                std::fs::write(&path, svg_file(chart))
-                    .with_context(|| format!("cannot write {}", path.display()))?;
+                let output = Output::new(&path).replacing(is_svg_file).force(args.overwrite.force);
+                output.write(svg_file(chart).as_bytes())?;
                 eprintln!("{}", path.display());
             }
         }

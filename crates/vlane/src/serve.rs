@@ -1,8 +1,11 @@
 //! `vlane serve`: one volume on one socket.
 
+mod stop;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,12 +13,12 @@ use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use vlane_driver::units::show_size;
+use vlane_driver::units::{parse_duration, show_size};
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, Topology, parse_cpu_list};
-use vlane_server::{Control, Listener, Schedulers, Volume, VolumeConfig};
+use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::{exit, notify, values};
 
@@ -87,6 +90,11 @@ pub struct ServeArgs {
     /// or its socket [default for --sched alone: auto]
     #[arg(long, value_name = "auto|off|PATH", default_value = "auto", default_missing_value = "auto", num_args = 0..=1, require_equals = true, value_parser = parse_schedulers)]
     sched: Schedulers,
+
+    /// How long a stop waits for the storage, with requests in flight and again with what is to be written back; then it says what is left,
+    /// and ends without
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    stop_timeout: Duration,
 
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
@@ -190,7 +198,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         Opened::Null(engine) => engine.clone(),
         Opened::File(engine) => engine.clone(),
     };
-    let name = args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string());
+    let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
     let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
@@ -199,40 +207,51 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let listener = Arc::new(Listener::bind(&args.socket)?);
     let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));
     let control = args.control.as_ref().map(start).transpose()?;
-    if args.on_lost_write == OnLostWrite::Stop {
-        let stopper = listener.stopper();
-        volume.on_lost_write(move || stopper.stop());
-    }
     announce(args, &volume, &opened);
     notify::ready(&status);
+    let sockets = Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.control.as_deref())));
 
-    let (stopper, watched) = (listener.stopper(), Arc::clone(&listener));
+    let ending = stop::Ending::new(args.stop_timeout);
+    let remains = stop::Remains {
+        name: volume_name(args),
+        volume: Arc::clone(&volume),
+        listener: Arc::clone(&listener),
+        sockets: Arc::clone(&sockets),
+        control: control.as_ref().map(|control| Box::new(control.remover()) as Box<dyn Fn() + Send>),
+    };
+    let stopper = listener.stopper();
+    ending.guard(remains, move || stopper.stop())?;
+    let ended = ending.clone();
+    if args.on_lost_write == OnLostWrite::Stop {
+        let ending = ending.clone();
+        volume.on_lost_write(move || ending.begin());
+    }
+    let resize = resizer(volume_name(args), Arc::clone(&listener), opened)?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
             match signal {
-                SIGHUP => notify::reloading(),
-                _ => notify::stopping(),
-            }
-            match (signal, &opened) {
-                (SIGHUP, Opened::File(file)) => match file.refresh() {
-                    Ok(true) => watched.size_changed(),
-                    Ok(false) => {}
-                    Err(error) => tracing::warn!("{error}"),
-                },
-                (SIGHUP, Opened::Null(_)) => {}
-                _ => stopper.stop(),
-            }
-            if signal == SIGHUP {
-                notify::ready(&status);
+                // Neither may keep the other waiting: storage that hangs can make both wait for ever.
+                SIGHUP => {
+                    notify::reloading();
+                    let _ = resize.try_send(());
+                    notify::ready(&status);
+                }
+                _ => {
+                    notify::stopping();
+                    ended.begin();
+                }
             }
         }
     })?;
     let result = listener.serve(&volume).context("cannot accept connections any more");
+    sockets.end();
+    ending.writes_back();
     // A trace that is being recorded gets its end, after the last request.
     drop(control);
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
     let synced = volume.sync();
+    ending.done();
     listener.close();
     synced.with_context(|| {
         let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
@@ -246,6 +265,37 @@ fn serve(args: &ServeArgs) -> Result<()> {
         }
     })?;
     result
+}
+
+/// A thread that looks at the image's size when it is told to. One more look waits while it does; more are the same.
+fn resizer(name: String, listener: Arc<Listener>, opened: Opened) -> Result<SyncSender<()>> {
+    let (sender, receiver) = sync_channel(1);
+    std::thread::Builder::new().name("resize".to_owned()).spawn(move || {
+        while receiver.recv().is_ok() {
+            let Opened::File(file) = &opened else { continue };
+            let before = file.geometry().sectors * 512;
+            match file.refresh() {
+                Ok(true) => {
+                    let now = file.geometry().sectors * 512;
+                    match now > before {
+                        true => tracing::info!("{name}: grew from {before} to {now} bytes; the guest is told"),
+                        false => tracing::warn!(
+                            "{name}: shrank from {before} to {now} bytes; the guest is told, and what it asks for beyond that is refused"
+                        ),
+                    }
+                    listener.size_changed();
+                }
+                Ok(false) => tracing::info!("{name}: still has {before} bytes"),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+    })?;
+    Ok(sender)
+}
+
+/// What the volume is called in messages.
+fn volume_name(args: &ServeArgs) -> String {
+    args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string())
 }
 
 /// Errors of several layers in one line: anyhow's `{:#}` does the rest.

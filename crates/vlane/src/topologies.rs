@@ -9,6 +9,7 @@ use vlane_lab::Interrupt;
 use vlane_lab::report::{Report, text};
 use vlane_lab::topologies::{self, Options, Placement};
 
+use crate::output::Overwrite;
 use crate::values;
 
 /// Columns of what is printed.
@@ -58,6 +59,9 @@ pub struct TopologiesArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -123,12 +127,12 @@ impl TopologiesArgs {
 pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let interrupt = Interrupt::listen()?;
     let report = topologies::run(&options, &interrupt)?;
     for path in args.html.iter().chain(&args.json) {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
     }
     print!("{}", text::render(&report, WIDTH));
     Ok(())

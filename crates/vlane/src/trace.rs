@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use vlane_lab::Output;
+use vlane_lab::output::Writing;
 use vlane_lab::trace::{Trace, blktrace, iolog};
 
 use crate::analyze::whole;
+use crate::output::Overwrite;
 
 /// Turn traces into those of other programs, and back.
 #[derive(Debug, Args)]
@@ -34,6 +37,9 @@ struct ConvertArgs {
     /// The file to write
     output: PathBuf,
 
+    #[command(flatten)]
+    overwrite: Overwrite,
+
     /// The format to write
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Vlane)]
     to: Format,
@@ -58,6 +64,8 @@ enum Format {
 /// Converts.
 pub fn run(args: &TraceArgs) -> Result<()> {
     let TraceCommand::Convert(args) = &args.command;
+    let output = Output::new(&args.output).force(args.overwrite.force);
+    output.check()?;
     let trace = load(&args.input)?;
     if trace.requests.is_empty() {
         bail!("{}: there is no request in it to be converted", args.input.display());
@@ -65,16 +73,12 @@ pub fn run(args: &TraceArgs) -> Result<()> {
     let count = trace.requests.len();
     let left_out = match args.to {
         Format::Vlane => {
-            trace.save(&args.output)?;
+            trace.save(&output)?;
             0
         }
-        Format::Iolog => {
-            write(&args.output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?
-        }
-        Format::Iolog2 => {
-            write(&args.output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?
-        }
-        Format::Blktrace => write(&args.output, |to| blktrace::write(&trace, to))?,
+        Format::Iolog => write(&output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?,
+        Format::Iolog2 => write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?,
+        Format::Blktrace => write(&output, |to| blktrace::write(&trace, to))?,
     };
     print!("{}: {} requests", args.output.display(), count as u64 - left_out);
     match left_out {
@@ -84,11 +88,16 @@ pub fn run(args: &TraceArgs) -> Result<()> {
     whole(&args.input, &trace)
 }
 
-fn write(path: &Path, body: impl FnOnce(&mut BufWriter<File>) -> vlane_lab::Result<u64>) -> Result<u64> {
-    let file = File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
-    let mut to = BufWriter::with_capacity(1 << 20, file);
+fn write(
+    output: &Output,
+    body: impl FnOnce(&mut BufWriter<&mut Writing<'_>>) -> vlane_lab::Result<u64>,
+) -> Result<u64> {
+    let mut file = output.begin()?;
+    let mut to = BufWriter::with_capacity(1 << 20, &mut file);
     let left_out = body(&mut to)?;
-    to.flush().with_context(|| format!("{}: cannot be written", path.display()))?;
+    to.flush().with_context(|| format!("{}: cannot be written", output.path().display()))?;
+    drop(to);
+    file.finish()?;
     Ok(left_out)
 }
 

@@ -7,9 +7,10 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
 use vlane_lab::Interrupt;
-use vlane_lab::report::{Report, html, text};
+use vlane_lab::report::{Report, text};
 use vlane_lab::work::sizes::{self, Medium, Options};
 
+use crate::output::Overwrite;
 use crate::values;
 
 /// Count the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
@@ -54,6 +55,9 @@ pub struct WorkArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -112,17 +116,16 @@ impl WorkArgs {
 /// Whatever keeps the measurements from being made, or the report from being written.
 pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
     for path in [&args.html, &args.json].into_iter().flatten() {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let report = sizes::run(&args.options()?, &host, &interrupt)?;
     if let Some(path) = &args.html {
-        let page = html::page(&report)?;
-        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        report.write_to(path, args.overwrite.force)?;
     }
     if let Some(path) = &args.json {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
     }
     let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
     print!("{}", text::render(&report, width));

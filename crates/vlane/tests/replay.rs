@@ -18,11 +18,11 @@ use served::{Place, going_on, stop};
 use vlane_boot::{Backend, Ready, Spec, find_program};
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
 use vlane_driver::{Session, Wait};
-use vlane_lab::Interrupt;
 use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, record};
 use vlane_lab::trace::replay::{SLACK_NS, Settings, prepare, replay};
 use vlane_lab::trace::{Request, Trace};
+use vlane_lab::{Interrupt, Output};
 use vlane_testing::skip;
 use vlane_trace::Kind;
 
@@ -82,8 +82,12 @@ impl Volume {
     /// Records while `work` goes on, until so many requests have come.
     fn recorded<T>(&self, name: &str, count: u64, work: impl FnOnce(&Path) -> T) -> (Trace, T) {
         let output = self.place.path(name);
-        let options =
-            RecordOptions { output: output.clone(), time: Some(LIMIT), count: Some(count), hashes: true };
+        let options = RecordOptions {
+            output: Output::new(&output).force(true),
+            time: Some(LIMIT),
+            count: Some(count),
+            hashes: true,
+        };
         let interrupt = Interrupt::listen().unwrap();
         let result = std::thread::scope(|scope| {
             let recording = scope.spawn(|| record(&self.control, &options, &interrupt, &mut |_| {}).unwrap());
@@ -474,7 +478,12 @@ fn converted(to: &str, name: &str) -> (Trace, Place, std::path::PathBuf) {
     let (from, file, target) = (volume.place.path("a"), volume.place.path(name), volume.place.path("target"));
     std::fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
     let mut command = Command::new(served::vlane());
-    command.args(["trace", "convert"]).arg(&from).arg(&file).args(["--to", to, "--file"]).arg(&target);
+    command
+        .args(["trace", "convert", "--force"])
+        .arg(&from)
+        .arg(&file)
+        .args(["--to", to, "--file"])
+        .arg(&target);
     let said = output(&mut command);
     assert!(said.contains("requests"), "{said}");
     (trace, volume.place, file)

@@ -28,16 +28,15 @@ pub(super) fn save(state: &VerifyState, path: &Path) -> Result<(), Error> {
     bytes.extend(twox_hash::XxHash3_64::oneshot(&bytes).to_le_bytes());
     // Never half a state: into a file beside it, then renamed over it.
     let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let write = || {
-        let mut file = File::create(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().map_err(|e| {
-        let _ = std::fs::remove_file(&beside);
+    beside.push(format!(".{}.new", std::process::id()));
+    let failed = |e| {
         Error::with(ErrorKind::State, format!("{}: cannot write the verification state", path.display()), e)
+    };
+    let mut file = File::create_new(&beside).map_err(failed)?;
+    let written = file.write_all(&bytes).and_then(|()| file.sync_all());
+    written.and_then(|()| std::fs::rename(&beside, path)).map_err(|e| {
+        let _ = std::fs::remove_file(&beside);
+        failed(e)
     })
 }
 

@@ -11,6 +11,7 @@ use vlane_driver::Buckets;
 use super::profile::{Load, Pin, Target};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::machine::Machine;
+use crate::output::{self, Output};
 use crate::sniff::{Wanted, mistaken};
 
 /// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
@@ -137,11 +138,17 @@ impl Saved {
     /// Writes it to a file.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`].
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = || format!("cannot write {}", path.display());
+    /// As [`Output::write`].
+    pub fn write(&self, output: &Output) -> Result<()> {
+        let failed = || format!("cannot write {}", output.path().display());
         let text = serde_json::to_string(self).context(ErrorKind::Format, failed)? + "\n";
-        std::fs::write(path, text).context(ErrorKind::Io, failed)
+        output.write(text.as_bytes())
+    }
+
+    /// A file for a saved run: it may replace another.
+    pub fn output(path: &Path, force: bool) -> Output {
+        let name = |content: &[u8]| output::is_json_of(content, SAVED.split('/').next().unwrap_or(SAVED));
+        Output::new(path).replacing(name).force(force)
     }
 
     /// Reads one from a file.

@@ -22,6 +22,7 @@ use super::live_report::{self, Labels};
 use crate::control::Control;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::server::{Server, Storage};
@@ -258,7 +259,8 @@ impl Bed {
         let before = sampler.take();
         let begin = Instant::now();
         let recording = RecordOptions {
-            output: self.trace.clone(),
+            // Our own, of the measurement before.
+            output: Output::new(&self.trace).force(true),
             time: Some(options.time),
             count: None,
             hashes: false,

@@ -26,6 +26,7 @@ pub use self::report::report;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{self, Image, Place};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::report::figure;
 use crate::server::{Server, Storage};
@@ -139,10 +140,25 @@ pub fn run(
 /// Writes every single measurement to a file, as JSON.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if it cannot be written.
-pub fn write_json(path: &Path, results: &[RowResult]) -> Result<()> {
+/// As [`Output::write`].
+pub fn write_json(output: &Output, results: &[RowResult]) -> Result<()> {
     let text = serde_json::to_string_pretty(results).context(ErrorKind::Format, || "the measurements")?;
-    std::fs::write(path, text + "\n").context(ErrorKind::Io, || format!("cannot write {}", path.display()))
+    output.write((text + "\n").as_bytes())
+}
+
+/// A file for the measurements: it may replace one of an earlier run.
+pub fn json_output(path: &Path, force: bool) -> Output {
+    #[derive(serde::Deserialize)]
+    #[expect(dead_code, reason = "only whether they are there counts")]
+    struct Row {
+        row: String,
+        title: String,
+        contenders: Vec<String>,
+        measured: serde_json::Value,
+    }
+    let rows =
+        |content: &[u8]| serde_json::from_slice::<Vec<Row>>(content).is_ok_and(|rows| !rows.is_empty());
+    Output::new(path).replacing(rows).force(force)
 }
 
 /// The rows that are wanted.

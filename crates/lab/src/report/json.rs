@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{Report, SCHEMA, html, text};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::output::{self, Output};
 use crate::sniff::{Wanted, mistaken};
 
 /// Columns of a report that is written to a text file.
@@ -61,38 +62,42 @@ impl Report {
         Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
     }
 
+    /// Whether a file's content is a report in any form and of any version, which a new report may replace.
+    pub fn is_one(content: &[u8]) -> bool {
+        let Ok(text) = str::from_utf8(content) else { return false };
+        let name = SCHEMA.split('/').next().unwrap_or(SCHEMA);
+        output::is_json_of(in_page(text).unwrap_or(text).as_bytes(), name) || text::is_rendered(text)
+    }
+
     /// Writes it in the form that the file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
     ///
-    /// The file appears whole or not at all.
+    /// The file appears whole or not at all. It replaces another report; with `force`, any file that nobody uses ([`Output`]).
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for another ending, [`ErrorKind::Io`] if it cannot be written.
-    pub fn write_to(&self, path: &Path) -> Result<()> {
+    /// [`ErrorKind::Invalid`] for another ending or if there is something that must stay, [`ErrorKind::Io`] if it cannot be written.
+    pub fn write_to(&self, path: &Path, force: bool) -> Result<()> {
         let text = match extension(path).as_str() {
             "json" => self.to_json()?,
             "html" | "htm" => html::page(self)?,
             "txt" => text::render(self, TEXT_WIDTH),
             _ => return Err(unknown(path)),
         };
-        write_whole(path, &text)
+        Self::output(path, force).write(text.as_bytes())
     }
 
     /// Says before anything is measured whether [`Report::write_to`] will have a form and a place for a file.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`].
-    pub fn check_path(path: &Path) -> Result<()> {
+    /// [`ErrorKind::Invalid`], [`ErrorKind::Io`].
+    pub fn check_path(path: &Path, force: bool) -> Result<()> {
         if !["json", "html", "htm", "txt"].contains(&extension(path).as_str()) {
             return Err(unknown(path));
         }
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match parent.is_dir() {
-            true => Ok(()),
-            false => {
-                let context = format!("{}: there is no directory {}", path.display(), parent.display());
-                Err(Error::new(ErrorKind::Invalid, context))
-            }
-        }
+        Self::output(path, force).check()
+    }
+
+    fn output(path: &Path, force: bool) -> Output {
+        Output::new(path).replacing(Self::is_one).force(force)
     }
 }
 
@@ -104,27 +109,6 @@ fn unknown(path: &Path) -> Error {
     let context =
         format!("{}: a report can be written as .json, .html or .txt; end the name so", path.display());
     Error::new(ErrorKind::Usage, context)
-}
-
-/// Writes a file under another name and renames it, so that a reader never sees half of it. What is no ordinary file (`/dev/stdout`) is
-/// written as it is.
-pub(super) fn write_whole(path: &Path, text: &str) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let failed = || format!("cannot write {}", path.display());
-    let special = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-    if special || path.is_symlink() {
-        return std::fs::write(path, text).context(ErrorKind::Io, failed);
-    }
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new()
-        .prefix(".vlane-")
-        // As any new file, less what the umask takes.
-        .permissions(std::fs::Permissions::from_mode(0o666))
-        .tempfile_in(parent)
-        .context(ErrorKind::Io, failed)?;
-    std::fs::write(file.path(), text).context(ErrorKind::Io, failed)?;
-    file.persist(path).map_err(|e| e.error).context(ErrorKind::Io, failed)?;
-    Ok(())
 }
 
 /// The JSON inside a page.

@@ -21,4 +21,4 @@ pub use model::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
     Spread, Table,
 };
-pub use svg::svg_file;
+pub use svg::{is_svg_file, svg_file};

@@ -28,6 +28,14 @@ pub(super) const NARROW: f64 = 350.0;
 /// 2008), darkened or lightened until each has a contrast of at least 3:1 with the page (WCAG 2, 1.4.11).
 pub(super) const STYLE: &str = include_str!("svg/style.css");
 
+/// How a chart's own file begins.
+const FILE_BEGIN: &str = r#"<svg xmlns="http://www.w3.org/2000/svg" class="chart""#;
+
+/// Whether a file's content is what [`svg_file`] makes.
+pub fn is_svg_file(content: &[u8]) -> bool {
+    content.starts_with(FILE_BEGIN.as_bytes())
+}
+
 /// A chart as a file of its own, with light and dark colours inside.
 pub fn svg_file(chart: &Chart) -> String {
     let lines = wrap(&chart.caption, CAPTION, WIDE - 32.0);
@@ -36,8 +44,9 @@ pub fn svg_file(chart: &Chart) -> String {
     let (body, height) = draw(chart, WIDE - 32.0, "c");
     let (width, height) = (WIDE, height + top + 24.0);
     let mut canvas = Canvas::default();
+    canvas.raw(FILE_BEGIN);
     canvas.raw(&format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" viewBox="0 0 {0} {1}" width="{0}" height="{1}">"#,
+        r#" role="img" viewBox="0 0 {0} {1}" width="{0}" height="{1}">"#,
         num(width),
         num(height)
     ));

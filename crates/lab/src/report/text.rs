@@ -9,6 +9,12 @@ const LEAST: usize = 40;
 /// Rows of a chart that is shown as a table.
 const CHART_ROWS: usize = 24;
 
+/// Whether a text is what [`render`] makes: the title underlined, and the command that made it.
+pub(super) fn is_rendered(text: &str) -> bool {
+    let underline = text.lines().find(|line| line.starts_with('='));
+    underline.is_some_and(|line| line.bytes().all(|byte| byte == b'=')) && text.contains("\nMade by   vlane ")
+}
+
 /// The whole report in lines of at most `width` columns (words and commands that are longer stay whole).
 pub fn render(report: &Report, width: usize) -> String {
     let width = width.max(LEAST);

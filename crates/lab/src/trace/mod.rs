@@ -17,6 +17,7 @@ use std::path::Path;
 use vlane_trace::{Entry, Header, Kind, Reader, Record, Writer};
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::output::Output;
 use crate::sniff::{Wanted, mistaken};
 
 /// A request of a trace.
@@ -173,12 +174,12 @@ impl Trace {
     /// Writes it to a file.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`].
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let failed = || format!("{}: cannot be written", path.display());
-        let file = File::create(path).context(ErrorKind::Io, failed)?;
-        let write = || -> std::result::Result<(), vlane_trace::Error> {
-            let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, file), self.header.clone())?;
+    /// As [`Output::write`].
+    pub fn save(&self, output: &Output) -> Result<()> {
+        let failed = || format!("{}: cannot be written", output.path().display());
+        let mut file = output.begin()?;
+        let mut write = || -> std::result::Result<(), vlane_trace::Error> {
+            let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, &mut file), self.header.clone())?;
             let mut runs: Vec<Option<u32>> = Vec::new();
             let mut gaps = self.gaps.iter().peekable();
             for (place, Request { record, run, .. }) in self.requests.iter().enumerate() {
@@ -202,7 +203,8 @@ impl Trace {
             }
             writer.finish().map(drop)
         };
-        write().context(ErrorKind::Io, failed)
+        write().context(ErrorKind::Io, failed)?;
+        file.finish()
     }
 
     /// Requests that are missing.

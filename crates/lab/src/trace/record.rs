@@ -1,9 +1,9 @@
 //! Recording: from a control socket into a file.
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
 use std::io::{self, BufWriter, Read};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use vlane_trace::{Entry, Reader, Writer};
@@ -11,6 +11,7 @@ use vlane_trace::{Entry, Reader, Writer};
 use crate::control::Control;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 
 /// How often the end is looked for and progress is told when nothing comes.
 const TICK: Duration = Duration::from_millis(100);
@@ -21,7 +22,7 @@ const LOOK_EVERY: u64 = 1024;
 #[derive(Debug, Clone)]
 pub struct RecordOptions {
     /// The file that it becomes.
-    pub output: PathBuf,
+    pub output: Output,
     /// How long; none: until it is interrupted or the volume ends.
     pub time: Option<Duration>,
     /// How many requests; none: all.
@@ -77,10 +78,12 @@ pub fn record(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(&Recorded),
 ) -> Result<Recorded> {
-    let failed = || format!("{}: cannot be written", options.output.display());
+    let failed = || format!("{}: cannot be written", options.output.path().display());
+    options.output.check()?;
+    check_image(control, options.output.path())?;
     let stream = control.trace(options.hashes, TICK)?;
     // Only now: what was there before is kept if there is nothing to record.
-    let file = File::create(&options.output).context(ErrorKind::Io, failed)?;
+    let file = options.output.create()?;
     let begin = Instant::now();
     let state =
         Cell::new(Recorded { requests: 0, bytes: 0, lost: 0, elapsed: Duration::ZERO, is_over: false });
@@ -140,6 +143,28 @@ pub fn record(
     let mut recorded = state.get();
     recorded.elapsed = begin.elapsed();
     recorded.is_over = is_over;
-    recorded.bytes = std::fs::metadata(&options.output).map_or(recorded.bytes, |meta| meta.len());
+    recorded.bytes = std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
     damage.map_or(Ok(recorded), Err)
+}
+
+/// An image is locked while it is served; but not every file system has locks.
+fn check_image(control: &Control, output: &Path) -> Result<()> {
+    let image = PathBuf::from(control.volume()?.name);
+    // As the server named it, from where it is.
+    let image = match image.is_absolute() {
+        true => image,
+        false => {
+            let pid = control.counters()?.process.pid;
+            std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().join(image)
+        }
+    };
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    match identity(output).is_some_and(|output| Some(output) == identity(&image)) {
+        false => Ok(()),
+        true => {
+            let context =
+                format!("{}: is the image that is to be recorded; choose another name", output.display());
+            Err(Error::new(ErrorKind::Invalid, context))
+        }
+    }
 }

@@ -61,7 +61,7 @@ pub enum ControlError {
 pub struct Control {
     volume: Arc<Volume>,
     /// Its file goes when this goes.
-    _file: SocketFile,
+    file: Arc<SocketFile>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -100,7 +100,15 @@ impl Control {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
-        Ok(Control { volume, _file: file, stop: Some(stop), thread: Some(thread) })
+        Ok(Control { volume, file: Arc::new(file), stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Control {
+    /// Removes the socket from another thread, for an end that cannot wait for this one.
+    pub fn remover(&self) -> impl Fn() + Send + 'static {
+        let file = Arc::clone(&self.file);
+        move || file.remove()
     }
 }
 

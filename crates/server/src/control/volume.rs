@@ -8,6 +8,7 @@ use vlane_lane::Topology;
 
 use super::Context;
 use crate::features;
+use crate::stall::{STALLED, Unanswered};
 
 /// A volume.
 #[derive(Debug, Serialize, ToSchema)]
@@ -39,6 +40,10 @@ pub(super) struct VolumeInfo {
     recording: bool,
     /// Writes that were answered and are lost; null if there are none. Since then writes and flushes are answered with an error.
     lost_write: Option<LostWriteInfo>,
+    /// Times that the storage took 5 s or longer for a request.
+    stalls: u64,
+    /// Requests that it has taken that long for and not answered, the oldest first; at most 64 are named.
+    stalled: Vec<UnansweredInfo>,
 }
 
 /// Writes that were answered and could not be made durable. Nobody knows which.
@@ -52,6 +57,31 @@ pub(super) struct LostWriteInfo {
     during: &'static str,
     /// Failures to write back that were seen, the first one included.
     failures: u64,
+}
+
+/// A request that the storage has not answered.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct UnansweredInfo {
+    /// Its queue.
+    queue: u16,
+    /// `read`, `write`, `flush`, `discard` or `write-zeroes`.
+    kind: &'static str,
+    /// Its first sector, of 512 bytes.
+    sector: u64,
+    /// For how long it has been waiting, in ms.
+    age_ms: u64,
+}
+
+impl From<Unanswered> for UnansweredInfo {
+    fn from(unanswered: Unanswered) -> UnansweredInfo {
+        let Unanswered { request, age } = unanswered;
+        UnansweredInfo {
+            queue: request.queue,
+            kind: request.kind.name(),
+            sector: request.sector,
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// Queues, threads, CPUs.
@@ -96,6 +126,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
         features: features::names(session.features),
         lanes: session.lanes,
     });
+    let stalled = volume.unanswered().into_iter().filter(|one| one.age >= STALLED).take(64);
     Json(VolumeInfo {
         name: config.name.clone(),
         serial: config.serial.clone(),
@@ -116,5 +147,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
             during: lost.during.name(),
             failures: lost.failures,
         }),
+        stalls: volume.stalls(),
+        stalled: stalled.map(UnansweredInfo::from).collect(),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::num::{NonZeroU16, NonZeroU32};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,7 +12,7 @@ use vlane_lab::bench::{
     between_targets, is_worse,
 };
 use vlane_lab::report::{Report, text};
-use vlane_lab::{Interrupt, Progress};
+use vlane_lab::{Interrupt, Output, Progress};
 
 use crate::{exit, explain, values};
 
@@ -155,6 +155,16 @@ impl BenchArgs {
         name
     }
 
+    /// Refuses a profile that writes to a back end that was not started for it, unless that was said to be all right.
+    fn check_overwrite(&self, profile: &Profile) -> anyhow::Result<()> {
+        let writes = profile.loads.iter().find(|load| load.rw.0.changes_data());
+        let others = profile.targets.iter().find(|target| target.backend == Backend::Socket);
+        match (writes, others.and_then(|target| target.socket.as_deref())) {
+            (Some(load), Some(socket)) => self.may_overwrite(socket, &format!("the load `{}`", load.name)),
+            _ => Ok(()),
+        }
+    }
+
     /// What is to be measured.
     fn profile(&self) -> anyhow::Result<Profile> {
         let mut profile = match &self.runs.profile {
@@ -205,17 +215,17 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if runs.fail_on_worse && runs.compare.is_none() && profile.targets.len() < 2 {
         usage!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
     }
+    args.check_overwrite(&profile)?;
     // What would fail after the measurements is said before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
     if let Some(older) = &older {
         bench::check_saved(&profile, older)?;
     }
     if let Some(path) = &runs.html {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
-    if let Some(path) = &runs.save {
-        check_parent(path)?;
-    }
+    let save = runs.save.as_deref().map(|path| Saved::output(path, args.overwrite.force));
+    save.as_ref().map_or(Ok(()), Output::check)?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if runs.install { Install::Allowed } else { Install::Never })?;
     let vlane = std::env::current_exe().context("cannot find this program's own file")?;
@@ -236,8 +246,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         None => bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
-    if let Some(path) = &runs.save {
-        measured.write(path)?;
+    if let Some(output) = &save {
+        measured.write(output)?;
     }
     let (comparisons, missing) = match &older {
         Some(older) => against_saved(&measured, older)?,
@@ -253,7 +263,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         print!("{}", text::render(&report, WIDTH));
     }
     if let Some(path) = &runs.html {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
         if std::io::stderr().is_terminal() {
             // The report is written; that nobody can be told is no reason to fail.
             let _ = writeln!(std::io::stderr(), "written: {}", path.display());
@@ -269,15 +279,6 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             "interrupted after {made} of {steps} measurements: the result is of those only"
         ))
         .into());
-    }
-    Ok(())
-}
-
-/// An error if a file cannot be in its directory.
-fn check_parent(path: &Path) -> anyhow::Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !parent.is_dir() {
-        bail!("{}: there is no directory {}", path.display(), parent.display());
     }
     Ok(())
 }

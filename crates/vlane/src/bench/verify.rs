@@ -25,6 +25,9 @@ struct Reports {
 
 pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<()> {
     let options = verify_options(args)?;
+    if !args.verify_only {
+        args.may_overwrite(args.socket()?, "--verify")?;
+    }
     let old = match &args.state {
         Some(path) if args.verify_only || path.exists() => Some(VerifyState::load(path)?),
         _ => None,

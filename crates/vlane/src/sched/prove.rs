@@ -9,6 +9,8 @@ use vlane_lab::Interrupt;
 use vlane_lab::loans::guests;
 use vlane_lab::loans::live::{self, Arm, Options};
 use vlane_lab::report::{Report, text};
+
+use crate::output::Overwrite;
 use vlane_policy::loan::Policy;
 use vlane_sched::realtime::guard::GuardCommand;
 
@@ -65,6 +67,9 @@ pub struct ProveArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 /// Real guests.
@@ -89,14 +94,14 @@ fn parse_arm(text: &str) -> Result<String, String> {
 /// Whatever keeps it from being measured or written.
 pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
     for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let report = match args.real {
         Some(real) => with_guests(args, real)?,
         None => natively(args)?,
     };
     for path in args.html.iter().chain(&args.json) {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
     }
     print!("{}", text::render(&report, WIDTH));
     Ok(())

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use vlane_policy::loan::Policy;
 
+use crate::output::Overwrite;
 use crate::values;
 
 /// Parses the name of a scheduler.
@@ -59,6 +60,9 @@ pub struct ProveArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 /// Measures on the kernel that this runs on.
@@ -257,7 +261,7 @@ mod with {
             policy(name)?;
         }
         if let Some(path) = &args.json {
-            Report::check_path(path)?;
+            Report::check_path(path, args.overwrite.force)?;
         }
         let (begun, created) = (Instant::now(), vlane_lab::date::now());
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
@@ -307,7 +311,7 @@ mod with {
             begun.elapsed(),
         );
         if let Some(path) = &args.json {
-            report.write_to(path)?;
+            report.write_to(path, args.overwrite.force)?;
         }
         print!("{}", text::render(&report, 140));
         Ok(())

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use vlane_lab::loans::simulated::{self, Options};
 use vlane_lab::report::{Report, text};
+
+use crate::output::Overwrite;
 use vlane_sched::simulate::{COMPARED, Scenario, Setup};
 
 use crate::values;
@@ -42,6 +44,9 @@ pub struct SimulateArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 /// Parses the name of a scheduler.
@@ -97,11 +102,11 @@ impl SimulateArgs {
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path)?;
+        Report::check_path(path, args.overwrite.force)?;
     }
     let report = simulated::run(&options)?;
     for path in args.html.iter().chain(&args.json) {
-        report.write_to(path)?;
+        report.write_to(path, args.overwrite.force)?;
     }
     print!("{}", text::render(&report, WIDTH));
     Ok(())

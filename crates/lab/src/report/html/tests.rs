@@ -96,7 +96,7 @@ fn an_example_for_eyes() {
     let Some(dir) = std::env::var_os("VLANE_EXAMPLE_DIR") else { return };
     let report = example::report();
     for name in ["example.html", "example.json", "example.txt"] {
-        report.write_to(&std::path::Path::new(&dir).join(name)).unwrap();
+        report.write_to(&std::path::Path::new(&dir).join(name), false).unwrap();
     }
     std::fs::write(std::path::Path::new(&dir).join("chart.svg"), svg::svg_file(&example::scaling())).unwrap();
 }

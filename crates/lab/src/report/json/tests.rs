@@ -42,17 +42,42 @@ fn a_file_is_what_its_name_says_and_whole_or_absent() {
         [("a.json", "{"), ("a.html", "<!DOCTYPE html>"), ("a.HTM", "<!DOCTYPE html>"), ("a.txt", "What")]
     {
         let path = dir.path().join(name);
-        report.write_to(&path).unwrap();
-        Report::check_path(&path).unwrap();
+        report.write_to(&path, false).unwrap();
+        // Again: a report may replace one.
+        Report::check_path(&path, false).unwrap();
+        report.write_to(&path, false).unwrap();
         assert!(std::fs::read_to_string(&path).unwrap().starts_with(start), "{name}");
     }
     for name in ["a.pdf", "a", "no/such/dir/a.json"] {
         let path = dir.path().join(name);
-        assert!(report.write_to(&path).is_err() && Report::check_path(&path).is_err(), "{name}");
+        assert!(report.write_to(&path, true).is_err() && Report::check_path(&path, true).is_err(), "{name}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no half-written file is left");
     let error = Report::read(&dir.path().join("a.txt")).unwrap_err();
     assert!(error.to_string().contains("a.txt"), "{error}");
+}
+
+#[test]
+fn a_report_replaces_a_report_of_any_version_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = example::report();
+    let path = dir.path().join("a.json");
+    let json = report.to_json().unwrap();
+    for (content, may) in [
+        (json.replace("vlane-report/1", "vlane-report/0"), true),
+        (html::page(&report).unwrap(), true),
+        (text::render(&report, 80), true),
+        (json.replace("vlane-report/1", "vlane-bench/1"), false),
+        ("{\"results\": 1}".to_owned(), false),
+        ("<!DOCTYPE html><html></html>".to_owned(), false),
+        ("Notes\n=====\n".to_owned(), false),
+    ] {
+        std::fs::write(&path, &content).unwrap();
+        assert_eq!(Report::check_path(&path, false).is_ok(), may, "{content:.40}");
+        assert_eq!(report.write_to(&path, false).is_ok(), may, "{content:.40}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap() == content, !may);
+        report.write_to(&path, true).unwrap();
+    }
 }
 
 /// Every key of the JSON, with the keys that lead to it.

@@ -1,0 +1,184 @@
+//! What lanes are waiting for, to be seen from outside: also while a lane's thread hangs in a system call of the storage and can
+//! answer nothing.
+//!
+//! A lane writes down each request before the storage gets it, and strikes it out when it is answered: two stores into memory of its
+//! own, no clock. How old a request is finds out who looks from time to time ([`Watch::look`]); whoever looks may sleep while there is
+//! nothing, and is woken by the next request.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+
+use vlane_ring::{Kind, Request, Slot};
+
+/// The kind of a request that waits for the storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WaitingKind {
+    /// IN.
+    Read,
+    /// OUT.
+    Write,
+    /// FLUSH.
+    Flush,
+    /// DISCARD.
+    Discard,
+    /// WRITE_ZEROES.
+    WriteZeroes,
+}
+
+impl WaitingKind {
+    const ALL: [WaitingKind; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write-zeroes",
+        }
+    }
+}
+
+/// A request that the storage has and has not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Waiting {
+    /// Its queue.
+    pub queue: u16,
+    /// Its place there: for telling requests apart.
+    pub slot: u16,
+    /// Counts the lane's requests, modulo 2^16: the next request of that place has another number.
+    pub number: u16,
+    /// What it asks for.
+    pub kind: WaitingKind,
+    /// Its first sector, up to 2^44 - 1.
+    pub sector: u64,
+}
+
+/// Where all lanes of a volume write down what they wait for.
+#[derive(Debug, Default)]
+pub struct Watch {
+    lanes: Mutex<Vec<Arc<Plate>>>,
+    /// The one who looks wants to be woken by the next request.
+    asleep: AtomicBool,
+    watcher: Mutex<Option<Thread>>,
+}
+
+/// One lane's requests, by slot; zero: none.
+#[derive(Debug)]
+struct Plate {
+    queue: u16,
+    entries: Box<[AtomicU64]>,
+}
+
+const SECTOR_BITS: u32 = 44;
+const NUMBER_BITS: u32 = 16;
+
+impl Watch {
+    /// All requests that the storage has now. Those that come or are answered meanwhile may be among them or not.
+    pub fn look(&self) -> Vec<Waiting> {
+        let lanes = self.lanes();
+        let mut found = Vec::new();
+        for plate in lanes.iter() {
+            for (slot, entry) in (0..).zip(&plate.entries) {
+                found.extend(unpack(plate.queue, slot, entry.load(Ordering::Relaxed)));
+            }
+        }
+        found
+    }
+
+    /// From now on the next request wakes the calling thread ([`std::thread::park`]). A request that comes at this moment may not: look
+    /// again a moment later, before sleeping for longer.
+    pub fn wake_me(&self) {
+        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        self.asleep.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody has woken the thread since [`Watch::wake_me`].
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
+    /// Wakes whoever looks, as a request does.
+    #[cold]
+    pub fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = &*self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            thread.unpark();
+        }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Plate>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lane's side.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    watch: Arc<Watch>,
+    plate: Arc<Plate>,
+    begun: u64,
+}
+
+impl Watched {
+    pub(crate) fn new(watch: Arc<Watch>, queue: u16, slots: u16) -> Watched {
+        let entries = (0..slots).map(|_| AtomicU64::new(0)).collect();
+        let plate = Arc::new(Plate { queue, entries });
+        watch.lanes().push(Arc::clone(&plate));
+        Watched { watch, plate, begun: 0 }
+    }
+
+    /// The storage gets it next.
+    #[inline]
+    pub(crate) fn begin(&mut self, slot: Slot, request: &Request) {
+        let kind = match request.kind() {
+            Kind::In => 1,
+            Kind::Out => 2,
+            Kind::Flush => 3,
+            Kind::Discard => 4,
+            Kind::WriteZeroes => 5,
+            Kind::GetId | Kind::Refused(_) => return,
+        };
+        let sector = request.ranges().first().map_or(request.sector(), |range| range.sector);
+        let sector = sector.min((1 << SECTOR_BITS) - 1);
+        self.begun = self.begun.wrapping_add(1);
+        let number = self.begun & ((1 << NUMBER_BITS) - 1);
+        if let Some(entry) = self.plate.entries.get(usize::from(slot.0)) {
+            entry.store(
+                kind << (SECTOR_BITS + NUMBER_BITS) | number << SECTOR_BITS | sector,
+                Ordering::Relaxed,
+            );
+        }
+        if self.watch.asleep.load(Ordering::Relaxed) {
+            self.watch.wake();
+        }
+    }
+
+    /// It is answered.
+    #[inline]
+    pub(crate) fn end(&self, slot: Slot) {
+        if let Some(entry) = self.plate.entries.get(usize::from(slot.0)) {
+            entry.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.watch.lanes().retain(|plate| !Arc::ptr_eq(plate, &self.plate));
+    }
+}
+
+fn unpack(queue: u16, slot: u16, entry: u64) -> Option<Waiting> {
+    let kind = usize::try_from(entry >> (SECTOR_BITS + NUMBER_BITS)).ok()?.checked_sub(1)?;
+    Some(Waiting {
+        queue,
+        slot,
+        number: u16::try_from(entry >> SECTOR_BITS & ((1 << NUMBER_BITS) - 1)).unwrap_or(0),
+        kind: *WaitingKind::ALL.get(kind)?,
+        sector: entry & ((1 << SECTOR_BITS) - 1),
+    })
+}

@@ -1,0 +1,138 @@
+//! What an operator is told of a session: who is connected, how many of the queues are used, and that its memory is not shared.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vlane_ring::GuestMemory;
+
+use crate::volume::Volume;
+
+/// Front ends start their queues one after the other: how long none may come or go before their number is told.
+const SETTLED: Duration = Duration::from_millis(300);
+/// When it is looked whether requests arrive at all, after the first queue began to run. A guest that wants nothing for longer is not told of.
+const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
+/// Bytes at the start of each region that a running guest has not left all zero.
+const LOOKED_AT: u64 = 64 << 10;
+
+/// A process, for people. What it calls itself is its own choice, and cannot be more than a word in a line.
+pub(crate) fn process(pid: Option<i32>) -> String {
+    // 0 is a process that this one cannot see (another PID namespace).
+    let Some(pid) = pid.filter(|pid| *pid > 0) else { return "of an unknown process".to_owned() };
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("pid {pid} ({})", name.trim_end_matches('\n').escape_debug()),
+        Err(_) => format!("pid {pid}"),
+    }
+}
+
+/// What can be seen of a session at a moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Sight {
+    /// Of each queue that runs, where its descriptors are and how many bytes they take: what only the guest writes to before it has asked
+    /// for something.
+    pub(crate) running: Vec<(Option<u64>, u64)>,
+    pub(crate) memory: Arc<GuestMemory>,
+}
+
+/// What of a session has been told.
+#[derive(Debug)]
+pub(crate) struct Said {
+    session: u64,
+    /// Running queues, as they were told last.
+    told: usize,
+    running: usize,
+    /// When they changed last.
+    changed: Option<Instant>,
+    /// When the first queue began to run; what had been counted until then, kicks and requests.
+    began: Option<(Instant, u64, u64)>,
+    looks: usize,
+}
+
+impl Said {
+    pub(crate) fn new(session: u64) -> Said {
+        Said { session, told: 0, running: 0, changed: None, began: None, looks: 0 }
+    }
+
+    /// When there is something to look at, from now.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        let settled = self.changed.map(|at| at + SETTLED);
+        let look = self.began.and_then(|(at, ..)| LOOKS.get(self.looks).map(|after| at + *after));
+        [settled, look].into_iter().flatten().min().map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Looks at the session, after each message and when the time has come.
+    pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) {
+        let is_due = self.timeout().is_some_and(|left| left.is_zero());
+        if !is_message && !is_due {
+            return;
+        }
+        let (sight, now) = (sight(), Instant::now());
+        if sight.running.len() != self.running {
+            self.running = sight.running.len();
+            self.changed = Some(now);
+            let counted = volume.counters();
+            self.began.get_or_insert((now, counted.kicks, counted.requests()));
+        }
+        if self.changed.is_some_and(|at| now >= at + SETTLED) {
+            self.changed = None;
+            self.tell_queues(volume);
+        }
+        if let Some((began, kicks, requests)) = self.began
+            && LOOKS.get(self.looks).is_some_and(|after| now >= began + *after)
+        {
+            self.looks += 1;
+            let counted = volume.counters();
+            if counted.requests() > requests {
+                self.looks = LOOKS.len();
+            } else if counted.kicks > kicks && is_untouched(&sight) {
+                self.looks = LOOKS.len();
+                tracing::warn!(
+                    "{}: session {}: the guest kicks, and its memory is all zero as it is seen here: it is not shared. Give the VM shared \
+                     memory (QEMU: -object memory-backend-memfd,...,share=on; Cloud Hypervisor: --memory shared=on)",
+                    volume.config.name,
+                    self.session
+                );
+            }
+        }
+    }
+
+    fn tell_queues(&mut self, volume: &Volume) {
+        if self.told != self.running {
+            self.told = self.running;
+            tracing::info!(
+                "{}: session {}: {} of {} offered queues are used",
+                volume.config.name,
+                self.session,
+                self.running,
+                volume.queues()
+            );
+        }
+    }
+}
+
+/// Whether nobody has ever written where every running guest has.
+fn is_untouched(sight: &Sight) -> bool {
+    let starts = sight.memory.starts().map(|at| (at, LOOKED_AT));
+    let queues = sight.running.iter().filter_map(|(at, len)| at.map(|at| (at, *len)));
+    !sight.running.is_empty() && starts.chain(queues).all(|(at, len)| sight.memory.is_zero(at, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_one_word_of_a_line_whatever_it_calls_itself() {
+        let own = i32::try_from(std::process::id()).ok();
+        assert!(process(own).starts_with(&format!("pid {} (", std::process::id())));
+        assert_eq!(process(Some(0)), "of an unknown process");
+        assert_eq!(process(None), "of an unknown process");
+        let named = std::thread::spawn(|| {
+            // A thread has a directory in /proc as a process does.
+            let tid = rustix::thread::gettid();
+            let _ = std::fs::write("/proc/thread-self/comm", "\x1b[2Jx\ny");
+            process(Some(tid.as_raw_nonzero().get()))
+        });
+        let named = named.join().unwrap_or_default();
+        assert!(named.ends_with("(\\u{1b}[2Jx\\ny)"), "{named:?}");
+    }
+}

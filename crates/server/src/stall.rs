@@ -1,0 +1,157 @@
+//! Storage that hangs: noticed from outside the lanes, which cannot tell when their thread is stuck in the storage itself.
+//!
+//! A thread, `stalls`, looks once a second at what the lanes wait for, while they wait for something, and sleeps otherwise. A request
+//! that has been waiting for [`STALLED`] makes a stall, which is told once, with what hangs; and its end is.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vlane_lane::{Waiting, Watch};
+
+/// How long a request may wait for the storage before that is told.
+pub const STALLED: Duration = Duration::from_secs(5);
+/// How often is looked.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// A request that the storage has not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unanswered {
+    /// What it is.
+    pub request: Waiting,
+    /// For how long it has been seen waiting: at most a second less than it has.
+    pub age: Duration,
+}
+
+impl std::fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Waiting { queue, kind, sector, .. } = self.request;
+        write!(f, "queue {queue}: {} at sector {sector}, for {:.0} s", kind.name(), self.age.as_secs_f64())
+    }
+}
+
+/// The unanswered requests of a volume.
+#[derive(Debug)]
+pub(crate) struct Stalls {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    watch: Arc<Watch>,
+    /// Since when each has been seen.
+    seen: Mutex<HashMap<Waiting, Instant>>,
+    count: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Stalls {
+    /// Begins to look at the volume of that name.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(name: &str) -> std::io::Result<Stalls> {
+        let shared = Arc::new(Shared {
+            watch: Arc::default(),
+            seen: Mutex::default(),
+            count: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        });
+        let (looking, name) = (Arc::clone(&shared), name.to_owned());
+        let thread =
+            std::thread::Builder::new().name("stalls".to_owned()).spawn(move || looking.run(&name))?;
+        Ok(Stalls { shared, thread: Some(thread) })
+    }
+
+    /// Where lanes write down what they wait for.
+    pub(crate) fn watch(&self) -> Arc<Watch> {
+        Arc::clone(&self.shared.watch)
+    }
+
+    /// Stalls so far, the present one included.
+    pub(crate) fn count(&self) -> u64 {
+        self.shared.count.load(Ordering::Relaxed)
+    }
+
+    /// Everything that waits now, the oldest first.
+    pub(crate) fn unanswered(&self) -> Vec<Unanswered> {
+        self.shared.look()
+    }
+}
+
+impl Drop for Stalls {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("the thread that looks for stalls panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn seen(&self) -> MutexGuard<'_, HashMap<Waiting, Instant>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) -> Vec<Unanswered> {
+        let (requests, now) = (self.watch.look(), Instant::now());
+        let mut seen = self.seen();
+        let before = std::mem::take(&mut *seen);
+        let mut found = Vec::with_capacity(requests.len());
+        for request in requests {
+            let since = before.get(&request).copied().unwrap_or(now);
+            seen.insert(request, since);
+            found.push(Unanswered { request, age: now - since });
+        }
+        found.sort_by_key(|unanswered| (std::cmp::Reverse(unanswered.age), unanswered.request.queue));
+        found
+    }
+
+    fn run(&self, name: &str) {
+        let mut stalled_since: Option<Instant> = None;
+        while !self.ended.load(Ordering::SeqCst) {
+            let found = self.look();
+            let oldest = found.first().filter(|oldest| oldest.age >= STALLED);
+            match (oldest, stalled_since) {
+                (Some(oldest), None) => {
+                    stalled_since = Instant::now().checked_sub(oldest.age);
+                    self.count.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(
+                        "{name}: the storage does not answer: {oldest}; {} unanswered in all",
+                        found.len()
+                    );
+                }
+                (None, Some(since)) => {
+                    tracing::info!(
+                        "{name}: the storage answers again, after {:.1} s",
+                        since.elapsed().as_secs_f64()
+                    );
+                    stalled_since = None;
+                }
+                _ => {}
+            }
+            if found.is_empty() {
+                self.sleep();
+            } else {
+                std::thread::park_timeout(PERIOD);
+            }
+        }
+    }
+
+    /// Sleeps until there is something again.
+    fn sleep(&self) {
+        self.watch.wake_me();
+        // Who came at that moment is there a moment later.
+        std::thread::park_timeout(PERIOD);
+        while self.watch.is_asleep() && !self.ended.load(Ordering::SeqCst) && self.watch.look().is_empty() {
+            std::thread::park();
+        }
+        // A request that woke us is as old as it is when it is looked at.
+    }
+}

@@ -1,0 +1,163 @@
+//! What an operator is told: who is connected, how many queues are used, who keeps others waiting, that memory is not shared, and that a
+//! socket's file is gone. Each in one line, and once.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod common;
+
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::*;
+use vlane_server::Vanishing;
+
+/// What all servers of this process have said.
+#[derive(Clone, Copy)]
+struct Log;
+
+static SAID: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One test at a time, as they have one log; it begins empty.
+fn listening() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    static LOG: OnceLock<()> = OnceLock::new();
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    LOG.get_or_init(|| tracing_subscriber::fmt().with_writer(|| Log).with_ansi(false).init());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    one
+}
+
+fn said(what: &str) -> usize {
+    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    String::from_utf8_lossy(&said).lines().filter(|line| line.contains(what)).count()
+}
+
+fn hears(what: &str) {
+    let begin = Instant::now();
+    while said(what) == 0 {
+        let all = String::from_utf8_lossy(&SAID.lock().unwrap()).into_owned();
+        assert!(begin.elapsed() < LIMIT, "never: {what}\n{all}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn who_is_connected_is_said_and_how_many_queues_it_uses() {
+    let _one = listening();
+    let server = Server::new(null(None), 4, 1);
+    let (wire, memory) = server.guest(USUAL);
+    hears(&format!("session 1: front end pid {} (", std::process::id()));
+    let (first, second) = (Ring::new(&memory, 0), Ring::new(&memory, 0x1_0000));
+    assert!(wire.start(0, &first) && wire.start(1, &second));
+    hears("session 1: 2 of 4 offered queues are used");
+    assert_eq!(said("1 of 4 offered queues"), 0, "each on its own is no news");
+    drop(wire);
+    hears("session 1 ended: front end hung up");
+}
+
+#[test]
+fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() {
+    let _one = listening();
+    let server = Server::new(null(None), 2, 1);
+    let wire = server.connect();
+    wire.negotiate(USUAL);
+    assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
+    drop(wire);
+    hears("offered 2 queues and used none (--queues offers more)");
+    // One beyond is refused with the number that there is.
+    let (wire, memory) = server.guest(USUAL);
+    assert!(!wire.start(2, &Ring::new(&memory, 0)));
+    hears("queue 2 does not exist; this volume offers 2");
+}
+
+#[test]
+fn a_session_that_keeps_another_front_end_waiting_is_named_once() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let waiting = server.connect();
+    let who = format!("waiting until this one hangs up: session 1, pid {} (", std::process::id());
+    hears(&who);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(said(&who), 1);
+    // The one who waits gets its turn, and is not accused of waiting for itself.
+    drop(wire);
+    assert!(waiting.is_alive());
+    assert_eq!(said("waiting until"), 1);
+}
+
+#[test]
+fn memory_that_is_not_shared_is_said_once() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    // All zero as we see it, whatever the guest writes to its own copy.
+    let (wire, memory) = server.guest(USUAL);
+    let ring = Ring::new(&memory, 0x2_0000);
+    assert!(wire.start(0, &ring));
+    ring.kick();
+    hears("it is not shared");
+    assert_eq!(said("share=on"), 1);
+    drop(wire);
+}
+
+#[test]
+fn an_idle_guest_s_memory_is_not_said_to_be_unshared() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    // A guest that runs has written somewhere.
+    memory.put(0x400, b"BIOS data");
+    let ring = Ring::new(&memory, 0x2_0000);
+    assert!(wire.start(0, &ring));
+    ring.kick();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(said("not shared"), 0);
+    drop(wire);
+}
+
+#[test]
+fn a_socket_whose_file_is_gone_is_said_once_and_one_s_own_end_is_not() {
+    let _one = listening();
+    for replaced in [false, true] {
+        let server = Server::new(null(None), 1, 1);
+        let path = server.path();
+        let name = path.display().to_string();
+        let _watch = Vanishing::watch([path.as_path()]);
+        // Another mode is no news.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        match replaced {
+            true => {
+                let other = path.with_file_name("other");
+                std::fs::write(&other, "").unwrap();
+                std::fs::rename(&other, &path).unwrap();
+            }
+            false => std::fs::remove_file(&path).unwrap(),
+        }
+        hears(&format!("{name}: the socket's file was removed or replaced"));
+        assert_eq!(said(&name), 1);
+        server.stop();
+    }
+    let server = Server::new(null(None), 1, 1);
+    let name = server.path().display().to_string();
+    let path = server.path();
+    let watch = Vanishing::watch([path.as_path()]);
+    watch.end();
+    server.stop();
+    server.listener.close();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(said(&name), 0);
+}

@@ -1,0 +1,158 @@
+//! The end of `vlane serve`, which does not wait for ever: storage that hangs lets no request be answered and nothing be written back.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vlane_server::{Listener, Vanishing, Volume};
+
+/// Requests that are named at the end; of more there is only their number.
+const NAMED: usize = 20;
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Nobody has asked for it.
+    Serving,
+    /// Requests in flight are waited for.
+    Draining,
+    /// Everything is answered and is being written to the device.
+    WritingBack,
+    /// Nothing is left to be done.
+    Done,
+}
+
+/// Watches over the end.
+#[derive(Debug, Clone)]
+pub(super) struct Ending {
+    /// With the moment when the stage began.
+    stage: Arc<(Mutex<(Stage, Instant)>, Condvar)>,
+    /// How long a stage may take.
+    limit: Duration,
+}
+
+/// What a process that cannot wait leaves behind in order.
+pub(super) struct Remains {
+    pub(super) name: String,
+    pub(super) volume: Arc<Volume>,
+    pub(super) listener: Arc<Listener>,
+    pub(super) sockets: Arc<Vanishing>,
+    /// Removes the control socket.
+    pub(super) control: Option<Box<dyn Fn() + Send>>,
+}
+
+impl Ending {
+    pub(super) fn new(limit: Duration) -> Self {
+        let stage = Arc::new((Mutex::new((Stage::Serving, Instant::now())), Condvar::new()));
+        Self { stage, limit }
+    }
+
+    fn enter(&self, next: Stage) {
+        let (stage, changed) = &*self.stage;
+        let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        // The end may come from two sides, and only goes forward.
+        if stage.0 < next {
+            *stage = (next, Instant::now());
+            changed.notify_all();
+        }
+    }
+
+    /// The end was asked for. From now on the time counts.
+    pub(super) fn begin(&self) {
+        self.enter(Stage::Draining);
+    }
+
+    /// Everything is answered; what is left is to write it to the device.
+    pub(super) fn writes_back(&self) {
+        self.enter(Stage::WritingBack);
+    }
+
+    /// Nothing can hang any more.
+    pub(super) fn done(&self) {
+        self.enter(Stage::Done);
+    }
+
+    /// When the end is asked for, `stop` asks the session for it, which may take for ever; the process ends all the same. Both have threads,
+    /// made now: later there may be none.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn guard(
+        &self,
+        remains: Remains,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let ending = self.clone();
+        let stopping = move || {
+            ending.wait_for_its_beginning();
+            stop();
+        };
+        thread("stop").spawn(stopping)?;
+        let ending = self.clone();
+        let watching = move || {
+            if let Some(stage) = ending.wait() {
+                ending.give_up(stage, &remains);
+            }
+        };
+        thread("deadline").spawn(watching).map(drop)
+    }
+
+    fn wait_for_its_beginning(&self) {
+        let (stage, changed) = &*self.stage;
+        let now = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_while(now, |(stage, _)| *stage == Stage::Serving));
+    }
+
+    /// Waits for the end; the stage that took too long, if one did.
+    fn wait(&self) -> Option<Stage> {
+        let (stage, changed) = &*self.stage;
+        let mut now = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let (stage, since) = *now;
+            now = match stage {
+                Stage::Done => return None,
+                Stage::Serving => changed.wait(now).unwrap_or_else(PoisonError::into_inner),
+                Stage::Draining | Stage::WritingBack => {
+                    let left = self.limit.saturating_sub(since.elapsed());
+                    if left.is_zero() {
+                        return Some(stage);
+                    }
+                    changed.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    fn give_up(&self, stage: Stage, remains: &Remains) {
+        let Remains { name, volume, listener, sockets, control } = remains;
+        let limit = self.limit;
+        if stage == Stage::WritingBack {
+            tracing::error!(
+                "{name}: cannot be ended in order: everything is answered, but it was not written to the device within {limit:?} \
+                 (--stop-timeout); what was not flushed may be lost if the host fails"
+            );
+        } else {
+            let left = volume.unanswered();
+            tracing::error!(
+                "{name}: cannot be ended in order: {} requests are unanswered after {limit:?} (--stop-timeout)",
+                left.len()
+            );
+            for one in left.iter().take(NAMED) {
+                tracing::error!("{name}: unanswered: {one}");
+            }
+            if left.len() > NAMED {
+                tracing::error!("{name}: unanswered: {} more", left.len() - NAMED);
+            }
+        }
+        tracing::error!(
+            "{name}: ends now; threads that are inside a system call of the storage keep the process, and the image locked, until the \
+             storage answers"
+        );
+        sockets.end();
+        if let Some(remove) = control {
+            remove();
+        }
+        listener.abandon();
+        std::process::exit(1);
+    }
+}
