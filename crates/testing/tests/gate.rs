@@ -207,3 +207,22 @@ fn a_missing_tool_is_skipped_and_with_ci_a_failure() {
     let (success, said) = repository.run("test", &steps, Some("true"));
     assert!(!success && said.contains("FAILED: formatting, lints\n"), "{said}");
 }
+
+#[test]
+fn the_budgets_are_those_of_the_book_and_stay_below_35_minutes() {
+    let book = std::fs::read_to_string(root().join("docs/src/testing.md")).unwrap();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let name = cells.get(1)?.strip_prefix('`')?.strip_suffix('`')?;
+        Some((name.to_owned(), cells.get(2)?.parse::<u32>().ok()?))
+    };
+    let written: Vec<_> = book.lines().filter_map(row).collect();
+    let run = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+    let first = run.lines().find_map(|line| line.strip_prefix("budget=")).unwrap();
+    let list = Command::new(root().join("test")).arg("--list").output().unwrap();
+    let list = format!("README {first}\n{}", String::from_utf8(list.stdout).unwrap());
+    let split =
+        |line: &str| line.split_once(' ').map(|(name, seconds)| (name.to_owned(), seconds.parse().unwrap()));
+    assert_eq!(written, list.lines().map(|line| split(line).unwrap()).collect::<Vec<_>>());
+    assert!(written.iter().map(|(_, seconds)| seconds).sum::<u32>() <= 35 * 60, "{written:?}");
+}
