@@ -244,15 +244,14 @@ impl Request {
         }
     }
 
-    /// Whether guest memory that the buffers lie in was lost: what they hold now is not what the guest put there.
+    /// Whether guest memory that the request lies in was lost: what it holds now is not what the guest put there.
     ///
     /// One load, as long as no mapping of this process ever lost anything.
     pub fn is_memory_lost(&self) -> bool {
+        // The header's buffer too, which comes before the data's.
+        let is_lost = |buffer: &libc::iovec| fault::has_tripped(buffer.iov_base as usize, buffer.iov_len);
         fault::trips() > 0
-            && self
-                .buffers()
-                .iter()
-                .any(|buffer| fault::has_tripped(buffer.iov_base as usize, buffer.iov_len))
+            && (self.buffers.iter().any(is_lost) || fault::has_tripped(self.status as usize, 1))
     }
 
     /// The request is answered: gives back what only a large one needs.

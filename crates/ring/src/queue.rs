@@ -66,7 +66,7 @@ pub struct Queue {
     broken: Option<Broken>,
     /// Written by `complete` since the last `publish`; only kept with a log.
     unlogged: bool,
-    /// Losses of memory, of anybody's, that were looked at.
+    /// Losses of memory, of anybody's, that were not of this queue's.
     trips: u64,
 }
 
@@ -156,9 +156,10 @@ impl Queue {
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.hint, request)?,
         }
         if fault::trips() != self.trips {
-            // What was just read may be the zeroes that are there now.
-            self.trips = fault::trips();
-            if self.memory.is_lost() {
+            if !self.memory.is_lost() {
+                self.trips = fault::trips();
+            } else if request.is_memory_lost() {
+                // What was just read may be the zeroes that are there now.
                 return Err(Broken::MemoryLost);
             }
         }
