@@ -67,6 +67,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// It in a word or two.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::Same => "the same",
+            Self::Noisy => "undecided: too noisy",
+            Self::Few => "undecided: too few runs",
+            Self::Unfit => "undecided: no figure",
+        }
+    }
+
     /// Whether it says something about A and B.
     pub fn is_decided(self) -> bool {
         matches!(self, Self::Better | Self::Worse | Self::Same)

@@ -38,9 +38,12 @@ pub struct PeersArgs {
     /// Install what is missing through apt-get (as root)
     #[arg(long)]
     install: bool,
-    /// Print a Markdown table at the end
+    /// Print what matters most as a Markdown table at the end
     #[arg(long)]
     markdown: bool,
+    /// Also print the project's own targets, and which of them are met
+    #[arg(long)]
+    targets: bool,
     /// Write every single measurement to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -72,7 +75,7 @@ fn parse_row(text: &str) -> Result<String, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made. A target that is not met is no error.
+/// Whatever keeps the measurements from being made.
 pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if args.list {
         for row in peers::rows() {
@@ -110,8 +113,9 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
             None => Ok(()),
         }
     })?;
-    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
-    println!("\n{} of {} targets met", verdicts().filter(|v| v.met).count(), verdicts().count());
+    if args.targets {
+        println!("\n{}", peers::targets(&results));
+    }
     if args.markdown {
         println!("\n{}", peers::markdown(&results));
     }

@@ -10,7 +10,7 @@ use crate::report::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
     Spread, Table, figure,
 };
-use crate::stats::{Outcome, Verdict};
+use crate::stats::Verdict;
 
 /// A client that uses this share of its CPUs is the limit itself.
 const CLIENT_BOUND: f64 = 0.9;
@@ -316,7 +316,7 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
                 Cell::Text(judged.metric.title().into()),
                 if ratio.is_finite() { Cell::Number(ratio) } else { Cell::Empty },
                 Cell::Text(range),
-                Cell::Text(word(outcome).into()),
+                Cell::Text(outcome.word().into()),
             ]
         })
     });
@@ -330,17 +330,6 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
             column("verdict", ""),
         ],
         rows: rows.collect(),
-    }
-}
-
-fn word(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Better => "better",
-        Outcome::Worse => "worse",
-        Outcome::Same => "the same",
-        Outcome::Noisy => "undecided: too noisy",
-        Outcome::Few => "undecided: too few runs",
-        Outcome::Unfit => "undecided: no figure",
     }
 }
 

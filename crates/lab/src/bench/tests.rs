@@ -59,6 +59,7 @@ fn saved(scale: f64) -> Saved {
         machine: Machine::default(),
         time: 1.0,
         ramp: 0.5,
+        partial: false,
         interleaved: true,
         threshold: 0.05,
         pin: Pin::Apart,
@@ -149,4 +150,30 @@ fn a_report_has_every_load_and_verdict_and_says_what_to_distrust() {
     let again = crate::report::Report::from_json(&report.to_json().unwrap()).unwrap();
     assert_eq!(again.sections.len(), 2);
     crate::report::html::page(&report).unwrap();
+}
+
+#[test]
+fn an_interrupted_run_is_told_without_what_it_lacks_and_comes_back_marked() {
+    let mut run = saved(1.2);
+    run.partial = true;
+    // The first load was measured a little, the second not at all.
+    run.loads[0].targets[0].runs.truncate(3);
+    run.loads[0].targets[1].runs.truncate(2);
+    run.loads[1].targets.iter_mut().for_each(|target| target.runs.clear());
+    let report = report(&run, &between_targets(&run), None);
+    let words = format!("{:?} {:?}", report.summary, report.notes);
+    assert!(
+        report.summary[0].contains("INTERRUPTED") && report.summary[0].contains("5 measurements"),
+        "{words}"
+    );
+    assert!(report.summary[0].contains("2 of 4 have none"), "{words}");
+    assert!(!words.contains("NaN"), "{words}");
+    assert!(report.to_json().is_ok());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.json");
+    run.write(&path).unwrap();
+    assert!(Saved::read(&path).unwrap().partial);
+    run.partial = false;
+    run.write(&path).unwrap();
+    assert!(!std::fs::read_to_string(&path).unwrap().contains("partial"));
 }

@@ -6,7 +6,7 @@ use vlane_driver::median;
 use super::plan::{Bound, Claim, Metric, Row, rows};
 use super::{Figures, Measured, RowResult};
 use crate::report::{Spread, figure};
-use crate::stats::{self, Better};
+use crate::stats::{self, Better, Outcome};
 
 /// A difference below this does not matter.
 const THRESHOLD: f64 = 0.05;
@@ -131,8 +131,8 @@ pub(super) fn spread(verdict: &Verdict, runs: usize) -> Spread {
     Spread { median: verdict.ratio, min: verdict.lowest, max: verdict.highest, runs }
 }
 
-/// The cells of a verdict: what, vlane, other, ratio, target, verdict.
-fn cells(claim: &Claim, v: &Verdict) -> [String; 6] {
+/// The cells of a verdict: vlane, other, ratio, and what vlane is.
+fn cells(claim: &Claim, v: &Verdict) -> [String; 4] {
     let show = |value| claim.metric.show(value);
     let vlane = if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
     let (other, ratio) = match (&v.over, v.other) {
@@ -142,12 +142,11 @@ fn cells(claim: &Claim, v: &Verdict) -> [String; 6] {
         ),
         _ => (String::new(), String::new()),
     };
-    let verdict = if v.met { "met" } else { "NOT MET" };
-    [format!("{}: {}", v.row, v.metric), vlane, other, ratio, v.target.clone(), verdict.into()]
+    let is = v.difference.map_or_else(String::new, |difference| difference.outcome.word().to_owned());
+    [vlane, other, ratio, is]
 }
 
-const HEAD: [&str; 6] =
-    ["4K unless said otherwise", "vlane", "compared with", "ratio (min-max)", "target", "verdict"];
+const HEAD: [&str; 5] = ["measured", "vlane", "compared with", "ratio (min-max)", "vlane is"];
 
 /// The claims of a row.
 pub(super) fn claims(result: &RowResult) -> Vec<Claim> {
@@ -158,22 +157,47 @@ pub(super) fn claims(result: &RowResult) -> Vec<Claim> {
 pub fn lines(result: &RowResult) -> String {
     let mut out = String::new();
     for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
-        let [_, vlane, other, ratio, target, outcome] = cells(claim, verdict);
-        let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}") };
-        out += &format!("  {outcome:<8} {} {vlane}{against}, target {target}\n", verdict.metric);
+        let [vlane, other, ratio, is] = cells(claim, verdict);
+        let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}, {is}") };
+        out += &format!("  {} {vlane}{against}\n", verdict.metric);
     }
     out
 }
 
-/// The whole as a Markdown table.
+/// What matters most as a Markdown table: a line for each comparison that needs no explanation, of the rows that were measured.
 pub fn markdown(results: &[RowResult]) -> String {
     let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
     for result in results {
         for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
-            out += &format!("| {} |\n", cells(claim, verdict).join(" | "));
+            if let Some(headline) = claim.headline {
+                out += &format!("| {headline} | {} |\n", cells(claim, verdict).join(" | "));
+            }
         }
     }
     out
+}
+
+/// The targets of the project itself, and which of them are met.
+pub fn targets(results: &[RowResult]) -> String {
+    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
+    let mut out = String::new();
+    for v in verdicts() {
+        let met = if v.met { "met" } else { "NOT MET" };
+        out += &format!("  {met:<8} {}: {}, target {}: {:.2}\n", v.row, v.metric, v.target, v.ratio);
+    }
+    out + &format!("{} of {} targets met\n", verdicts().filter(|v| v.met).count(), verdicts().count())
+}
+
+/// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
+pub(super) fn summary(results: &[RowResult]) -> String {
+    let differences = || results.iter().flat_map(|result| &result.verdicts).filter_map(|v| v.difference);
+    let count = |outcome: Outcome| differences().filter(|d| d.outcome == outcome).count();
+    let (better, worse, same) = (count(Outcome::Better), count(Outcome::Worse), count(Outcome::Same));
+    let all = differences().count();
+    format!(
+        "Of {all} comparisons, vlane is better in {better}, worse in {worse}, the same in {same}; {} are undecided.",
+        all - better - worse - same
+    )
 }
 
 #[cfg(test)]
@@ -198,9 +222,11 @@ mod tests {
         assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.0, 1.0, 7.0, true));
         assert!(!verdicts[1].met, "0.2 is more than a sixth");
         let result = RowResult { row: row.id, title: row.title, contenders: vec![], measured, verdicts };
-        let table = markdown(&[result]);
+        let table = markdown(std::slice::from_ref(&result));
         assert_eq!(table.lines().count(), 4);
-        assert!(table.lines().all(|line| line.matches('|').count() == 7), "{table}");
+        assert!(table.lines().all(|line| line.matches('|').count() == 6), "{table}");
+        assert!(!table.contains("target") && !table.to_lowercase().contains("met"), "{table}");
+        assert!(targets(&[result]).contains("1 of 2 targets met"));
         assert_eq!((ratio(0.0, 0.0), ratio(1.0, 2.0)), (1.0, 0.5));
     }
 }
