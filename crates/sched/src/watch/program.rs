@@ -244,7 +244,7 @@ impl Silence for Silencer {
         };
         // A machine with several disks of one back end is let go once for each.
         if let Err(error) = done
-            && !(error.kind() == libbpf_rs::ErrorKind::NotFound && !silent)
+            && (silent || error.kind() != libbpf_rs::ErrorKind::NotFound)
         {
             tracing::warn!(
                 "process {backend}, which tells of its I/O, cannot be kept from being watched: {error}"
