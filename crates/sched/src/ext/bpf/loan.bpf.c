@@ -574,7 +574,7 @@ static bool promote(struct task_struct *p, s32 place, u64 slice)
 		return 0;
 	given(t, slice, t->key);
 	cpu = find_cpu(p, CLASS_BOOST, &there);
-	/* Should that be the wrong one by now, it finds nobody, and another one takes the thread at its next tick at the latest. */
+	/* Should its affinity change now, it is enqueued again, and another CPU is kicked. */
 	if (cpu >= 0)
 		kick(cpu, there);
 	return 1;
