@@ -14,6 +14,8 @@ pub enum ErrorKind {
     Invalid,
     /// A process, a thread or a machine is not there, or no longer.
     Gone,
+    /// A thread is scheduled in a way that is not to be touched (real-time, deadline, another scheduler's), and stays so.
+    LeftAlone,
     /// A file or the system failed.
     Io,
     /// The other side of a connection said what nobody understands.

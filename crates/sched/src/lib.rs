@@ -3,6 +3,7 @@
 
 #![deny(unsafe_code)]
 
+mod adopt;
 #[cfg(feature = "bpf")]
 mod bpf;
 pub mod discover;

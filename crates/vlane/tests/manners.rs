@@ -82,7 +82,9 @@ fn trace(path: &Path, requests: u32) {
         unmap: false,
         hash: 0,
     };
-    Trace::from_records(header(), (0..requests).map(record).collect()).save(&vlane_lab::Output::new(path)).unwrap();
+    Trace::from_records(header(), (0..requests).map(record).collect())
+        .save(&vlane_lab::Output::new(path))
+        .unwrap();
 }
 
 #[test]

@@ -88,10 +88,12 @@ fn a_machine_when_it_is_asked_to_be_one() {
         }
         let tid = vcpu_tid.recv().unwrap();
         println!("MACHINE {tid} {}", interrupt.as_raw_fd());
+        let mut kvm = None;
         for line in std::io::stdin().lines().map_while(Result::ok) {
             match line.as_str() {
                 "internal" => ring(internal),
                 "interrupt" => ring(interrupt),
+                "raise" => raise(kvm.get_or_insert_with(guest)),
                 "end" => std::process::exit(0),
                 _ => {
                     order.send(line.clone()).unwrap();
@@ -102,6 +104,18 @@ fn a_machine_when_it_is_asked_to_be_one() {
         }
         std::process::exit(0);
     });
+}
+
+/// A guest of KVM's without vCPUs.
+fn guest() -> kvm_ioctls::VmFd {
+    let vm = kvm_ioctls::Kvm::new().unwrap().create_vm().unwrap();
+    vm.create_irq_chip().unwrap();
+    vm
+}
+
+/// Has KVM interrupt the guest by a system call, as QEMU's devices do without an iothread. There is no vCPU to take it.
+fn raise(vm: &kvm_ioctls::VmFd) {
+    let _ = vm.signal_msi(kvm_bindings::kvm_msi { address_lo: 0xfee0_0000, ..Default::default() });
 }
 
 /// A machine's process.
@@ -276,6 +290,46 @@ fn a_number_that_is_given_anew_is_not_taken_for_the_machine_s() {
     ring(&again);
     assert_eq!(count(source, "watch_interrupts"), 0);
     nothing(source);
+}
+
+#[test]
+fn interrupts_that_a_machine_raises_without_an_eventfd_are_counted_and_told() {
+    on_one_cpu();
+    if !std::path::Path::new("/sys/module/kvm").exists() {
+        return vlane_testing::skip("there is no KVM");
+    }
+    let Some((mut source, _silence)) = opened("interrupts_that_a_machine_raises_without_an_eventfd") else {
+        return;
+    };
+    let source = &mut *source;
+    let (mut machine, mut other) = (Machine::start("sleeps"), Machine::start("sleeps"));
+    source.meet(&machine.vcpu()).unwrap();
+    wait_for_eventfds(source, 3);
+    machine.has("raise");
+    machine.has("raise");
+    // Of one that nobody watches, nothing is told.
+    other.has("raise");
+    assert_eq!((count(source, "watch_unseen"), count(source, "watch_interrupts")), (2, 0));
+    nothing(source);
+    // Whoever runs it is told once that boosts cannot come from there.
+    let Some(scheduler) = Scheduler::start(&["--pid", &machine.child.id().to_string(), "--watch-io"]) else {
+        return;
+    };
+    scheduler.wait("its eventfds are known", |state| {
+        state.counters.get("watch_eventfds").is_some_and(|&found| found >= 3)
+    });
+    for _ in 0..200 {
+        machine.has("raise");
+    }
+    let state = scheduler.wait("they are counted", |state| state.counters["watch_unseen"] >= 200);
+    assert_eq!(state.counters["watch_interrupts"], 0, "{state:?}");
+    let until = Instant::now() + LIMIT;
+    while !scheduler.said().contains("without an eventfd") {
+        assert!(Instant::now() < until, "{}", scheduler.said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(scheduler.said().matches("without an eventfd").count(), 1);
+    scheduler.stop();
 }
 
 /// Which of the kernel's functions are traced; none where that cannot be seen.
@@ -462,6 +516,7 @@ sched_watch --nocapture --test-threads=1 ONLY 2>&1
 "#;
     let guest = vlane_boot::Initramfs::new(script.replace("ONLY", &only))
         .programs(["setpriv", "qemu-storage-daemon"])
+        .modules(["kvm_amd"])
         .program_at("vlane", env!("CARGO_BIN_EXE_vlane"))
         .program_at("sched_watch", std::env::current_exe().unwrap());
     let boot =

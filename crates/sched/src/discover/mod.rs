@@ -6,6 +6,7 @@
 
 mod libvirt;
 mod names;
+mod plugged;
 mod proc;
 mod qmp;
 mod uml;
@@ -19,6 +20,7 @@ use std::path::Path;
 use vlane_hint::ProcessId;
 use vlane_socket::printable;
 
+use self::plugged::{Asked, Named};
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
 
@@ -34,10 +36,12 @@ pub struct Machine {
     vcpus: Vec<VcpuThreads>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Kind {
-    /// Threads that carry names; they stay as long as the machine.
-    Threads,
+    /// Threads that carry names.
+    Named(Named),
+    /// Threads that QEMU has named.
+    Asked(Asked),
     UserMode,
 }
 
@@ -60,7 +64,7 @@ impl Machine {
         let pid = process.pid;
         let threads = proc::threads(process)?;
         let mut vcpus = names::vcpus(pid, &threads);
-        let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Threads };
+        let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Named(Named::new(&threads)) };
         if vcpus.is_empty() {
             let name = printable(&proc::name(pid)).to_string();
             if !uml::is_one(pid) {
@@ -84,7 +88,7 @@ impl Machine {
     /// the process that listens. [`ErrorKind::Gone`]: that process has ended.
     pub fn by_qmp(path: &Path) -> Result<Machine> {
         let (process, vcpus) = qmp::machine_at(path)?;
-        Ok(Machine { process, kind: Kind::Threads, vcpus })
+        Ok(Machine { process, kind: Kind::Asked(Asked::new(path)), vcpus })
     }
 
     /// Its process.
@@ -105,29 +109,33 @@ impl Machine {
         }
     }
 
-    /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have changed. A few files in `/proc`; call
-    /// it some times a second.
+    /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have changed: vCPUs are plugged in and
+    /// out. A few files in `/proc`; call it some times a second.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`]: the process has ended, or one of its vCPU threads has.
+    /// [`ErrorKind::Gone`]: the process has ended, or none of its vCPU threads is left.
     pub fn refresh(&mut self) -> Result<bool> {
         proc::check(self.process)?;
-        match (self.kind, &mut self.vcpus[..]) {
-            (Kind::UserMode, [vcpu]) => {
+        let vcpus = match &mut self.kind {
+            Kind::UserMode => {
                 let tids = uml::tasks(self.process)?;
-                let changed = tids != vcpu.tids;
-                vcpu.tids = tids;
-                Ok(changed)
+                Some(
+                    self.vcpus
+                        .iter()
+                        .map(|vcpu| VcpuThreads { tids: tids.clone(), ..vcpu.clone() })
+                        .collect(),
+                )
             }
-            (_, vcpus) => {
-                for vcpu in vcpus {
-                    for tid in &vcpu.tids {
-                        proc::check_thread(self.process.pid, *tid, &vcpu.name)?;
-                    }
-                }
-                Ok(false)
-            }
+            Kind::Named(named) => named.look(self.process, &self.vcpus)?,
+            Kind::Asked(asked) => asked.look(self.process, &self.vcpus)?,
+        };
+        let Some(vcpus) = vcpus.filter(|vcpus: &Vec<_>| *vcpus != self.vcpus) else { return Ok(false) };
+        if vcpus.is_empty() {
+            let what = format!("process {}: its last vCPU thread has ended", self.process.pid);
+            return Err(Error::new(ErrorKind::Gone, what));
         }
+        self.vcpus = vcpus;
+        Ok(true)
     }
 }
 

@@ -30,12 +30,16 @@ pub(super) fn check(process: ProcessId) -> Result<()> {
     if process.is_alive() { Ok(()) } else { Err(gone(process.pid)) }
 }
 
-/// The thread is still there.
-pub(super) fn check_thread(pid: u32, tid: u32, name: &str) -> Result<()> {
-    match fs::exists(format!("/proc/{pid}/task/{tid}")) {
-        Ok(true) => Ok(()),
-        _ => Err(Error::new(ErrorKind::Gone, format!("thread {tid} of {name} has ended"))),
-    }
+/// Whether the thread is still there.
+pub(super) fn has_thread(process: ProcessId, tid: u32) -> bool {
+    fs::exists(format!("/proc/{}/task/{tid}", process.pid)).unwrap_or(false)
+}
+
+/// How many threads a process has: the kernel counts them as links of their directory, with `.` and `..`.
+pub(super) fn thread_count(process: ProcessId) -> Result<u64> {
+    let pid = process.pid;
+    let directory = fs::metadata(format!("/proc/{pid}/task")).map_err(|_| gone(pid))?;
+    Ok(std::os::unix::fs::MetadataExt::nlink(&directory))
 }
 
 /// All threads of a process, by number.

@@ -7,7 +7,9 @@ use vlane_policy::loan::{Account, Book, Claim, Decision, Priority, VcpuId};
 use super::program::{MAX_VCPUS, Program, Trigger};
 use super::step::{Seen, Step};
 use super::{Options, failed, sys};
-use crate::thread::{Thread, is_same};
+use crate::adopt;
+use crate::sys::Class;
+use crate::thread::is_same;
 use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
@@ -201,30 +203,31 @@ impl SchedExt {
 
     /// Gives one thread to the scheduler.
     fn adopt(&self, vcpu: &VcpuThreads, tid: u32, id: VcpuId) -> Result<Given> {
-        let gone = || {
-            Error::new(
-                ErrorKind::Gone,
-                format!(
-                    "sched_ext: {}: there is no thread {tid} in process {} any more",
-                    vcpu.name, vcpu.pid
-                ),
-            )
-        };
         // A number may have become another thread's: it has to be this one, before and after.
-        let thread = Thread::open(tid)?;
-        if thread.pid() != vcpu.pid {
-            return Err(gone());
-        }
+        let thread = adopt::find(vcpu, tid)?;
         let start = thread.start();
         let before = sys::policy_of(tid).map_err(|e| refused(&vcpu.name, tid, e))?;
+        let class = Class::of(before.0.unsigned_abs());
+        // No other scheduler is loaded: such a thread was made by one of ours, or was left by a scheduler that was killed.
+        let is_ext = before.0 == sys::SCHED_EXT;
+        if !is_ext && !adopt::is_ordinary(class) {
+            return Err(adopt::left_alone(&vcpu.name, tid, class));
+        }
         self.program.assign(tid, Some(id))?;
-        let done = sys::set_policy(tid, (sys::SCHED_EXT, 0)).map_err(|e| refused(&vcpu.name, tid, e));
-        let done = done.and_then(|()| {
+        let given = || {
+            if is_ext && !self.program.seen(id).is_ok_and(|seen| seen.tids.contains(&tid)) {
+                // The program is only told of threads that become its own.
+                sys::set_policy(tid, (libc::SCHED_OTHER, 0))?;
+            }
+            sys::set_policy(tid, (sys::SCHED_EXT, 0))
+        };
+        let done = given().map_err(|e| refused(&vcpu.name, tid, e)).and_then(|()| {
             if is_same(tid, start) {
                 return Ok(());
             }
             let _ = sys::set_policy(tid, before);
-            Err(gone())
+            let text = format!("sched_ext: {}: thread {tid} of process {} has ended", vcpu.name, vcpu.pid);
+            Err(Error::new(ErrorKind::Gone, text))
         });
         if done.is_err() {
             self.program.assign(tid, None)?;
@@ -374,8 +377,11 @@ impl SchedExt {
         for member in members {
             for &Given { tid, start, before } in &member.threads {
                 let policy = if scheduler { (sys::SCHED_EXT, 0) } else { before };
-                // Who has gone meanwhile needs neither.
+                let is_ours = || sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
+                let may = || if scheduler { adopt::is_ordinary_now(tid) } else { is_ours() };
+                // Who has gone meanwhile needs neither, nor who was made real-time by somebody.
                 if is_same(tid, start)
+                    && may()
                     && let Err(e) = sys::set_policy(tid, policy)
                 {
                     tracing::debug!("sched_ext: {}: thread {tid}: {e}", member.name);
@@ -392,28 +398,22 @@ impl Vehicle for SchedExt {
 
     fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
         let id = self.book.open(claim);
-        let mut threads = Vec::with_capacity(vcpu.tids.len());
-        let added = self.program.open_account(id, true).and_then(|()| {
-            for &tid in &vcpu.tids {
-                match self.adopt(vcpu, tid, id) {
-                    Ok(given) => threads.push(given),
-                    // One of several may end while it is looked for.
-                    Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if threads.is_empty() {
-                let text = format!("sched_ext: {}: all its threads have ended", vcpu.name);
-                return Err(Error::new(ErrorKind::Gone, text));
-            }
-            Ok(())
+        let added = self.program.open_account(id, true).map_err(|error| (Vec::new(), error)).and_then(|()| {
+            adopt::all(vcpu, |tid| {
+                let given = self.adopt(vcpu, tid, id)?;
+                let left = given.before.0 == sys::SCHED_EXT;
+                Ok(Given { before: if left { (libc::SCHED_OTHER, 0) } else { given.before }, ..given })
+            })
         });
-        if let Err(error) = added {
-            self.give_all_back(id, &threads);
-            let _ = self.program.open_account(id, false);
-            self.book.close(id);
-            return Err(error);
-        }
+        let threads = match added {
+            Ok(threads) => threads,
+            Err((threads, error)) => {
+                self.give_all_back(id, &threads);
+                let _ = self.program.open_account(id, false);
+                self.book.close(id);
+                return Err(error);
+            }
+        };
         if self.members.len() <= id.into_index() {
             self.members.resize_with(id.into_index() + 1, || None);
         }
@@ -445,6 +445,7 @@ impl Vehicle for SchedExt {
                 }
                 Ok(given) => threads.push(given),
                 Err(error) if error.kind() == ErrorKind::Gone => {}
+                Err(error) if error.kind() == ErrorKind::LeftAlone => tracing::warn!("{error}"),
                 Err(error) => failed = Some(error),
             }
         }

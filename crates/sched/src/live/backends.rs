@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vlane_hint::{Classes, ProcessId};
 use vlane_policy::loan::Claim;
 
+use super::announced::Announced;
 use super::source::Mark;
 use super::told::{Order, Orders, Told};
 use crate::discover::{self, Machine};
@@ -38,8 +39,8 @@ pub type Claims = Box<dyn Fn(ProcessId) -> Claim + Send>;
 struct Tracked {
     /// `None` until its vCPUs are found.
     machine: Option<Machine>,
-    /// For each vCPU index that was announced, its token.
-    tokens: BTreeMap<u32, u64>,
+    /// The vCPUs that were told of.
+    announced: Announced,
     sessions: Vec<Registered>,
     look_at: u64,
     /// The reason was told why its vCPUs are not known.
@@ -212,7 +213,7 @@ impl Backends {
     fn track(&mut self, process: ProcessId) -> &mut Tracked {
         self.machines.entry(process).or_insert_with(|| Tracked {
             machine: None,
-            tokens: BTreeMap::new(),
+            announced: Announced::default(),
             sessions: Vec::new(),
             look_at: 0,
             told: false,
@@ -267,14 +268,14 @@ impl Backends {
             }),
         };
         match looked {
-            Ok(changed) => {
+            Ok(_) => {
                 tracked.look_at = now + LOOK_NS;
-                self.name_vcpus(process, changed, marks);
+                self.name_vcpus(process, marks);
             }
             Err(error) if error.kind() == ErrorKind::Gone => {
                 tracing::info!("{}", describe(&error));
                 let Some(tracked) = self.machines.remove(&process) else { return };
-                marks.extend(tracked.tokens.values().map(|&token| Mark::Left { token }));
+                marks.extend(tracked.announced.tokens().map(|token| Mark::Left { token }));
                 for registered in tracked.sessions {
                     if let Some(silence) = &self.silence {
                         silence.silence(registered.backend, process.pid, false);
@@ -294,32 +295,27 @@ impl Backends {
         }
     }
 
-    /// Joins vCPUs that are new, and gives lanes their tokens.
-    fn name_vcpus(&mut self, process: ProcessId, changed: bool, marks: &mut Vec<Mark>) {
-        let Some(Tracked { machine: Some(machine), tokens, sessions, .. }) = self.machines.get_mut(&process)
+    /// Tells which vCPUs have come and gone, and gives lanes their tokens.
+    fn name_vcpus(&mut self, process: ProcessId, marks: &mut Vec<Mark>) {
+        let Some(Tracked { machine: Some(machine), announced, sessions, .. }) =
+            self.machines.get_mut(&process)
         else {
             return;
         };
-        for vcpu in machine.vcpus() {
-            let vcpu: &VcpuThreads = vcpu;
-            match tokens.get(&vcpu.index) {
-                None => {
-                    let token = self.next_token;
-                    self.next_token += 1;
-                    tokens.insert(vcpu.index, token);
-                    let claim = (self.claims)(process);
-                    marks.push(Mark::Joined { token, vcpu: vcpu.clone(), claim });
-                }
-                Some(&token) if changed => marks.push(Mark::Changed { token, vcpu: vcpu.clone() }),
-                Some(_) => {}
-            }
-        }
+        let next = &mut self.next_token;
+        let token = || {
+            *next += 1;
+            *next - 1
+        };
+        announced.compare(machine.vcpus(), token, || (self.claims)(process), marks);
         for registered in sessions {
             for (lane, &index) in (0_u16..).zip(&registered.vcpus) {
-                let vcpu = machine.vcpu(index);
-                if let Some(&token) = vcpu.and_then(|vcpu| tokens.get(&vcpu.index)) {
-                    self.lanes.insert((registered.session, lane), token);
-                }
+                let lane = (registered.session, lane);
+                match machine.vcpu(index).and_then(|vcpu| announced.token(vcpu.index)) {
+                    Some(token) => self.lanes.insert(lane, token),
+                    // Not plugged in, or no longer.
+                    None => self.lanes.remove(&lane),
+                };
             }
         }
     }

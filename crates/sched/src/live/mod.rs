@@ -4,7 +4,9 @@
 //! takes no lock that anybody else may hold for long.
 
 mod again;
+mod announced;
 pub mod backends;
+mod joins;
 pub mod probe;
 pub mod socket;
 pub mod source;
@@ -36,6 +38,7 @@ use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};
 use crate::{Error, ErrorKind, Result};
 use again::Again;
+use joins::{Join, Joins};
 
 /// How often the state is told, and threads are looked for that have ended.
 const SECOND_NS: u64 = 1_000_000_000;
@@ -82,6 +85,7 @@ pub struct Daemon {
     second: u64,
     /// `None`: what a boost was not enough for waits for its turn.
     again: Option<Again>,
+    joins: Joins,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -122,6 +126,7 @@ impl Daemon {
             own_cpu_ns: 0,
             second: 0,
             again: None,
+            joins: Joins::default(),
         }
     }
 
@@ -329,9 +334,13 @@ impl Daemon {
             }
         }
         self.tell_again(now);
+        if let Some(join) = self.joins.due(now) {
+            self.join(join, Vec::new());
+        }
         let next = self.vehicle.tick(now)?;
         let again = self.again.as_ref().and_then(Again::deadline).unwrap_or(u64::MAX);
         let next = next.min(again.max(now + MOMENT_NS / 4));
+        let next = next.min(self.joins.deadline().unwrap_or(u64::MAX).max(now + MOMENT_NS));
         let sources = self.sources.iter().filter_map(due).min().unwrap_or(u64::MAX);
         // Not at once: what is due again already has its turn after what came meanwhile.
         let next = next.min(sources.max(now + MOMENT_NS));
@@ -418,39 +427,17 @@ impl Daemon {
                 self.vehicle.served(id, now, response_ns)
             }
             Mark::Joined { token, vcpu, claim } => {
-                // Named by hand before: the same vCPU, now with somebody who knows of its I/O.
-                let found = vcpu.tids.iter().find_map(|&tid| self.find(tid));
-                let name = vcpu.name.clone();
-                let id = match found {
-                    Some(id) => id,
-                    None if opened.is_empty() => self.add(vcpu, claim)?,
-                    None => self.add_opened(vcpu, claim, opened)?,
-                };
-                tracing::info!("{name}: scheduled");
-                self.name_vcpu(source, token, id);
+                self.join(Join { source, token, vcpu, claim: Some(claim) }, opened);
                 Ok(())
             }
             Mark::Changed { token, vcpu } => {
-                let Some(id) = known(token) else { return Ok(()) };
-                let opened = if opened.is_empty() { open_all(&vcpu.tids)? } else { opened };
-                self.vehicle.bring(&opened);
-                let changed = self.vehicle.change(id, &vcpu);
-                self.vehicle.bring(&[]);
-                changed?;
-                if let Some(known) = self.vcpus.get_mut(&id) {
-                    // Those that stay, stay open: what was opened first has the thread.
-                    known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && thread.clock().is_ok());
-                    let new =
-                        |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
-                    let new: Vec<_> = opened.into_iter().filter(new).collect();
-                    known.clocks.extend(new);
-                    known.last = sum(&known.clocks);
-                    known.threads = vcpu;
-                }
-                self.introduce(id);
+                // One that could not join yet joins as what it is now.
+                let claim = self.joins.forget(source, token).and_then(|join| join.claim);
+                self.join(Join { source, token, vcpu, claim }, opened);
                 Ok(())
             }
             Mark::Left { token } => {
+                self.joins.forget(source, token);
                 let Some(id) = known(token) else { return Ok(()) };
                 if let Some(vcpu) = self.vcpus.get(&id) {
                     tracing::info!("{}: let go", vcpu.threads.name);
@@ -458,6 +445,52 @@ impl Daemon {
                 self.remove(id)
             }
         }
+    }
+
+    /// Does what a source has told of a vCPU, now or once more; what is refused is tried again later. `opened` are its threads, as far as
+    /// somebody has opened them already.
+    fn join(&mut self, join: Join, opened: Vec<Arc<Thread>>) {
+        let done = match join.claim {
+            Some(claim) => self.joined(&join, claim, opened),
+            None => self.changed(&join, opened),
+        };
+        match done {
+            Ok(()) => self.joins.done(join.source, join.token),
+            Err(error) => self.joins.refused(join, &error, monotonic_ns()),
+        }
+    }
+
+    fn joined(&mut self, join: &Join, claim: Claim, opened: Vec<Arc<Thread>>) -> Result<()> {
+        // Named by hand before: the same vCPU, now with somebody who knows of its I/O.
+        let id = match join.vcpu.tids.iter().find_map(|&tid| self.find(tid)) {
+            Some(id) => id,
+            None if opened.is_empty() => self.add(join.vcpu.clone(), claim)?,
+            None => self.add_opened(join.vcpu.clone(), claim, opened)?,
+        };
+        tracing::info!("{}: scheduled", join.vcpu.name);
+        self.name_vcpu(join.source, join.token, id);
+        Ok(())
+    }
+
+    fn changed(&mut self, join: &Join, opened: Vec<Arc<Thread>>) -> Result<()> {
+        let Some(&id) = self.tokens.get(&(join.source, join.token)) else { return Ok(()) };
+        let vcpu = &join.vcpu;
+        let opened = if opened.is_empty() { open_all(&vcpu.tids)? } else { opened };
+        self.vehicle.bring(&opened);
+        let changed = self.vehicle.change(id, vcpu);
+        self.vehicle.bring(&[]);
+        // Also what was refused is the vCPU's.
+        if let Some(known) = self.vcpus.get_mut(&id) {
+            // Those that stay, stay open: what was opened first has the thread.
+            known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && thread.clock().is_ok());
+            let new = |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
+            let new: Vec<_> = opened.into_iter().filter(new).collect();
+            known.clocks.extend(new);
+            known.last = sum(&known.clocks);
+            known.threads = vcpu.clone();
+        }
+        self.introduce(id);
+        changed
     }
 
     /// Lets vCPUs go whose threads have ended, and tells the state.

@@ -10,6 +10,7 @@ pub mod guard;
 mod payers;
 pub mod repair;
 pub mod table;
+mod take;
 
 pub use self::payers::Shares;
 
@@ -22,7 +23,9 @@ use vlane_policy::loan::{Account, Book, Claim, Decision, Denial, Doing, Goal, Pa
 use self::budget::Budget;
 use self::guard::{Guard, GuardCommand};
 use self::payers::{Lack, Payer, Payers};
-use self::table::{Entry, Table};
+use self::table::Table;
+use self::take::refused;
+use crate::adopt;
 use crate::live::state::BudgetState;
 use crate::sys::{self, Attr, Class};
 use crate::thread::{Thread, is_gone};
@@ -129,6 +132,8 @@ struct Managed {
     boost: Option<Boost>,
     held_back: bool,
     complained: bool,
+    /// Some of its threads are not what they are to be: the system has refused. Tried again with the accounting.
+    uneven: bool,
 }
 
 /// Numbers for people.
@@ -173,6 +178,8 @@ pub struct RealTime {
     /// CPU time that vCPUs have used since the last accounting.
     pool_ns: u64,
     default_slice_ns: u64,
+    /// Threads of nobody that could not be restored: tried again with the accounting.
+    strays: Vec<Member>,
     counts: Counts,
 }
 
@@ -191,31 +198,6 @@ pub fn check() -> Result<()> {
         return Err(Error::new(ErrorKind::Permission, text));
     }
     Budget::of_kernel(100, 1).map(drop)
-}
-
-fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
-    let tid = thread.tid();
-    if is_gone(&error) {
-        return Error::caused_by(ErrorKind::Gone, format!("{vcpu}: thread {tid} has ended"), error);
-    }
-    let mut text = format!("{vcpu}: thread {tid} cannot be made real-time");
-    if error.raw_os_error() == Some(libc::EPERM) {
-        let group = thread.describe_group();
-        if group.is_empty() {
-            text +=
-                ": CAP_SYS_NICE is missing (sudo, or AmbientCapabilities=CAP_SYS_NICE in a unit of systemd)";
-        } else {
-            text += &format!(
-                ": this kernel gives each group of processes a real-time budget of its own (RT_GROUP_SCHED), and this thread's has \
-                 none; give it one (`echo 100000 > {group}`), or move the thread"
-            );
-        }
-    }
-    Error::caused_by(ErrorKind::Permission, text, error)
-}
-
-fn table_failed(error: io::Error) -> Error {
-    Error::caused_by(ErrorKind::Io, "cannot write the list of changed threads; nothing was changed", error)
 }
 
 impl RealTime {
@@ -250,6 +232,7 @@ impl RealTime {
             accounted: None,
             pool_ns: 0,
             default_slice_ns,
+            strays: Vec::new(),
             counts: Counts::default(),
         })
     }
@@ -275,56 +258,6 @@ impl RealTime {
     fn managed(&mut self, id: VcpuId) -> Result<&mut Managed> {
         let found = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut);
         found.ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))
-    }
-
-    /// Takes one thread: written down, then tried.
-    fn take(&mut self, name: &str, tid: u32, pid: u32) -> Result<Member> {
-        let brought = self.brought.iter().find(|thread| thread.tid() == tid);
-        let thread = match brought {
-            Some(thread) => Arc::clone(thread),
-            None => Arc::new(Thread::open(tid)?),
-        };
-        // User-Mode Linux runs its guest's processes in children of its own.
-        if pid != 0 && thread.pid() != pid && thread.parent() != Some(pid) {
-            let text = format!("{name}: thread {tid} is one of process {} now, not of {pid}", thread.pid());
-            return Err(Error::new(ErrorKind::Gone, text));
-        }
-        let mut was = sys::get(tid).map_err(|error| refused(name, &thread, error))?;
-        if !matches!(was.class, Class::Other | Class::Batch | Class::Idle) {
-            let text = format!(
-                "{name}: thread {tid} is not scheduled by EEVDF but by policy {} (`chrt -p {tid}`): left alone",
-                was.class.number()
-            );
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        if was.slice_ns == self.default_slice_ns {
-            // Not one that somebody has set: it is to follow the system's.
-            was.slice_ns = 0;
-        }
-        let slot = self.table.enter(&Entry { tid, start: thread.start(), was }).map_err(table_failed)?;
-        // Once for a moment: what would fail at the first event fails now.
-        let tried = sys::set(tid, &Attr::round_robin(priority::BOOST)).and_then(|()| sys::set(tid, &was));
-        if let Err(error) = tried {
-            let _ = self.table.strike(slot);
-            return Err(refused(name, &thread, error));
-        }
-        Ok(Member { thread, was, slot })
-    }
-
-    /// Restores a thread, and strikes it out.
-    fn give_back(&mut self, member: &Member) -> Result<()> {
-        let restored = match sys::set(member.thread.tid(), &member.was) {
-            Err(error) if !is_gone(&error) => Err(Error::caused_by(
-                ErrorKind::Permission,
-                format!("cannot restore thread {}", member.thread.tid()),
-                error,
-            )),
-            _ => Ok(()),
-        };
-        if restored.is_ok() {
-            self.table.strike(member.slot).map_err(table_failed)?;
-        }
-        restored
     }
 
     /// Charges what the vCPU has used since this was last done. Threads that are gone are let go; whether any is left.
@@ -393,10 +326,11 @@ impl RealTime {
         }
     }
 
-    /// Sets all threads of a vCPU to what it is to be now.
+    /// Sets all threads of a vCPU to what it is to be now: also those after one that the system refuses to change.
     fn apply(&mut self, id: VcpuId) -> Result<()> {
         let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else { return Ok(()) };
         let boosted = managed.boost.is_some();
+        let mut refusal = None;
         for member in &managed.members {
             let attr = match boosted {
                 true => Attr::round_robin(priority::BOOST),
@@ -408,12 +342,37 @@ impl RealTime {
             }
             match sys::set(member.thread.tid(), &attr) {
                 Err(error) if !is_gone(&error) => {
-                    return Err(refused(&managed.name, &member.thread, error));
+                    refusal.get_or_insert_with(|| refused(&managed.name, &member.thread, error));
                 }
                 _ => {}
             }
         }
-        Ok(())
+        self.managed(id)?.uneven = refusal.is_some();
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// What the system refuses for one vCPU is told once, and is no reason to leave the others as they are.
+    fn complain(&mut self, id: VcpuId, what: &str, result: Result<()>) {
+        let Err(error) = result else { return };
+        let Ok(managed) = self.managed(id) else { return };
+        if !std::mem::replace(&mut managed.complained, true) {
+            tracing::warn!("{what}: {}", describe(&error));
+        }
+    }
+
+    /// Tries again what the system has refused.
+    fn even_out(&mut self) {
+        for place in 0..self.vcpus.len() {
+            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+            if self.managed(id).is_ok_and(|managed| managed.uneven) {
+                let applied = self.apply(id);
+                self.complain(id, "not restored yet", applied);
+            }
+        }
+        for member in std::mem::take(&mut self.strays) {
+            // Told when it was first refused.
+            let _ = self.give_back(member);
+        }
     }
 
     fn start_boost(&mut self, id: VcpuId, now: u64, ns: u64) -> Result<()> {
@@ -524,7 +483,8 @@ impl RealTime {
         }
     }
 
-    fn account_all(&mut self, now: u64) -> Result<()> {
+    fn account_all(&mut self, now: u64) {
+        self.even_out();
         for place in 0..self.vcpus.len() {
             let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
             self.charge(id, now);
@@ -533,7 +493,7 @@ impl RealTime {
         self.book.account_all(now, pool);
         self.payers.tidy(now);
         if self.settings.hold_back == HoldBack::Never || self.guard.is_none() {
-            return Ok(());
+            return;
         }
         let owes = i64::try_from(self.settings.owes_ns).unwrap_or(i64::MAX);
         let paid = i64::try_from(self.settings.paid_ns).unwrap_or(i64::MAX);
@@ -545,10 +505,10 @@ impl RealTime {
             if hold != managed.held_back {
                 managed.held_back = hold;
                 self.counts.held_back += u64::from(hold);
-                self.apply(id)?;
+                let applied = self.apply(id);
+                self.complain(id, "not held back, or not let go", applied);
             }
         }
-        Ok(())
     }
 }
 
@@ -580,25 +540,14 @@ impl Vehicle for RealTime {
 
     fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
         if !self.ensure_guard(monotonic_ns()) {
-            return Err(Error::new(ErrorKind::Gone, "there is no guard: no thread is taken"));
+            return Err(Error::new(ErrorKind::Io, "there is no guard: no thread is taken"));
         }
-        let mut members = Vec::new();
-        for &tid in &vcpu.tids {
-            match self.take(&vcpu.name, tid, vcpu.pid) {
-                Ok(member) => members.push(member),
-                // One of several that has ended since it was found; the others stay.
-                Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
-                Err(error) => {
-                    for member in &members {
-                        let _ = self.give_back(member);
-                    }
-                    return Err(error);
-                }
+        let members = adopt::all(vcpu, |tid| self.take(vcpu, tid)).map_err(|(taken, error)| {
+            for member in taken {
+                let _ = self.give_back(member);
             }
-        }
-        if members.is_empty() {
-            return Err(Error::new(ErrorKind::Gone, format!("{}: all its threads have ended", vcpu.name)));
-        }
+            error
+        })?;
         let charged_ns =
             members.iter().filter_map(|member| member.thread.clock().ok()).map(|c| c.ran_ns).sum();
         let user = members.first().map_or(0, |member| member.thread.user());
@@ -615,6 +564,7 @@ impl Vehicle for RealTime {
             boost: None,
             held_back: false,
             complained: false,
+            uneven: false,
         });
         Ok(id)
     }
@@ -622,39 +572,34 @@ impl Vehicle for RealTime {
     fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
         let now = monotonic_ns();
         self.charge(id, now);
-        self.end_boost(id, now)?;
+        // Whatever is refused, the rest is done.
+        let mut result = self.end_boost(id, now);
         let managed = self.managed(id)?;
         let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
         // A thread that was made by one that was held back has that from it: it was meant to be like the others.
         let first = managed.members.first().map(|member| member.was);
         let leaves: Vec<Member> =
             managed.members.extract_if(.., |member| !vcpu.tids.contains(&member.thread.tid())).collect();
-        for member in &leaves {
-            self.give_back(member)?;
+        for member in leaves {
+            result = result.and(self.give_back(member));
         }
         for &tid in vcpu.tids.iter().filter(|tid| !known.contains(tid)) {
-            let mut member = match self.take(&vcpu.name, tid, vcpu.pid) {
-                Ok(member) => member,
-                Err(error) if error.kind() == ErrorKind::Gone => continue,
-                Err(error) => return Err(error),
-            };
-            if let Some(first) = first
-                && first != member.was
-                && (member.was.class, member.was.nice)
-                    == (self.base(first, true).class, self.base(first, true).nice)
-            {
-                member.was = first;
-                let entry = Entry { tid, start: member.thread.start(), was: first };
-                self.table.strike(member.slot).map_err(table_failed)?;
-                member.slot = self.table.enter(&entry).map_err(table_failed)?;
+            let joined = self.take(vcpu, tid).and_then(|member| {
+                let member = self.like_the_first(member, first)?;
+                self.managed(id)?.members.push(member);
+                Ok(())
+            });
+            match joined {
+                Err(error) if error.kind() == ErrorKind::Gone => {}
+                Err(error) if error.kind() == ErrorKind::LeftAlone => tracing::warn!("{error}"),
+                joined => result = result.and(joined),
             }
-            self.managed(id)?.members.push(member);
         }
         let managed = self.managed(id)?;
         let ran = managed.members.iter().filter_map(|m| m.thread.clock().ok()).map(|c| c.ran_ns).sum::<u64>();
         managed.charged_ns = ran;
         managed.ended_ns = 0;
-        self.apply(id)
+        result.and(self.apply(id))
     }
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
@@ -663,10 +608,8 @@ impl Vehicle for RealTime {
         let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::take) else { return Ok(()) };
         self.book.close(id);
         let mut result = ended;
-        for member in &managed.members {
-            if let Err(error) = self.give_back(member) {
-                result = Err(error);
-            }
+        for member in managed.members {
+            result = result.and(self.give_back(member));
         }
         result
     }
@@ -727,7 +670,8 @@ impl Vehicle for RealTime {
             })
             .collect();
         for id in due {
-            self.time_is_up(id, now)?;
+            let ended = self.time_is_up(id, now);
+            self.complain(id, "a boost's end", ended);
         }
         let period = self.settings.params.period_ns;
         let accounted = *self.accounted.get_or_insert(now);
@@ -735,7 +679,7 @@ impl Vehicle for RealTime {
             self.accounted = Some(now);
             let _ = self.table.beat(now);
             self.ensure_guard(now);
-            self.account_all(now)?;
+            self.account_all(now);
         }
         let next = self.accounted.unwrap_or(now) + period;
         let deadlines = self
@@ -784,10 +728,11 @@ impl Drop for RealTime {
     fn drop(&mut self) {
         for place in 0..self.vcpus.len() {
             let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
-            // What cannot be restored stays in the table, for the guard.
             if let Err(error) = self.remove(id) {
                 tracing::error!("{}", describe(&error));
             }
         }
+        // What cannot be restored stays in the table, for the guard.
+        self.even_out();
     }
 }

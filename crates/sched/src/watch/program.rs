@@ -7,6 +7,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBuff
 
 use super::Silence;
 use crate::bpf;
+use crate::realtime::describe;
 use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result};
 
@@ -21,7 +22,7 @@ const VCPU: usize = 24;
 const MACHINE: usize = 8;
 const MARK: usize = 24;
 /// The members of `struct counts`, in its order.
-const COUNTS: [&str; 9] = [
+const COUNTS: [&str; 10] = [
     "watch_interrupts",
     "watch_told",
     "watch_coalesced",
@@ -31,7 +32,10 @@ const COUNTS: [&str; 9] = [
     "watch_internal",
     "watch_silent",
     "watch_lost",
+    "watch_unseen",
 ];
+/// The program that only a kernel with KVM can take.
+const WITH_KVM: &str = "raised";
 
 /// What the programs tell of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +82,22 @@ fn wrong_object() -> Error {
 
 impl Program {
     pub(super) fn load(boost_ns: u64) -> Result<Self> {
+        // Loaded, or built in.
+        if std::path::Path::new("/sys/module/kvm").exists() {
+            match Self::load_with(boost_ns, true) {
+                Ok(program) => return Ok(program),
+                // Another KVM than is known here, or no types of modules for this user: all but that one.
+                Err(error) => tracing::debug!("{}", describe(&error)),
+            }
+        }
+        Self::load_with(boost_ns, false)
+    }
+
+    fn load_with(boost_ns: u64, kvm: bool) -> Result<Self> {
         let object = bpf::load(WHOSE, OBJECT, |open| {
+            for mut program in open.progs_mut().filter(|program| program.name() == WITH_KVM) {
+                program.set_autoload(kvm);
+            }
             for mut map in open.maps_mut() {
                 if map.name().to_string_lossy().ends_with(".rodata") {
                     let value = map.initial_value_mut().ok_or_else(wrong_object)?;
@@ -88,8 +107,8 @@ impl Program {
             Ok(())
         })
         .map_err(explained)?;
-        let links: libbpf_rs::Result<Vec<Link>> =
-            object.progs_mut().map(|program| program.attach()).collect();
+        let loaded = object.progs_mut().filter(|program| kvm || program.name() != WITH_KVM);
+        let links: libbpf_rs::Result<Vec<Link>> = loaded.map(|program| program.attach()).collect();
         let links = links.map_err(|e| explained(bpf::refused(WHOSE, "a program cannot be attached", e)))?;
         let taken = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&taken);
@@ -144,6 +163,11 @@ impl Program {
     /// The table of eventfds, for whoever looks for them.
     pub(super) fn eventfds(&self) -> Result<Eventfds> {
         Ok(Eventfds(map(&self.object, "eventfds")?))
+    }
+
+    /// The table of interrupts that machines raise without an eventfd.
+    pub(super) fn unseen(&self) -> Result<Unseen> {
+        Ok(Unseen(map(&self.object, "unseen")?))
     }
 
     pub(super) fn silencer(&self) -> Result<Silencer> {
@@ -231,6 +255,29 @@ impl Eventfds {
     }
 }
 
+/// Interrupts that machines raise without an eventfd, so that nobody can be told of them.
+#[derive(Debug)]
+pub(super) struct Unseen(MapHandle);
+
+impl Unseen {
+    /// Counts them for this machine from now on.
+    pub(super) fn watch(&self, machine: u32) {
+        if let Err(error) = self.0.update(&machine.to_ne_bytes(), &0_u64.to_ne_bytes(), MapFlags::ANY) {
+            tracing::debug!("process {machine}: its unseen interrupts are not counted: {error}");
+        }
+    }
+
+    pub(super) fn forget(&self, machine: u32) {
+        let _ = self.0.delete(&machine.to_ne_bytes());
+    }
+
+    /// How many there were.
+    pub(super) fn count(&self, machine: u32) -> u64 {
+        let bytes = self.0.lookup(&machine.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
+}
+
 /// Back ends that tell of their I/O themselves.
 #[derive(Debug)]
 pub(super) struct Silencer(MapHandle);
@@ -244,7 +291,7 @@ impl Silence for Silencer {
         };
         // A machine with several disks of one back end is let go once for each.
         if let Err(error) = done
-            && (error.kind() != libbpf_rs::ErrorKind::NotFound || silent)
+            && (silent || error.kind() != libbpf_rs::ErrorKind::NotFound)
         {
             tracing::warn!(
                 "process {backend}, which tells of its I/O, cannot be kept from being watched: {error}"

@@ -10,13 +10,15 @@ use std::{fs, io};
 
 use vlane_hint::ProcessId;
 
-use super::program::Eventfds;
+use super::program::{Eventfds, Unseen};
 use crate::realtime::describe;
 
 /// Machines are looked at so often: eventfds come and go with devices.
 const EVERY: Duration = Duration::from_secs(1);
 /// Looking takes no more than one part in so many of the time.
 const PART: u32 = 100;
+/// So many interrupts of a machine that nobody can be told of are worth a warning: a few are raised when a guest starts.
+const MANY_UNSEEN: u64 = 100;
 
 /// What the scanner is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +32,12 @@ struct Machine {
     process: ProcessId,
     eventfds: BTreeSet<u32>,
     told: bool,
+    /// That it has interrupts which are not seen.
+    told_unseen: bool,
 }
 
 /// Looks until nobody can give orders any more. `found` is how many eventfds are known.
-pub(super) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, found: &Arc<AtomicU64>) {
+pub(super) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unseen, found: &Arc<AtomicU64>) {
     let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
     let mut pause = EVERY;
     loop {
@@ -46,16 +50,21 @@ pub(super) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, found: &Arc<At
             Some(Order::Watch(pid)) => {
                 // Whoever is gone already is forgotten soon.
                 let Ok(process) = ProcessId::of(pid) else { continue };
-                let machine = Machine { process, eventfds: BTreeSet::new(), told: false };
+                let machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
+                unseen.watch(pid);
                 look(machines.entry(pid).or_insert(machine), eventfds);
             }
             Some(Order::Forget(pid)) => {
                 let gone = machines.remove(&pid);
+                unseen.forget(pid);
                 gone.iter().flat_map(|gone| &gone.eventfds).for_each(|&id| eventfds.remove(id));
             }
             None => {
                 let begun = Instant::now();
-                machines.values_mut().for_each(|machine| look(machine, eventfds));
+                for machine in machines.values_mut() {
+                    look(machine, eventfds);
+                    warn_of_unseen(machine, unseen.count(machine.process.pid));
+                }
                 pause = EVERY.max(begun.elapsed() * PART);
             }
         }
@@ -92,6 +101,20 @@ fn look(machine: &mut Machine, table: &Eventfds) {
         }
     }
     machine.eventfds = now;
+}
+
+/// Says once that a machine has interrupts that nobody can be told of. Whether it was said.
+fn warn_of_unseen(machine: &mut Machine, count: u64) -> bool {
+    if count < MANY_UNSEEN || std::mem::replace(&mut machine.told_unseen, true) {
+        return false;
+    }
+    tracing::warn!(
+        "process {}: {count} interrupts of its guest were raised by the process itself, without an eventfd: they are not seen, and boost \
+         nobody. QEMU's own disks need an iothread each for that (-object iothread,id=io1 -device virtio-blk-pci,iothread=io1,...), its \
+         network vhost",
+        machine.process.pid
+    );
+    true
 }
 
 /// The kernel's numbers of the eventfds that a process has open.
@@ -143,6 +166,15 @@ mod tests {
         // Other tests run beside this one.
         assert!(after.is_superset(&numbers) && before.is_disjoint(&numbers), "{before:?} {after:?}");
         assert_eq!(eventfds_in(Path::new("/proc"), 0x7fff_fff0).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn interrupts_that_are_not_seen_are_told_once_and_a_few_are_none() {
+        let process = ProcessId::of(std::process::id()).unwrap();
+        let mut machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
+        let told =
+            [0, MANY_UNSEEN - 1, MANY_UNSEEN, 2 * MANY_UNSEEN].map(|n| warn_of_unseen(&mut machine, n));
+        assert_eq!(told, [false, false, true, false]);
     }
 
     #[test]

@@ -30,13 +30,13 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn load(boost_ns: u64) -> Result<Self> {
         let program = Program::load(boost_ns)?;
-        let eventfds = program.eventfds()?;
+        let (eventfds, unseen) = (program.eventfds()?, program.unseen()?);
         let (scanner, orders) = channel();
         let found = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&found);
         std::thread::Builder::new()
             .name("sched-watch".into())
-            .spawn(move || scan(&orders, &eventfds, &count))
+            .spawn(move || scan(&orders, &eventfds, &unseen, &count))
             .map_err(|error| Error::caused_by(ErrorKind::Io, "watching I/O: no thread", error))?;
         Ok(Self {
             program,

@@ -68,8 +68,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = values::whole::<u32>(0..=1_000_000))]
     cap: Vec<u32>,
 
-    /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own with KVM);
-    /// as root, Linux 6.8, and a vlane built with the feature bpf
+    /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own devices with KVM
+    /// and an iothread: without one QEMU 10.0's virtio-blk signals none); as root, Linux 6.8, and a vlane built with the feature bpf
     #[arg(long)]
     watch_io: bool,
 

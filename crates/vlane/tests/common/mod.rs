@@ -306,6 +306,11 @@ impl Scheduler {
         self.backend.id()
     }
 
+    /// What it has said so far.
+    pub fn said(&self) -> String {
+        self.backend.log()
+    }
+
     /// Ends it; the last state.
     pub fn stop(self) -> vlane_sched::live::state::State {
         let stopped = self.backend.stop(STOP).unwrap();

@@ -10,8 +10,8 @@
  * vCPUs, goals and the rounding of shares then exist once. Should it stop, accounts run dry, nobody is boosted, and all
  * that owe the most there is take turns, which is fair. The fast path needs nobody.
  *
- * The daemon runs `event`, `served` and `account` with BPF_PROG_RUN. `event` decides, and moves the waiting thread to
- * the head of a CPU's own queue in the same call: about as much as a futex call. A boost that is not served ends by
+ * The daemon runs `event`, `served` and `account` with BPF_PROG_RUN. `event` decides, moves the waiting thread to those
+ * that are boosted, and kicks a CPU, in the same call: about as much as a futex call. A boost that is not served ends by
  * a timer of its CPU after boost_max, not at the next tick.
  */
 #include "state.h"
@@ -110,7 +110,10 @@ static void given(struct thread *t, u64 slice, u64 key)
 	}
 }
 
-/* Whether somebody waits who may run on this CPU and whose turn comes before that key. */
+/*
+ * Whether somebody waits who may run on this CPU and whose turn comes before that key. Behind so many that may not run here nobody looks
+ * further: then the kernel, which looks at all of them, gives the turn to the first that may, if there is one.
+ */
 static bool somebody_before(s32 cpu, u64 key)
 {
 	struct bpf_iter_scx_dsq it;
@@ -118,16 +121,17 @@ static bool somebody_before(s32 cpu, u64 key)
 	s32 i;
 
 	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
+		before = 1;
 		for_range(i, 0, MAX_LOOKED_AT) {
 			struct task_struct *next = bpf_iter_scx_dsq_next(&it);
 
-			if (!next || (s64)(next->scx.dsq_vtime - key) > 0)
-				break;
-			if (bpf_cpumask_test_cpu(cpu, next->cpus_ptr) &&
-			    !(is_surely_bound(next) && scx_bpf_task_cpu(next) != cpu)) {
-				before = 1;
+			if (!next || (s64)(next->scx.dsq_vtime - key) > 0) {
+				before = 0;
 				break;
 			}
+			if (bpf_cpumask_test_cpu(cpu, next->cpus_ptr) &&
+			    !(is_surely_bound(next) && scx_bpf_task_cpu(next) != cpu))
+				break;
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -547,37 +551,33 @@ int loan_exit(u64 *args)
 	return 0;
 }
 
-/* Moves a thread of ours that waits in a queue to the head of a CPU's own, and makes that CPU take it. */
+/*
+ * Moves a thread of ours that waits in TURNS to those that are boosted, and makes a CPU take it. Not into that CPU's own queue: nothing
+ * here keeps the thread's affinity from changing before it is moved, and a thread in the own queue of a CPU that it may not use ends the
+ * scheduler. The kernel looks at it when a CPU takes it, with the locks for that.
+ */
 static bool promote(struct task_struct *p, s32 place, u64 slice)
 {
 	struct thread *t = thread_of(p);
 	struct bpf_iter_scx_dsq it;
-	bool moved = 0, waits = 0;
+	bool moved = 0;
 	u32 there;
 	s32 cpu;
 
 	/* The number may be another thread's by now. */
 	if (!t || t->vcpu != place)
 		return 0;
-	cpu = find_cpu(p, CLASS_BOOST, &there);
-	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0)) {
-		/*
-		 * Not into the own queue of the CPU where it is: before 6.18 was mended (f5e1e5ec204d), that CPU was not told. It takes
-		 * who is boosted when it is kicked.
-		 */
-		if (cpu >= 0 && cpu != scx_bpf_task_cpu(p) && !is_bound(p))
-			moved = dsq_move(&it, p, slice, KERNEL_VALUE(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | cpu,
-					 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_HEAD) |
-						 KERNEL_VALUE(scx_enq_flags, SCX_ENQ_PREEMPT));
-		else
-			moved = waits = dsq_move(&it, p, slice, BOOSTED, 0);
-	}
+	if (!bpf_iter_scx_dsq_new(&it, TURNS, 0))
+		moved = dsq_move(&it, p, slice, BOOSTED, 0);
 	bpf_iter_scx_dsq_destroy(&it);
-	if (waits && cpu >= 0)
+	if (!moved)
+		return 0;
+	given(t, slice, t->key);
+	cpu = find_cpu(p, CLASS_BOOST, &there);
+	/* Should its affinity change now, it is enqueued again, and another CPU is kicked. */
+	if (cpu >= 0)
 		kick(cpu, there);
-	if (moved)
-		given(t, slice, t->key);
-	return moved;
+	return 1;
 }
 
 /* The same, by number. Not static, so that the verifier looks at it once and not in every turn of a loop. */

@@ -1,0 +1,136 @@
+//! Which threads may be taken at all: one rule for both vehicles.
+
+#[cfg(feature = "sched-ext")]
+use crate::sys;
+use crate::sys::Class;
+use crate::thread::Thread;
+use crate::vehicle::VcpuThreads;
+use crate::{Error, ErrorKind, Result};
+
+/// A thread of a vCPU, opened: it is the one that is meant, not another one with its number.
+///
+/// # Errors
+///
+/// [`ErrorKind::Gone`]: it has ended, or the number is another process's now.
+pub(crate) fn find(vcpu: &VcpuThreads, tid: u32) -> Result<Thread> {
+    let thread = Thread::open(tid)?;
+    checked(vcpu, &thread)?;
+    Ok(thread)
+}
+
+/// The same for one that is open.
+///
+/// # Errors
+///
+/// As [`find`].
+pub(crate) fn checked(vcpu: &VcpuThreads, thread: &Thread) -> Result<()> {
+    // User-Mode Linux runs its guest's processes in children of its own.
+    if vcpu.pid != 0 && thread.pid() != vcpu.pid && thread.parent() != Some(vcpu.pid) {
+        let (name, tid, pid) = (&vcpu.name, thread.tid(), thread.pid());
+        let text = format!("{name}: thread {tid} is one of process {pid} now, not of {}", vcpu.pid);
+        return Err(Error::new(ErrorKind::Gone, text));
+    }
+    Ok(())
+}
+
+/// Whether threads that are scheduled like that are taken: somebody has given the others what they have for a reason.
+pub(crate) const fn is_ordinary(class: Class) -> bool {
+    matches!(class, Class::Other | Class::Batch | Class::Idle)
+}
+
+/// The thread is scheduled in a way that is left alone.
+pub(crate) fn left_alone(vcpu: &str, tid: u32, class: Class) -> Error {
+    let what = match class.number() {
+        1 => "real-time (SCHED_FIFO)".into(),
+        2 => "real-time (SCHED_RR)".into(),
+        6 => "a deadline thread (SCHED_DEADLINE)".into(),
+        7 => "another sched_ext scheduler's (SCHED_EXT)".into(),
+        number => format!("scheduled by policy {number}"),
+    };
+    let text = format!("{vcpu}: thread {tid} is {what} (`chrt -p {tid}`): left alone");
+    Error::new(ErrorKind::LeftAlone, text)
+}
+
+/// Takes what can be taken of a vCPU's threads. Those that have ended since they were found, and those that are left alone, which is
+/// told, do not keep the others from it; any other refusal does.
+///
+/// # Errors
+///
+/// With what was taken so far, which is to be given back: the first refusal, or that there is none to take.
+pub(crate) fn all<T>(
+    vcpu: &VcpuThreads,
+    mut take: impl FnMut(u32) -> Result<T>,
+) -> std::result::Result<Vec<T>, (Vec<T>, Error)> {
+    let (mut taken, mut alone) = (Vec::with_capacity(vcpu.tids.len()), Vec::new());
+    for &tid in &vcpu.tids {
+        match take(tid) {
+            Ok(thread) => taken.push(thread),
+            Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
+            Err(error) if error.kind() == ErrorKind::LeftAlone => alone.push(error),
+            Err(error) => return Err((taken, error)),
+        }
+    }
+    if taken.is_empty() {
+        let none = || Error::new(ErrorKind::Gone, format!("{}: all its threads have ended", vcpu.name));
+        return Err((taken, alone.pop().unwrap_or_else(none)));
+    }
+    for error in alone {
+        tracing::warn!("{error}");
+    }
+    Ok(taken)
+}
+
+/// Whether a thread is ordinary now; one that is gone is not.
+#[cfg(feature = "sched-ext")]
+pub(crate) fn is_ordinary_now(tid: u32) -> bool {
+    sys::get(tid).is_ok_and(|attr| is_ordinary(attr.class))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn vcpu(pid: u32, tids: &[u32]) -> VcpuThreads {
+        VcpuThreads { pid, index: 0, tids: tids.to_vec(), name: "machine".into() }
+    }
+
+    #[test]
+    fn a_child_that_lives_when_its_machine_joins_is_one_of_its_threads_and_a_stranger_is_not() {
+        let me = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let machine = vcpu(me, &[me, child.id()]);
+        let found = machine.tids.iter().map(|&tid| find(&machine, tid).unwrap().tid());
+        assert_eq!(found.collect::<Vec<_>>(), [me, child.id()]);
+        // Neither its own process's nor a child's of it.
+        let error = find(&vcpu(child.id(), &[me]), me).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(find(&machine, child.id()).unwrap_err().kind(), ErrorKind::Gone);
+    }
+
+    #[test]
+    fn what_is_left_alone_or_gone_keeps_nobody_from_being_taken_and_a_refusal_gives_all_back() {
+        let take = |tid: u32| match tid {
+            1 => Err(left_alone("machine", tid, Class::Else(1))),
+            2 => Err(Error::new(ErrorKind::Gone, "gone")),
+            3 => Err(Error::new(ErrorKind::Permission, "refused")),
+            tid => Ok(tid),
+        };
+        assert_eq!(all(&vcpu(0, &[4, 1, 2, 5]), take).unwrap(), [4, 5]);
+        let (taken, error) = all(&vcpu(0, &[4, 3, 5]), take).unwrap_err();
+        assert_eq!((taken, error.kind()), (vec![4], ErrorKind::Permission));
+        let (taken, error) = all(&vcpu(0, &[1, 2]), take).unwrap_err();
+        assert_eq!((taken, error.kind()), (vec![], ErrorKind::LeftAlone));
+        for gone in [&[2][..], &[2, 2]] {
+            assert_eq!(all(&vcpu(0, gone), take).unwrap_err().1.kind(), ErrorKind::Gone);
+        }
+    }
+
+    #[test]
+    fn only_ordinary_threads_are_taken() {
+        let taken: Vec<u32> = (0..10).filter(|&number| is_ordinary(Class::of(number))).collect();
+        assert_eq!(taken, [0, 3, 5]);
+    }
+}

@@ -1,0 +1,213 @@
+//! Which threads the realtime vehicle takes, and what a refusal for one of them means for the others.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
+use vlane_sched::live::source::{Mailbox, Mark};
+use vlane_sched::live::{Daemon, probe};
+use vlane_sched::realtime::guard::GuardCommand;
+use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
+use vlane_sched::sys::{self, Attr, Class};
+use vlane_sched::{ErrorKind, VcpuThreads, Vehicle};
+use vlane_testing::skip;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// `SCHED_FIFO` and `SCHED_DEADLINE`.
+const FIFO: Class = Class::Else(1);
+const DEADLINE: Class = Class::Else(6);
+
+/// A thread that sleeps until it is dropped.
+struct Sleeper {
+    tid: u32,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sleeper {
+    fn new() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, told) = channel();
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::park_timeout(Duration::from_secs(1));
+            }
+        });
+        Self { tid: told.recv().unwrap(), stop, thread: Some(thread) }
+    }
+
+    fn class(&self) -> Class {
+        sys::get(self.tid).unwrap().class
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().unwrap();
+        thread.thread().unpark();
+        let _ = thread.join();
+    }
+}
+
+/// Another process, of another user, that sleeps.
+struct Stranger(std::process::Child);
+
+impl Stranger {
+    fn new() -> Self {
+        use std::os::unix::process::CommandExt;
+        let child = Command::new("sleep").arg("1000").uid(65534).spawn().unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn vcpu(tids: &[u32]) -> VcpuThreads {
+    VcpuThreads { pid: std::process::id(), index: 0, tids: tids.to_vec(), name: "machine".into() }
+}
+
+/// A vehicle whose guard is a process that only waits: nobody is killed here.
+fn vehicle(dir: &Path) -> Option<RealTime> {
+    if let Err(error) = probe::real_time() {
+        skip(error);
+        return None;
+    }
+    let settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());
+    let guard = GuardCommand {
+        program: "/bin/sh".into(),
+        args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
+    };
+    Some(RealTime::new(settings, dir, guard).unwrap())
+}
+
+fn boost(vehicle: &mut RealTime, id: vlane_policy::loan::VcpuId) {
+    let decision = vehicle.event(id, monotonic_ns()).unwrap();
+    assert!(matches!(decision, Decision::Boost { .. }), "{decision:?}");
+}
+
+#[test]
+fn a_real_time_thread_is_left_alone_and_the_others_of_its_vcpu_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    let (fifo, round_robin, deadline, plain) =
+        (Sleeper::new(), Sleeper::new(), Sleeper::new(), Sleeper::new());
+    let real_time = |class| Attr { class, priority: 7, nice: 0, reset_on_fork: false, slice_ns: 0 };
+    sys::set(fifo.tid, &real_time(FIFO)).unwrap();
+    sys::set(round_robin.tid, &real_time(Class::RoundRobin)).unwrap();
+    let chrt = Command::new("chrt")
+        .args(["--deadline", "--sched-runtime", "1000000", "--sched-deadline", "10000000"])
+        .args(["--sched-period", "10000000", "--pid", "0", &deadline.tid.to_string()])
+        .status();
+    assert!(chrt.is_ok_and(|status| status.success()), "chrt (util-linux) cannot make a deadline thread");
+    let before = [&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap());
+    assert_eq!(before.map(|attr| attr.class), [FIFO, Class::RoundRobin, DEADLINE]);
+
+    for alone in [&fifo, &round_robin, &deadline] {
+        let error = vehicle.add(&vcpu(&[alone.tid]), Claim::of(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LeftAlone, "{error}");
+        assert!(error.to_string().contains(&alone.tid.to_string()), "{error}");
+    }
+    let all = vcpu(&[fifo.tid, round_robin.tid, plain.tid, deadline.tid]);
+    let id = vehicle.add(&all, Claim::of(1)).unwrap();
+    boost(&mut vehicle, id);
+    assert_eq!(plain.class(), Class::RoundRobin);
+    let during = [&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap());
+    assert_eq!(during, before);
+    vehicle.remove(id).unwrap();
+    assert_eq!(plain.class(), Class::Other);
+    assert_eq!([&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap()), before);
+}
+
+#[test]
+fn a_thread_that_the_system_refuses_to_change_does_not_keep_the_others_of_its_vcpu_real_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    // Without the capability a process may change its own threads only: the last of these, not the first. Its children
+    // are never real-time, or going back would take the capability, too.
+    let (stranger, own, next) = (Stranger::new(), Sleeper::new(), Sleeper::new());
+    for thread in [&own, &next] {
+        sys::set(thread.tid, &Attr { reset_on_fork: true, ..sys::get(thread.tid).unwrap() }).unwrap();
+    }
+    let id = vehicle.add(&vcpu(&[stranger.0.id(), own.tid]), Claim::of(1)).unwrap();
+    let other = vehicle.add(&vcpu(&[next.tid]), Claim::of(2)).unwrap();
+    boost(&mut vehicle, id);
+    boost(&mut vehicle, other);
+    let classes = || [stranger.0.id(), own.tid, next.tid].map(|tid| sys::get(tid).unwrap().class);
+    assert_eq!(classes(), [Class::RoundRobin; 3]);
+
+    // This thread's alone.
+    let all = capabilities(None).unwrap();
+    let mut less = all;
+    less.effective.remove(CapabilitySet::SYS_NICE);
+    set_capabilities(None, less).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while classes()[1..] != [Class::Other; 2] && Instant::now() < until {
+        // A refusal for one vCPU is no reason to end: the boosts of all others have to end, too.
+        vehicle.tick(monotonic_ns()).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(classes(), [Class::RoundRobin, Class::Other, Class::Other]);
+    // Allowed again, the one that is left is put right, too.
+    set_capabilities(None, all).unwrap();
+    while classes()[0] != Class::Other && Instant::now() < until {
+        vehicle.tick(monotonic_ns()).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(classes(), [Class::Other; 3]);
+}
+
+#[test]
+fn a_vcpu_that_could_not_be_taken_is_taken_when_it_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut first) = vehicle(dir.path()) else { return };
+    let thread = Sleeper::new();
+    let theirs = first.add(&vcpu(&[thread.tid]), Claim::of(1)).unwrap();
+
+    let (poster, mailbox) = Mailbox::new(true).unwrap();
+    let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let mut daemon = Daemon::new(Box::new(vehicle(dir.path()).unwrap()), "always-boost");
+    daemon.add_source(Box::new(mailbox));
+    let hub = daemon.hub();
+    let daemon = {
+        let stop = stop.try_clone().unwrap();
+        std::thread::spawn(move || daemon.run(stop.as_fd()).unwrap())
+    };
+    poster.post(Mark::Joined { token: 7, vcpu: vcpu(&[thread.tid]), claim: Claim::of(1) });
+    let until = Instant::now() + PATIENCE;
+    // It was refused before this was told: another scheduler has it.
+    while hub.latest().uptime == 0.0 {
+        assert!(Instant::now() < until, "the daemon tells nothing");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    first.remove(theirs).unwrap();
+    while hub.latest().vcpus.is_empty() {
+        assert!(Instant::now() < until, "a vCPU that was refused once is never tried again");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // By the token that it had from the beginning.
+    while hub.latest().vcpus.first().is_none_or(|vcpu| vcpu.events == 0) {
+        assert!(Instant::now() < until, "its events are lost");
+        poster.post(Mark::Event { token: 7 });
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    rustix::io::write(&stop, &1_u64.to_ne_bytes()).unwrap();
+    daemon.join().unwrap();
+}
