@@ -295,10 +295,20 @@ impl Lane {
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(slot, request);
         }
-        let kind = request.kind();
-        match kind {
-            Kind::In | Kind::Flush => {}
-            Kind::Out | Kind::Discard | Kind::WriteZeroes if !self.read_only => {}
+        // Counted once it is known that it is not refused.
+        match request.kind() {
+            Kind::In if request.fits(self.sectors) => {
+                self.counters.reads += 1;
+                self.counters.read_bytes += request.len();
+            }
+            Kind::Out if !self.read_only && request.fits(self.sectors) => {
+                self.counters.writes += 1;
+                self.counters.written_bytes += request.len();
+            }
+            Kind::Flush => self.counters.flushes += 1,
+            Kind::Discard | Kind::WriteZeroes if !self.read_only && request.fits(self.sectors) => {
+                self.counters.others += 1;
+            }
             Kind::GetId => {
                 self.counters.others += 1;
                 request.fill(&self.serial);
@@ -306,21 +316,6 @@ impl Lane {
             }
             Kind::Refused(status) => return Some(self.refuse(status)),
             _ => return Some(self.refuse(Status::IoErr)),
-        }
-        if !request.fits(self.sectors) {
-            return Some(self.refuse(Status::IoErr));
-        }
-        match kind {
-            Kind::In => {
-                self.counters.reads += 1;
-                self.counters.read_bytes += request.len();
-            }
-            Kind::Out => {
-                self.counters.writes += 1;
-                self.counters.written_bytes += request.len();
-            }
-            Kind::Flush => self.counters.flushes += 1,
-            _ => self.counters.others += 1,
         }
         if let Some(watched) = &mut self.watched {
             watched.begin(slot, request);

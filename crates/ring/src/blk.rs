@@ -17,6 +17,7 @@ const RANGE: usize = 16;
 /// A request's lists keep their memory up to this: more than Linux needs with the announced number of segments. What one large request
 /// took beyond it goes back when it is answered, or each slot of a queue would keep its largest for ever.
 const KEPT: usize = 256;
+const KEPT_RANGES: usize = 4;
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,17 +258,23 @@ impl Request {
     /// The request is answered: gives back what only a large one needs.
     #[inline]
     pub(crate) fn give_back(&mut self) {
-        // One comparison for both: ranges take more, and are fewer.
-        if self.buffers.capacity() | (self.ranges.capacity() << 4) >= KEPT {
-            self.give_back_all();
+        if self.buffers.capacity() >= KEPT {
+            self.give_back_buffers();
         }
     }
 
     #[cold]
-    fn give_back_all(&mut self) {
+    fn give_back_buffers(&mut self) {
         self.first = 0;
         self.buffers = Vec::new();
-        self.ranges = Vec::new();
+    }
+
+    /// The same for the ranges of a DISCARD or WRITE_ZEROES.
+    #[cold]
+    pub(crate) fn give_back_ranges(&mut self) {
+        if self.ranges.capacity() > KEPT_RANGES {
+            self.ranges = Vec::new();
+        }
     }
 
     pub(crate) fn set_status(&self, status: Status) {

@@ -206,6 +206,10 @@ impl Queue {
         request.set_status(status);
         let written = match request.kind {
             Kind::In | Kind::GetId if status == Status::Ok => request.len,
+            Kind::Discard | Kind::WriteZeroes => {
+                request.give_back_ranges();
+                0
+            }
             _ => 0,
         };
         let len = u32::try_from(written + 1).unwrap_or(u32::MAX);
