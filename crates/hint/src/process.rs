@@ -17,16 +17,16 @@ impl ProcessId {
     /// # Errors
     /// [`HintError::Gone`] when there is none.
     pub fn of(pid: u32) -> Result<ProcessId, HintError> {
-        let stat =
-            std::fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|_| HintError::Gone { pid })?;
-        let start = start_time(&stat).ok_or(HintError::Gone { pid })?;
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|_| HintError::Gone { pid })?;
+        // The name in it may be cut within a character, or be no text at all.
+        let start = start_time(&String::from_utf8_lossy(&stat)).ok_or(HintError::Gone { pid })?;
         Ok(ProcessId { pid, start })
     }
 
     /// Whether it still lives. One that has ended and is not waited for yet does not.
     pub fn is_alive(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        start_time(&stat) == Some(self.start)
+        let stat = std::fs::read(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        start_time(&String::from_utf8_lossy(&stat)) == Some(self.start)
     }
 }
 
@@ -54,6 +54,19 @@ mod tests {
         assert_eq!(start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"), None);
         assert_eq!(start_time(""), None);
         assert_eq!(start_time("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_process_whose_name_is_no_text_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        // The kernel cuts it after 15 bytes, within the second character.
+        let program = directory.path().join("machine 12345 ä");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        id.unwrap();
     }
 
     #[test]

@@ -79,7 +79,8 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
 
 /// Whether a process has what it takes to schedule the threads of others, here and not only in a user namespace of its own.
 fn may_schedule(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let has = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     let users = |who: &str| fs::read(format!("/proc/{who}/uid_map")).ok();

@@ -115,8 +115,13 @@ impl Thread {
     /// The parent of its process, if it still runs.
     #[must_use]
     pub fn parent(&self) -> Option<u32> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+        let status = std::fs::read(format!("/proc/{}/status", self.pid)).ok()?;
+        String::from_utf8_lossy(&status)
+            .lines()
+            .find_map(|line| line.strip_prefix("PPid:"))?
+            .trim()
+            .parse()
+            .ok()
     }
 
     /// Its process.

@@ -73,13 +73,13 @@ pub struct Ear {
     wake: OwnedFd,
     watch: Watch,
     allowance: Allowance,
-    /// Not woken for until then, ns.
-    pause: Option<u64>,
+    /// Not woken for at present.
+    paused: bool,
 }
 
 impl Ear {
     pub(super) const fn new(user: u32, wake: OwnedFd, watch: Watch) -> Self {
-        Self { user, wake, watch, allowance: Allowance::new(PER_SESSION), pause: None }
+        Self { user, wake, watch, allowance: Allowance::new(PER_SESSION), paused: false }
     }
 
     /// The back end's user.
@@ -119,6 +119,8 @@ pub struct Ears {
     /// Those with something to collect.
     ready: BTreeSet<u64>,
     users: HashMap<u32, Allowance>,
+    /// Until when which sessions are paused.
+    until: BTreeSet<(u64, u64)>,
     marks: Vec<(SessionId, u16, Mark)>,
     pauses: u64,
 }
@@ -137,6 +139,7 @@ impl Ears {
             ears: BTreeMap::new(),
             ready: BTreeSet::new(),
             users: HashMap::new(),
+            until: BTreeSet::new(),
             marks: Vec::new(),
             pauses: 0,
         })
@@ -174,7 +177,7 @@ impl Ears {
 
     /// When [`Ears::look`] has something to do, if the descriptor does not say so before; `CLOCK_MONOTONIC`, ns.
     pub fn deadline(&self) -> Option<u64> {
-        self.ears.values().filter_map(|ear| ear.pause).min()
+        self.until.first().map(|&(until, _)| until)
     }
 
     /// Finds out who has told something. Does not wait.
@@ -196,14 +199,16 @@ impl Ears {
                 self.ready.insert(id);
             }
         }
-        for (&id, ear) in &mut self.ears {
-            if ear.pause.is_some_and(|until| until <= now) {
-                ear.pause = None;
-                ear.calm();
-                watch(&self.epoll, &ear.wake, id)
-                    .map_err(io("cannot listen to a back end again".to_owned()))?;
-                self.ready.insert(id);
-            }
+        while let Some(&(until, id)) = self.until.first()
+            && until <= now
+        {
+            self.until.pop_first();
+            // It may be gone.
+            let Some(ear) = self.ears.get_mut(&id) else { continue };
+            ear.paused = false;
+            ear.calm();
+            watch(&self.epoll, &ear.wake, id).map_err(io("cannot listen to a back end again".to_owned()))?;
+            self.ready.insert(id);
         }
         Ok(())
     }
@@ -213,7 +218,7 @@ impl Ears {
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
         self.marks.clear();
         while let Some(id) = self.ready.pop_first() {
-            let Some(ear) = self.ears.get_mut(&id).filter(|ear| ear.pause.is_none()) else { continue };
+            let Some(ear) = self.ears.get_mut(&id).filter(|ear| !ear.paused) else { continue };
             let before = self.marks.len();
             let told = ear.watch.collect(now).map(|(lane, mark)| (SessionId(id), lane, mark));
             self.marks.extend(told);
@@ -224,10 +229,11 @@ impl Ears {
                 let of_user = self.users.entry(ear.user).or_insert_with(|| Allowance::new(PER_USER));
                 pause = pause.max(of_user.spend(cost, now));
             }
-            if pause.is_some() {
+            if let Some(until) = pause {
                 // Out of the set, so that nothing it does to its eventfd is heard.
                 let _ = epoll::delete(&self.epoll, &ear.wake);
-                ear.pause = pause;
+                ear.paused = true;
+                self.until.insert((until, id));
                 self.pauses += 1;
             }
         }

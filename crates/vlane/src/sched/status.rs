@@ -107,7 +107,7 @@ fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
     if !machines.is_empty() {
         let _ = writeln!(
             text,
-            "\n{:>8} {:>8} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>8}  {}",
+            "\n{:>8} {:>8} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>8}  first vCPU",
             "process",
             "user",
             "vCPUs",
@@ -118,8 +118,7 @@ fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
             "of",
             "events",
             "boosts",
-            "denied",
-            "first vCPU"
+            "denied"
         );
     }
     for machine in machines {
