@@ -42,7 +42,17 @@ pub struct Stopped {
 impl Backend {
     /// Starts a back end and waits until it is ready, at most ten seconds.
     pub fn start(spec: &Spec, socket: &Path, ready: Ready, echo: Option<Echo>) -> Result<Self> {
-        const LIMIT: Duration = Duration::from_secs(10);
+        Self::start_within(Duration::from_secs(10), spec, socket, ready, echo)
+    }
+
+    /// Starts a back end and waits until it is ready, at most so long: on an emulated CPU that others use, too, ten seconds are short.
+    pub fn start_within(
+        limit: Duration,
+        spec: &Spec,
+        socket: &Path,
+        ready: Ready,
+        echo: Option<Echo>,
+    ) -> Result<Self> {
         let mut child = spec.spawn_apart("TERM")?;
         let console = Console::default();
         if let Some(pipe) = child.stdout.take() {
@@ -53,7 +63,7 @@ impl Backend {
         }
         let name = spec.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut backend = Self { name, child, console, socket: socket.to_path_buf() };
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + limit;
         while !backend.is_ready(ready) {
             if let Some(status) = wait_until(&mut backend.child, Instant::now() + Duration::from_millis(5))? {
                 backend.console.wait_closed(Duration::from_secs(1));
@@ -61,7 +71,7 @@ impl Backend {
             }
             if Instant::now() > deadline {
                 return Err(backend
-                    .problem(ErrorKind::Timeout, &format!("was not ready after {} s", LIMIT.as_secs())));
+                    .problem(ErrorKind::Timeout, &format!("was not ready after {} s", limit.as_secs())));
             }
         }
         Ok(backend)

@@ -16,7 +16,8 @@ use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Class};
 use vlane_sched::{VcpuThreads, Vehicle};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Until something that must come is taken for missing: the machine may have a lot else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn may_schedule() -> bool {
     match probe::real_time() {
@@ -201,8 +202,8 @@ fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     let hogs: Vec<Hog> = (0..2 * cpus).map(|_| Hog::new()).collect();
     let mut vehicle = vehicle(Policy::Loan, dir.path(), |_| {});
-    // Half a CPU each without the cap; a tenth with it.
-    let claim = |at: usize| Claim { cap_permille: if at == 0 { 100 } else { 0 }, ..Claim::of(hogs[at].tid) };
+    // Half a CPU each without the cap; a hundredth with it: less than what is left for each on a machine where many others compute.
+    let claim = |at: usize| Claim { cap_permille: if at == 0 { 10 } else { 0 }, ..Claim::of(hogs[at].tid) };
     let ids: Vec<_> =
         (0..hogs.len()).map(|at| vehicle.add(&hogs[at].threads("hog"), claim(at)).unwrap()).collect();
     tick_until(&mut vehicle, "the capped one has a fraction of what the others have", |vehicle| {

@@ -269,9 +269,10 @@ impl Scheduler {
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
         let socket = at("state.sock");
-        // An emulated CPU that others use as well may need longer for it once.
-        let start = || Backend::start(&spec, &socket, Ready::Socket, Some(show));
-        let backend = start().or_else(|_| start()).or_else(|_| start()).unwrap_or_else(|e| panic!("{e}"));
+        // The kernel looks at BPF programs before there is a socket: that takes an emulated CPU seconds, and several times as long if
+        // others use it, too.
+        let backend = Backend::start_within(LIMIT, &spec, &socket, Ready::Socket, Some(show))
+            .unwrap_or_else(|e| panic!("{e}"));
         Some(Self { backend, socket, _directory: directory })
     }
 
