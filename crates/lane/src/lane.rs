@@ -525,6 +525,7 @@ impl Lane {
         match self.draining.take() {
             Some(Draining::Stop(reply)) => {
                 self.publish();
+                self.queue.leave_place();
                 self.store_counters();
                 let _ = reply.send(Some(Stopped {
                     base: self.queue.base(),

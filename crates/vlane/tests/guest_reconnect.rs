@@ -71,10 +71,9 @@ fn a_back_end_that_is_stopped_and_started_loses_nothing() {
     goes_on(16, |_| (), |backend| drop(stop(backend)));
 }
 
-/// A packed ring has no index in memory that says how far the back end came. Without in-flight tracking QEMU gives
-/// the new back end the position at which the guest once started.
+/// A packed ring has no index in memory that says how far the back end came, and QEMU gives the new one the position
+/// at which the guest once started. The one that stopped left the true one in the ring.
 #[test]
-#[ignore = "packed rings survive the loss of a back end only with in-flight tracking"]
 fn a_back_end_that_is_stopped_and_started_loses_nothing_with_packed_rings() {
     goes_on(16, |machine| machine.disks[0].packed = true, |backend| drop(stop(backend)));
 }
