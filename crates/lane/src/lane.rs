@@ -539,6 +539,7 @@ impl Lane {
             }
             Some(Draining::Stop(reply)) => {
                 self.publish();
+                self.queue.leave_place();
                 self.store_counters();
                 let _ = reply.send(Some(Stopped {
                     base: self.queue.base(),

@@ -68,6 +68,18 @@ pub enum Broken {
     /// A chain that never ends.
     #[error("a descriptor chain loops")]
     Loop,
+    /// The front end does not know how far the last back end came, and the ring does not show it.
+    #[error(
+        "the front end says that this packed ring stands at {index} (wrap counter {}), and it does not: the last back end \
+         was killed with requests in flight, and nobody knows which; reset the guest. Split rings (packed=off in QEMU) go on",
+        u8::from(*wrap)
+    )]
+    PlaceLost {
+        /// Of the next used descriptor, as the front end gave it.
+        index: u16,
+        /// With it.
+        wrap: bool,
+    },
     /// More buffers than any request needs.
     #[error("a descriptor chain has more than {limit} buffers")]
     ChainTooLong {

@@ -1,5 +1,7 @@
 //! The packed virtqueue, device side (virtio 1.2, section 2.8).
 
+mod place;
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::blk::Request;
@@ -68,6 +70,8 @@ pub(crate) struct PackedQueue {
     batch: u16,
     /// Ring descriptors taken and not yet given back: never more than the ring has.
     outstanding: u16,
+    /// It did not begin where the front end said.
+    went_on: bool,
 }
 
 /// Bytes of the three parts: (ring, driver event, device event).
@@ -78,12 +82,24 @@ pub(crate) fn part_sizes(size: u16) -> (u64, u64, u64) {
 impl PackedQueue {
     /// `parts` must be mapped for the sizes of [`part_sizes`] and aligned to 16, 4 and 4 bytes. `base` is what
     /// [`PackedQueue::base`] gave; a fresh ring begins with 0x8000_8000 (or its low half alone).
-    pub(crate) fn new(size: u16, event_idx: bool, parts: Parts, base: u32) -> PackedQueue {
+    ///
+    /// # Errors
+    /// [`Broken::PlaceLost`] with a queue that is of no use.
+    pub(crate) fn new(size: u16, event_idx: bool, parts: Parts, base: u32) -> (PackedQueue, Option<Broken>) {
         let (low, high) = ((base & 0xffff) as u16, (base >> 16) as u16);
         let avail = Position::decode(low, size);
         let used = if high == 0 && base != 0 { avail } else { Position::decode(high, size) };
-        let mut queue =
-            PackedQueue { size, event_idx, parts, avail, used, first: None, batch: 0, outstanding: 0 };
+        let mut queue = PackedQueue {
+            size,
+            event_idx,
+            parts,
+            avail,
+            used,
+            first: None,
+            batch: 0,
+            outstanding: 0,
+            went_on: false,
+        };
         // User-Mode Linux gives 0 for a fresh ring, whose wrap counters are 1. A ring that really stands at position 0
         // with its counters at 0 went round: as no chain is longer than the ring, somewhere in that lap one began,
         // and there its used descriptor, or the driver's next, has the used bit. (Not at position 0, which may be the
@@ -94,7 +110,15 @@ impl PackedQueue {
             queue.avail.wrap = true;
             queue.used.wrap = true;
         }
-        queue
+        let place = queue.find_place();
+        queue.went_on = place == Some(true);
+        let broken = place.is_none().then_some(Broken::PlaceLost { index: used.index, wrap: used.wrap });
+        (queue, broken)
+    }
+
+    /// Whether it began elsewhere than the front end said.
+    pub(crate) fn went_on(&self) -> bool {
+        self.went_on
     }
 
     pub(crate) fn set_parts(&mut self, parts: Parts) {
@@ -226,9 +250,9 @@ impl PackedQueue {
 
     /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be none.
     pub(crate) fn enable_notify(&mut self) -> bool {
-        let (position, wish) =
-            if self.event_idx { (self.avail.encode(), EVENT_DESC) } else { (0, EVENT_ENABLE) };
-        let event = u32::from(position) | u32::from(wish) << 16;
+        // Without event indices the position means nothing to the driver, but to the next device.
+        let wish = if self.event_idx { EVENT_DESC } else { EVENT_ENABLE };
+        let event = u32::from(self.avail.encode()) | u32::from(wish) << 16;
         self.event(self.parts.device_event).store(event.to_le(), Ordering::Relaxed);
         // The wish must be visible before the look: the driver does the two in the other order.
         fence(Ordering::SeqCst);
@@ -237,7 +261,6 @@ impl PackedQueue {
 
     /// Asks the driver not to kick.
     pub(crate) fn disable_notify(&mut self) {
-        let event = u32::from(EVENT_DISABLE) << 16;
-        self.event(self.parts.device_event).store(event.to_le(), Ordering::Relaxed);
+        self.event(self.parts.device_event).store(Self::AWAKE_WORD.to_le(), Ordering::Relaxed);
     }
 }

@@ -29,7 +29,8 @@ pub struct QueueConfig {
     pub driver: u64,
     /// Used ring or device event structure.
     pub device: u64,
-    /// Where to begin: the next available index (split), or both positions with their wrap counters (packed).
+    /// Where to begin: the next available index (split), or both positions with their wrap counters (packed; if the
+    /// ring shows that they are not right, the queue looks for the right ones, or is broken from its start).
     pub base: u32,
     /// Guest physical address at which writes to the used ring (split) or the device event structure (packed) are
     /// logged, if they are.
@@ -90,14 +91,16 @@ impl Queue {
         if !legal {
             return Err(QueueError::Size { size, layout });
         }
-        let ring = match layout {
+        let (ring, broken) = match layout {
             Layout::Split => {
                 let parts = split_parts(&config, &memory)?;
-                Ring::Split(SplitQueue::new(size, config.event_idx, parts, (config.base & 0xffff) as u16))
+                let base = (config.base & 0xffff) as u16;
+                (Ring::Split(SplitQueue::new(size, config.event_idx, parts, base)), None)
             }
             Layout::Packed => {
                 let parts = packed_parts(&config, &memory)?;
-                Ring::Packed(PackedQueue::new(size, config.event_idx, parts, config.base))
+                let (ring, broken) = PackedQueue::new(size, config.event_idx, parts, config.base);
+                (Ring::Packed(ring), broken)
             }
         };
         Ok(Queue {
@@ -110,7 +113,7 @@ impl Queue {
             requests: (0..size).map(|slot| Request { slot, ..Request::empty() }).collect(),
             free: (0..size).rev().collect(),
             log: None,
-            broken: None,
+            broken,
             unlogged: false,
             trips: 0,
         })
@@ -285,6 +288,25 @@ impl Queue {
         if self.log.is_some() {
             self.log_ring();
         }
+    }
+
+    /// The device stops, with nothing in flight: where a packed ring stands is left in it, for a device that comes next
+    /// and whose front end does not know. (In a split ring it is there anyway.)
+    pub fn leave_place(&mut self) {
+        if let Ring::Packed(ring) = &mut self.ring
+            && self.broken.is_none()
+            && self.requests.len() == self.free.len()
+        {
+            ring.leave_place();
+            if self.log.is_some() {
+                self.log_ring();
+            }
+        }
+    }
+
+    /// Whether the queue began where the last device left it, and not at [`QueueConfig::base`], which cannot be right.
+    pub fn went_on(&self) -> bool {
+        matches!(&self.ring, Ring::Packed(ring) if ring.went_on())
     }
 
     /// Requests taken and not answered.

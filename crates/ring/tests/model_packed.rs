@@ -8,7 +8,7 @@ mod common;
 use common::packed::{PackedDriver, Place, Wish};
 use common::{Desc, INDIRECT, OUT, Ram, WRITE, cases, header};
 use proptest::prelude::*;
-use vlane_ring::{Kind, Queue, Slot, Status};
+use vlane_ring::{Broken, Kind, Queue, Slot, Status};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_8000, 0x1_8004];
 const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x9000), (0x4_0000, 0x8_0000)];
@@ -32,6 +32,10 @@ enum Op {
     Notify(bool),
     /// Another device goes on where this one is, if nothing is in flight.
     Restart,
+    /// The device stops in order, and the next one is not told where.
+    Stop,
+    /// The device is gone from one moment to the next, and the next one is not told where it was.
+    Kill,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -64,6 +68,10 @@ struct World<'a> {
     /// Where the device's next used descriptor lies.
     used: Place,
     batch: Vec<Place>,
+    /// `used` at the last publish.
+    used_shown: Place,
+    /// By tag.
+    sectors: Vec<u16>,
 }
 
 impl<'a> World<'a> {
@@ -73,6 +81,8 @@ impl<'a> World<'a> {
         World {
             ram,
             used: driver.used,
+            used_shown: driver.used,
+            sectors: Vec::new(),
             driver,
             queue,
             next_tag: 0,
@@ -108,6 +118,7 @@ impl<'a> World<'a> {
         let kick = self.driver.add(&chain, tag);
         let Some(kick) = kick else { return };
         self.next_tag += 1;
+        self.sectors.push(sectors);
         self.waiting.push_back((tag, sectors));
         assert!(!self.asleep || kick, "the device sleeps and is not kicked");
         self.asleep &= !kick;
@@ -130,7 +141,7 @@ impl<'a> World<'a> {
     }
 
     fn complete(&mut self, pick: usize) {
-        let (slot, tag, _) = self.taken.swap_remove(pick);
+        let (slot, tag, _) = self.taken.remove(pick);
         self.queue.complete(slot, Status::Ok);
         let (count, _) = *self.driver.held.values().find(|(_, t)| *t == tag).expect("held");
         for _ in 0..count {
@@ -151,6 +162,7 @@ impl<'a> World<'a> {
         };
         assert_eq!(signal, expected && !batch.is_empty());
         self.shown = self.completed.len();
+        self.used_shown = self.used;
     }
 
     fn reap(&mut self) {
@@ -197,12 +209,67 @@ impl<'a> World<'a> {
             Op::Restart if self.queue.in_flight() == 0 => {
                 self.publish();
                 let base = self.queue.base();
+                match self.next_tag % 3 {
+                    0 => self.queue.leave_place(),
+                    // Other devices leave other words: all kicks, no kicks.
+                    other => self.ram.write(PARTS[2], &[0, 0, other as u8 - 1, 0]),
+                }
                 self.queue = Queue::new(self.driver.config(base), self.ram.memory.clone()).expect("queue");
                 assert_eq!(self.queue.base(), base);
+                self.queue.disable_notify();
                 self.asleep = false;
             }
+            Op::Stop => {
+                while !self.taken.is_empty() {
+                    self.complete(0);
+                }
+                self.publish();
+                self.queue.leave_place();
+                let base = self.queue.base();
+                self.succeed();
+                if self.driver.event_idx {
+                    assert_eq!(self.queue.base(), base, "where it stopped can be seen");
+                }
+            }
+            Op::Kill => self.succeed(),
             _ => {}
         }
+    }
+
+    /// Another device comes, and all that it is told is where the first one began.
+    fn succeed(&mut self) {
+        self.queue = Queue::new(self.driver.config(0x8000_8000), self.ram.memory.clone()).expect("queue");
+        // As a lane does.
+        self.queue.disable_notify();
+        self.asleep = false;
+        // What no device has answered is to be done, in its order, and nothing else.
+        self.completed.truncate(self.shown);
+        self.batch.clear();
+        self.used = self.used_shown;
+        let first_waiting = self.waiting.front().map_or(self.next_tag, |(tag, _)| *tag);
+        let shown: Vec<u64> = self.completed.iter().map(|(tag, _)| *tag).collect();
+        let held = self.driver.held.values().map(|(_, tag)| *tag);
+        let mut undone: Vec<u64> = held.filter(|tag| *tag < first_waiting && !shown.contains(tag)).collect();
+        undone.sort_unstable();
+        for tag in undone.into_iter().rev() {
+            self.waiting.push_front((tag, self.sectors[tag as usize]));
+        }
+        self.taken.clear();
+    }
+
+    /// Whether the device knows where the ring stands.
+    fn goes_on(&mut self) -> bool {
+        match self.queue.enable_notify() {
+            Ok(_) => self.queue.disable_notify(),
+            Err(Broken::PlaceLost { .. }) => return false,
+            Err(other) => panic!("{other}"),
+        }
+        true
+    }
+
+    /// Whether the device stands where the driver waits for it.
+    fn is_right(&self) -> bool {
+        self.queue.base() >> 16 == u32::from(self.used.encode())
     }
 
     fn drain(&mut self) {
@@ -233,6 +300,79 @@ proptest! {
         let mut world = World::new(&ram, size, event_idx);
         ops.iter().for_each(|op| world.step(op));
         world.drain();
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    /// A front end that does not know where the last device was, and a device that was killed: whatever the next one does,
+    /// it does nothing twice, and nothing that was never asked. It may say that it does not know.
+    #[test]
+    fn a_device_after_another_does_what_was_not_answered_or_nothing(
+        size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
+        event_idx: bool,
+        rounds in prop::collection::vec((prop::collection::vec(op(), 1..60), any::<bool>()), 1..4),
+    ) {
+        let ram = Ram::new(&REGIONS);
+        let mut world = World::new(&ram, size, event_idx);
+        world.step(&Op::Notify(false));
+        for (ops, kill) in rounds {
+            let mut sleeps = false;
+            for op in &ops {
+                // A lane that sleeps does nothing before it says that it is awake.
+                if matches!(op, Op::Pop | Op::Complete(_) | Op::Publish | Op::Restart) && sleeps {
+                    world.step(&Op::Notify(false));
+                    sleeps = false;
+                }
+                if let Op::Notify(on) = op {
+                    sleeps = *on;
+                }
+                match op {
+                    // As Linux does it: a chain is one descriptor of the ring.
+                    Op::Add { sectors, .. } => world.add(*sectors, true),
+                    // What is answered out of its order cannot be told from what is not, in any ring.
+                    Op::Complete(_) if !world.taken.is_empty() => world.complete(0),
+                    op => world.step(op),
+                }
+            }
+            world.step(if kill { &Op::Kill } else { &Op::Stop });
+            if !world.goes_on() {
+                // Without event indices a ring that is all to be done shows nothing.
+                prop_assert!(kill || !event_idx, "a device that stops says where");
+                return Ok(());
+            }
+            if !world.is_right() {
+                // Nobody is told; the guest waits for what it lost.
+                let may_be = if kill { sleeps } else { !event_idx };
+                prop_assert!(may_be, "not where the ring stands");
+                return Ok(());
+            }
+        }
+        world.drain();
+    }
+}
+
+/// With indirect descriptors, as Linux uses them, a guest that is idle survives a kill.
+#[test]
+fn an_idle_ring_survives_the_kill_of_a_device_that_slept() {
+    for event_idx in [false, true] {
+        for count in 0..40 {
+            let ram = Ram::new(&REGIONS);
+            let mut world = World::new(&ram, 7, event_idx);
+            for _ in 0..count {
+                world.add(1, true);
+                world.pop();
+                world.complete(0);
+                world.publish();
+                world.reap();
+            }
+            world.step(&Op::Notify(true));
+            world.step(&Op::Kill);
+            assert!(world.goes_on(), "after {count}");
+            world.add(1, true);
+            world.drain();
+        }
     }
 }
 
@@ -308,6 +448,8 @@ fn a_batch_longer_than_the_ring_is_signalled() {
     let many = if cfg!(miri) { 10 } else { 40_000 };
     for rounds in [2, 5, 6, many] {
         for (index, wrap) in (0..3).flat_map(|index| [(index, false), (index, true)]) {
+            // A driver begins with a ring of zeroes.
+            ram.write(PARTS[0], &[0; 3 * 16]);
             let mut driver = PackedDriver::new(&ram, 3, true, PARTS);
             let mut queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
             driver.wish(Wish::At(Place { index, wrap }));

@@ -21,7 +21,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vlane_engine::Signaller;
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
+use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
@@ -163,10 +163,10 @@ impl Session {
             if let Some(link) = &mut link {
                 link.turn();
             }
-            if ready[1] {
-                if let Err(error) = self.handle_events() {
-                    return End::Failed(error);
-                }
+            if ready[1]
+                && let Err(error) = self.handle_events()
+            {
+                return End::Failed(error);
             }
             if !silence.as_mut().map_or(ready[0], |silence| silence.has_spoken(watched)) {
                 if silence.as_mut().is_some_and(|silence| silence.is_over(ready[4])) {
@@ -228,7 +228,11 @@ impl Session {
             let name = &self.volume.config.name;
             match event {
                 LaneEvent::Broken { index, reason } => {
-                    tracing::warn!("{name}: queue {index} is stopped: its driver broke the rules: {reason}");
+                    let whose = match reason {
+                        Broken::PlaceLost { .. } => "",
+                        _ => "its driver broke the rules: ",
+                    };
+                    tracing::warn!("{name}: queue {index} is stopped: {whose}{reason}");
                     self.lock().signal_error(index);
                 }
                 LaneEvent::Lost { index } => {
@@ -454,6 +458,14 @@ impl State {
         }
         let mut queue =
             Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        if queue.went_on() {
+            tracing::info!(
+                "{}: queue {index} goes on where the last back end stopped ({:#x}), not where the front end says ({:#x})",
+                self.volume.config.name,
+                queue.base(),
+                queue.config().base
+            );
+        }
         if log.is_some() {
             queue.set_log(log, log_addr);
         }
@@ -517,12 +529,20 @@ impl State {
     /// Stops all lanes, also when one is lost.
     fn stop_all(&mut self) -> Result<()> {
         self.volume.pool.hold(self.running());
-        (0..self.volume.queues()).fold(Ok(()), |result, index| result.and(self.stop(index)))
+        let mut result = Ok(());
+        for index in 0..self.volume.queues() {
+            result = result.and(self.stop(index));
+        }
+        result
     }
 
     /// Starts every ring that has what it needs.
     fn try_start_all(&mut self) -> Result<()> {
-        (0..self.volume.queues()).fold(Ok(()), |result, index| result.and(self.try_start(index)))
+        let mut result = Ok(());
+        for index in 0..self.volume.queues() {
+            result = result.and(self.try_start(index));
+        }
+        result
     }
 
     /// Back to the state of a fresh connection; memory stays.

@@ -219,6 +219,15 @@ impl Driven {
         Driven { arena, queue, kick: event(), call: event() }
     }
 
+    /// Negotiates for this queue, on its memory.
+    fn connect(&self, server: &Server) -> Wire {
+        let wire = server.connect();
+        wire.negotiate(USUAL | PACKED | EVENT_IDX);
+        let region = words(&[0, self.arena.base(), self.arena.size(), self.arena.user_addr(), 0]);
+        assert!(wire.set(code::ADD_MEM_REG, &region, &[self.arena.fd().unwrap()]));
+        wire
+    }
+
     fn start(&self, wire: &Wire, base: u32) {
         let layout = self.queue.layout();
         let user = |guest| self.arena.to_user(guest);
@@ -297,6 +306,52 @@ fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
             assert_eq!(base, (8 * 24 + 7 * 8) & 0xffff);
         }
     }
+}
+
+/// QEMU does not know how far the back end before came in a packed ring, and says where that one began.
+#[test]
+fn a_packed_ring_goes_on_where_the_last_back_end_stopped() {
+    let mut driven = Driven::new(Format::Packed, true);
+    for round in 0..8 {
+        let server = Server::new(null(None), 1, 1);
+        let wire = driven.connect(&server);
+        driven.start(&wire, 0x8000_8000);
+        if round > 0 {
+            // Made available while there was no back end.
+            driven.wait(5);
+        }
+        driven.submit(0..32, true);
+        driven.wait(32);
+        // Both ways to stop: the front end asks for the base, and cannot any more.
+        if round % 2 == 0 {
+            assert!(wire.get_base(0).is_some());
+        }
+        server.stop();
+        driven.submit(0..5, true);
+    }
+}
+
+/// A back end that was killed leaves nobody who knows what was in flight. Its ring must not be guessed at.
+#[test]
+fn a_packed_ring_whose_back_end_was_killed_is_said_to_be_lost_and_left_alone() {
+    let mut driven = Driven::new(Format::Packed, true);
+    let server = Server::new(null(None), 1, 1);
+    let wire = driven.connect(&server);
+    driven.start(&wire, 0x8000_8000);
+    driven.submit(0..32, true);
+    driven.wait(32);
+    assert!(wire.get_base(0).is_some());
+    // As a lane leaves it that is awake, and never sleeps or stops again.
+    driven.submit(0..5, true);
+    let at = driven.queue.layout().device - driven.arena.base();
+    let memory = std::fs::File::from(driven.arena.fd().unwrap().try_clone_to_owned().unwrap());
+    std::os::unix::fs::FileExt::write_all_at(&memory, &0x0001_7fffu32.to_le_bytes(), at).unwrap();
+    let err = event();
+    assert!(wire.fd(code::SET_VRING_ERR, 0, &err));
+    driven.start(&wire, 0x8000_8000);
+    assert!(signalled(&err, LIMIT), "the front end is told");
+    assert_eq!(driven.reap(), 0);
+    assert!(wire.is_alive());
 }
 
 #[test]

@@ -1,0 +1,154 @@
+//! Where a packed ring stands, when the front end does not know.
+//!
+//! A split ring has an index in guest memory that says how far the device came. A packed ring has none, and a front end
+//! whose back end vanished (QEMU, up to 10.0 at least) gives the next one the position of an earlier start. Going on
+//! there would be worse than to hang: descriptors of long ago may look available, and be done again.
+//!
+//! What a position says can be checked. The device marks each chain used at its position, in order, with both bits
+//! equal to the wrap counter; the driver overwrites every descriptor that it uses. So with the device at position P, a
+//! descriptor whose bits are equal has the wrap counter if it lies before P, and the other value from P on. A
+//! position from before one that was used since does not pass, if all chains are one descriptor of the ring (Linux uses
+//! indirect tables). Longer ones leave descriptors behind that nobody marks, and pass more often.
+//!
+//! The true position is found again where the device left it: in the event structure, which the device writes and the
+//! driver reads, as the position at which it wants a kick (section 2.8.10). A lane that sleeps has left it there, and
+//! one that was stopped; one that is awake has left a word that says so. Only a ring with nothing in flight is gone on
+//! with: chains that were taken may have been answered out of their order, and the ring does not show which.
+
+use std::sync::atomic::Ordering;
+
+use super::{AVAIL, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, FLAGS_SHIFT, PackedQueue, Position, USED};
+use crate::chain::INDIRECT;
+
+/// Words beside the wish for no kicks, where a position means nothing: a lane is awake, or stopped at a position whose
+/// own word would look like one that nobody wrote. No ring has such positions, but for the largest.
+const AWAKE: u16 = 0x7fff;
+const STOPPED_AT_ZERO: u16 = 0x7ffe;
+
+/// What the last device left in the event structure.
+#[derive(Debug, Clone, Copy)]
+enum Left {
+    /// It stopped here.
+    Stopped(Position),
+    /// It slept, having taken everything before.
+    Asleep(Position),
+    /// It was awake.
+    Awake,
+    /// It was another program.
+    Unknown,
+}
+
+/// What the ring says of a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// The device cannot be there.
+    No,
+    /// Nothing speaks for it: chains of several descriptors, answered out of their order, could leave such a ring.
+    Possible,
+    Good,
+}
+
+/// Who wrote a descriptor last, and with which wrap counter.
+enum Mark {
+    /// The device, or nobody yet.
+    Used(bool),
+    /// The driver, which made it available.
+    Given {
+        wrap: bool,
+        /// It is a whole chain: once it is used, the device has written over it.
+        indirect: bool,
+    },
+}
+
+impl PackedQueue {
+    /// For a new queue: makes sure that its position is one at which the ring can stand, by taking another if it must.
+    /// Returns whether it took another; nothing when no position is known to be right.
+    pub(super) fn find_place(&mut self) -> Option<bool> {
+        let (left, said) = (self.left(), self.fit(self.used));
+        let place = match left {
+            // A device that stopped in order knew best.
+            Left::Stopped(place) if self.fit(place) != Fit::No => place,
+            _ if said == Fit::Good => self.used,
+            Left::Asleep(place) if self.fit(place) == Fit::Good && self.is_idle_at(place) => place,
+            Left::Awake => return None,
+            _ if said == Fit::Possible => self.used,
+            _ => return None,
+        };
+        let other = place != self.used;
+        if other {
+            (self.avail, self.used) = (place, place);
+        }
+        Some(other)
+    }
+
+    /// The word for the driver, and for the next device, while nobody needs to be kicked.
+    pub(super) const AWAKE_WORD: u32 = (AWAKE as u32) | (EVENT_DISABLE as u32) << 16;
+
+    /// The device stops here, with nothing in flight.
+    pub(crate) fn leave_place(&mut self) {
+        let event = match self.used.encode() {
+            0 => u32::from(STOPPED_AT_ZERO) | u32::from(EVENT_DISABLE) << 16,
+            place => u32::from(place) | u32::from(EVENT_ENABLE) << 16,
+        };
+        self.event(self.parts.device_event).store(event.to_le(), Ordering::Release);
+    }
+
+    fn left(&self) -> Left {
+        let event = u32::from_le(self.event(self.parts.device_event).load(Ordering::Acquire));
+        let (raw, wish) = ((event & 0xffff) as u16, (event >> 16) as u16 & 3);
+        let place = Position::decode(raw, self.size);
+        match wish {
+            EVENT_DISABLE if raw == AWAKE => Left::Awake,
+            EVENT_DISABLE if raw == STOPPED_AT_ZERO => Left::Stopped(Position::decode(0, self.size)),
+            _ if place.encode() != raw => Left::Unknown,
+            // With event indices only a device that stops asks in this way.
+            EVENT_ENABLE if self.event_idx && event != 0 => Left::Stopped(place),
+            EVENT_ENABLE if !self.event_idx => Left::Asleep(place),
+            EVENT_DESC if self.event_idx => Left::Asleep(place),
+            _ => Left::Unknown,
+        }
+    }
+
+    /// Whether nothing is in flight in a device that has taken everything before `place`. What is in flight lies just
+    /// before it, not marked used. (The later descriptors of a chain never are, so the answer may be no too often.)
+    fn is_idle_at(&self, place: Position) -> bool {
+        let before = place.index.checked_sub(1).unwrap_or(self.size - 1);
+        matches!(self.mark(before), Mark::Used(_))
+    }
+
+    /// Whether the device can be at `place`, with everything before it used.
+    fn fit(&self, place: Position) -> Fit {
+        let (mut any_used, mut any_odd, mut any_new) = (false, false, false);
+        // From behind: the driver goes on meanwhile, and makes chains available from the front.
+        for index in (0..place.index).rev().chain((place.index..self.size).rev()) {
+            // Of the descriptors that the driver has not made available since they were used.
+            let old = if index < place.index { place.wrap } else { !place.wrap };
+            match self.mark(index) {
+                Mark::Used(wrap) if wrap != old => return Fit::No,
+                Mark::Used(_) => {
+                    any_used = true;
+                    any_odd |= any_new;
+                }
+                Mark::Given { wrap, indirect } if wrap == old => any_odd |= indirect || any_new,
+                // All before a whole chain are available, too.
+                Mark::Given { indirect, .. } => any_new |= indirect,
+            }
+        }
+        match self.mark(place.index) {
+            _ if any_used && !any_odd => Fit::Good,
+            _ if any_used => Fit::Possible,
+            // The last chain that was used has its mark, unless all of the ring was made available since.
+            Mark::Given { wrap, .. } if wrap == place.wrap => Fit::Possible,
+            _ => Fit::No,
+        }
+    }
+
+    fn mark(&self, index: u16) -> Mark {
+        let flags = (u64::from_le(self.second_at(index).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16;
+        let (avail, used) = (flags & AVAIL != 0, flags & USED != 0);
+        match avail == used {
+            true => Mark::Used(used),
+            false => Mark::Given { wrap: avail, indirect: flags & INDIRECT != 0 },
+        }
+    }
+}
