@@ -79,6 +79,7 @@ pub fn status(result: anyhow::Result<()>, format: Format) -> ExitCode {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use anyhow::Context;
 

@@ -469,3 +469,39 @@ fn shells_and_man_know_every_command_and_option() {
 fn vlane_cli() -> clap::Command {
     ::vlane::command().disable_help_subcommand(true)
 }
+
+/// The first commands of the manual, as they stand there, but for the directory.
+#[test]
+fn the_first_commands_of_the_manual_work() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/serve.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block =
+        page.lines().skip_while(|line| !line.starts_with("    ")).take_while(|line| line.starts_with("    "));
+    let place = Place::new(MIB);
+    let here = place.path("here");
+    std::fs::create_dir(&here).unwrap();
+    let program = Path::new(served::vlane()).parent().unwrap().display().to_string();
+    let script: Vec<_> = block.map(|line| line.trim().replace("/tmp/", "./")).collect();
+    let script = format!(
+        "set -e\nPATH={program}:$PATH\n{}",
+        script.join("\n").replace("\nvlane serve", "\nexec vlane serve")
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).current_dir(&here).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let sockets = || {
+        let entries = std::fs::read_dir(&here).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|end| end == "sock")).count()
+    };
+    let mut over = false;
+    until("a socket, or the end", || {
+        over = child.try_wait().unwrap().is_some();
+        over || sockets() == 1
+    });
+    if !over {
+        signal(&child, Signal::TERM);
+    }
+    let output = ended(child);
+    assert_eq!(code(&output), 0, "{script}: {}", said(&output));
+    assert!(!over, "it ended by itself");
+}

@@ -47,5 +47,7 @@ fn work_counts_every_request_of_both_sizes_and_leaves_nothing_behind() {
 #[test]
 fn sizes_that_make_no_sense_are_refused_before_anything_is_measured() {
     let mut command = Command::new(vlane());
-    served::fails(command.args(["work", "--bytes", "700K", "--no-guest"]), &["multiple of 512K"]);
+    let (code, words) = served::ends(command.args(["work", "--bytes", "700K", "--no-guest"]));
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains("--bytes") && words.contains("multiple of 512K"), "{words}");
 }

@@ -316,6 +316,7 @@ mod tests {
             &["s", "--compare", "f", "--against", "t"],
             &["s", "--verify", "--repeats", "3"],
             &["s", "--repeats", "0"],
+            &["s", "--repeats", "3", "--bs", "1000"],
             &["s", "--arrivals", "poisson"],
             &["s", "--ram-dir", "/dev/shm"],
         ] {
@@ -325,7 +326,6 @@ mod tests {
             &["s", "--repeats", "3", "--direct"] as &[&str],
             &["s", "--repeats", "3", "--ios", "5"],
             &["s", "--repeats", "3", "--rw", "idle"],
-            &["s", "--repeats", "3", "--bs", "1000"],
             &["s", "--against", "s"],
             &["s", "--profile", "no-such-profile"],
             &["s", "--profile", "quick", "--install"],
