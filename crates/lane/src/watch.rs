@@ -182,3 +182,49 @@ fn unpack(queue: u16, slot: u16, entry: u64) -> Option<Waiting> {
         sector: entry & ((1 << SECTOR_BITS) - 1),
     })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_comes_back_as_what_it_was() {
+        for (at, kind) in (1_u64..).zip(WaitingKind::ALL) {
+            let entry = at << (SECTOR_BITS + NUMBER_BITS) | 65535 << SECTOR_BITS | 12345;
+            let found = unpack(3, 9, entry).unwrap();
+            assert_eq!(found, Waiting { queue: 3, slot: 9, number: 65535, kind, sector: 12345 });
+        }
+        assert_eq!(unpack(0, 0, 0), None);
+        assert_eq!(unpack(0, 0, u64::MAX), None, "no such kind");
+    }
+
+    #[test]
+    fn whoever_looks_is_woken_once_and_sees_only_lanes_that_are_there() {
+        let watch = Arc::new(Watch::default());
+        let lane = Watched::new(Arc::clone(&watch), 7, 4);
+        assert!(watch.look().is_empty());
+        lane.plate.entries[2].store(1 << (SECTOR_BITS + NUMBER_BITS) | 5, Ordering::Relaxed);
+        let found = watch.look();
+        assert_eq!((found.len(), found[0].queue, found[0].slot, found[0].sector), (1, 7, 2, 5));
+        lane.end(Slot(2));
+        assert!(watch.look().is_empty());
+        // Out of range: no entry, and no panic.
+        lane.end(Slot(4));
+        let watching = Arc::clone(&watch);
+        let looker = std::thread::spawn(move || {
+            watching.wake_me();
+            while watching.is_asleep() {
+                std::thread::park();
+            }
+        });
+        while !watch.is_asleep() {
+            std::thread::yield_now();
+        }
+        watch.wake();
+        looker.join().unwrap();
+        lane.plate.entries[0].store(u64::MAX, Ordering::Relaxed);
+        drop(lane);
+        assert!(watch.look().is_empty());
+    }
+}

@@ -101,6 +101,25 @@ fn a_session_that_keeps_another_front_end_waiting_is_named_once() {
 }
 
 #[test]
+fn a_scheduler_that_joins_and_goes_is_said() {
+    let _one = listening();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sched.sock");
+    let mut link = vlane_sched::link::Link::bind(&path, 0o600).unwrap();
+    let server = Server::telling(null(None), 1, 1, Duration::ZERO, vlane_server::Schedulers::At(path));
+    let (wire, _memory) = server.guest(USUAL);
+    let begin = Instant::now();
+    while said("a vCPU scheduler joined") == 0 {
+        link.poll().unwrap();
+        assert!(begin.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(link);
+    hears("the vCPU scheduler is gone");
+    drop(wire);
+}
+
+#[test]
 fn memory_that_is_not_shared_is_said_once() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);

@@ -298,7 +298,7 @@ fn interrupts_that_a_machine_raises_without_an_eventfd_are_counted_and_told() {
     if !std::path::Path::new("/sys/module/kvm").exists() {
         return vlane_testing::skip("there is no KVM");
     }
-    let Some((mut source, _silence)) = opened("interrupts_that_a_machine_raises_without_an_eventfd") else {
+    let Some((mut source, _silence)) = opened() else {
         return;
     };
     let source = &mut *source;
