@@ -49,6 +49,7 @@ fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
         write_through: false,
         counters: Arc::clone(&counters),
         events: event_channel().unwrap().0,
+        watch: None,
     };
     (Guest { driver, counters, _arena: arena }, config)
 }

@@ -144,7 +144,7 @@ fn no_more_than_the_real_time_budget_is_given_out() {
 
 #[test]
 fn no_machine_has_more_than_its_share_of_the_real_time_budget() {
-    if !may_schedule("no_machine_has_more") {
+    if !may_schedule() {
         return;
     }
     Daemon::raise().unwrap();

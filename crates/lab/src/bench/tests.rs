@@ -54,7 +54,6 @@ fn saved(scale: f64) -> Saved {
         text: vec!["with a paragraph".into()],
         command: "vlane bench --profile test".into(),
         created: "2026-01-01T00:00:00Z".into(),
-        partial: false,
         seconds: 12.5,
         machine: Machine::default(),
         time: 1.0,
@@ -171,9 +170,9 @@ fn an_interrupted_run_is_told_without_what_it_lacks_and_comes_back_marked() {
     assert!(report.to_json().is_ok());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.json");
-    run.write(&path).unwrap();
+    run.write(&Saved::output(&path, false)).unwrap();
     assert!(Saved::read(&path).unwrap().partial);
     run.partial = false;
-    run.write(&path).unwrap();
+    run.write(&Saved::output(&path, false)).unwrap();
     assert!(!std::fs::read_to_string(&path).unwrap().contains("partial"));
 }
