@@ -114,6 +114,7 @@ fuzz_target!(|input: Input| {
             Op::Restart(base) => {
                 taken.drain(..).for_each(|slot| queue.complete(slot, Status::Ok));
                 queue.publish();
+                queue.leave_place();
                 queue = make(base.unwrap_or(queue.base()));
             }
         }

@@ -354,6 +354,53 @@ fn a_packed_ring_whose_back_end_was_killed_is_said_to_be_lost_and_left_alone() {
     assert!(wire.is_alive());
 }
 
+/// A front end may negotiate anew for the next driver (a firmware's split ring, then a kernel's packed one).
+#[test]
+fn a_stopped_queue_can_go_on_with_other_features() {
+    let server = Server::new(null(None), 1, 1);
+    let mut driven = Driven::new(Format::Packed, true);
+    let wire = driven.connect(&server);
+    let memory = Memory::new(0x10_0000, 0x20_0000);
+    assert!(wire.add_memory(&memory));
+    let mut base = 0x8000_8000;
+    for round in 0..3 {
+        driven.start(&wire, base);
+        driven.submit(0..32, true);
+        driven.wait(32);
+        assert!(!wire.set_features(USUAL), "not while it runs");
+        base = wire.get_base(0).unwrap();
+        assert!(wire.set_features(USUAL));
+        let mut ring = Ring::new(&memory, 0x2_0000 * round);
+        assert!(wire.start(0, &ring));
+        ring.submit(0, IN, 0, 512);
+        ring.wait(1);
+        assert_eq!(wire.get_base(0), Some(1));
+        assert!(wire.set_features(USUAL | PACKED | EVENT_IDX));
+    }
+}
+
+/// The region with the ring itself goes while it runs: what is in flight is answered first, then the ring is broken.
+#[test]
+fn a_ring_whose_memory_is_removed_is_drained_and_broken_and_can_come_back() {
+    let server = Server::new(null(Some(Duration::from_millis(50))), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512));
+    std::thread::sleep(Duration::from_millis(10));
+    let region = words(&[0, memory.guest, memory.size, memory.user, 0]);
+    assert!(!wire.set(code::REM_MEM_REG, &region, &[]), "a ring needs it");
+    let answered = ring.used().len() as u32;
+    ring.submit(8, IN, 0, 512);
+    assert!(signalled(&ring.err, LIMIT));
+    assert!(ring.is_quiet(), "nothing of the removed memory is touched");
+    assert!(wire.add_memory(&memory));
+    let base = wire.get_base(0).unwrap();
+    assert_eq!(base, answered);
+    assert!(wire.start_at(0, &ring, base));
+    ring.wait(9 - answered as usize);
+}
+
 #[test]
 fn every_kind_of_ring_carries_a_load_on_several_lanes() {
     use vlane_driver::{Limit, SessionOptions, Want, Workload};
