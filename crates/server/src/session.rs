@@ -19,7 +19,6 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vlane_engine::Signaller;
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
 use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
 
@@ -31,7 +30,7 @@ use crate::padded_table;
 use crate::report::Report;
 use crate::said::{self, Said, Sight};
 use crate::sched::Link;
-use crate::signal_fd::{self, Use};
+use crate::signal_fd::{Signals, Use};
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::{Addresses, Vring};
 
@@ -307,8 +306,7 @@ impl Handle {
 struct State {
     volume: Arc<Volume>,
     events: EventSender,
-    /// Made when it is first needed.
-    signaller: Option<Signaller>,
+    signals: Signals,
     features: u64,
     /// SET_FEATURES came: no ring starts before, as its layout is not known.
     is_negotiated: bool,
@@ -341,7 +339,7 @@ impl State {
         let config = ConfigSpace::new(&volume.geometry(), queues);
         State {
             events,
-            signaller: None,
+            signals: Signals::default(),
             features: 0,
             is_negotiated: false,
             memory: Arc::default(),
@@ -391,32 +389,19 @@ impl State {
 
     /// Checks a descriptor for kicks, calls or errors.
     fn signal_fd(&mut self, purpose: Use, index: u8, fd: Option<File>) -> Result<Option<File>> {
-        let Some(fd) = fd else { return Ok(None) };
-        signal_fd::check(self.signaller().map_err(Error::ReqHandlerError)?, purpose, index, &fd)
-            .map_err(Error::ReqHandlerError)?;
-        Ok(Some(fd))
+        fd.map(|fd| self.signals.check(purpose, index, &fd).map(|()| fd))
+            .transpose()
+            .map_err(Error::ReqHandlerError)
     }
 
-    fn signaller(&mut self) -> io::Result<&mut Signaller> {
-        let signaller = match self.signaller.take() {
-            Some(signaller) => signaller,
-            None => Signaller::new()?,
-        };
-        Ok(self.signaller.insert(signaller))
-    }
-
-    /// Tells the front end that a ring is broken, if it wants to know. Does not wait, whatever it does with the descriptor.
+    /// Tells the front end that a ring is broken, if it wants to know. Does not wait, whatever it does to the descriptor.
     fn signal_error(&mut self, index: u16) {
-        let Some(err) = self.vrings.get_mut(usize::from(index)).and_then(|vring| vring.err.take()) else {
+        let Some(err) = self.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) else {
             return;
         };
-        let signalled = self.signaller().and_then(|signaller| signaller.signal(err.as_fd()));
-        self.vrings[usize::from(index)].err = Some(err);
-        if let Err(error) = signalled {
-            tracing::warn!(
-                "{}: cannot tell the front end that queue {index} is stopped: {error}",
-                self.volume.config.name
-            );
+        if let Err(error) = self.signals.signal(err) {
+            let name = &self.volume.config.name;
+            tracing::warn!("{name}: cannot tell the front end that queue {index} is stopped: {error}");
         }
     }
 
@@ -450,10 +435,9 @@ impl State {
         let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };
         let log_addr = config.log_addr;
         // Some front ends map the ring's memory only after they have started it, in one region after the other.
-        if [config.desc, config.driver, config.device]
-            .iter()
-            .any(|part| memory.guest_of_user(*part).is_none())
-        {
+        let parts = [config.desc, config.driver, config.device];
+        if parts.iter().any(|part| memory.guest_of_user(*part).is_none()) {
+            tracing::debug!("{}: queue {index} waits for the memory of its ring", self.volume.config.name);
             return Ok(());
         }
         let mut queue =

@@ -66,13 +66,12 @@ fn with_a_dead_lane(then: impl FnOnce(&Server, Wire, [Ring<'_>; 2])) {
         rings[index as usize].wait(1);
     }
     rings[0].submit(1, IN, WRONG, 512);
-    then(&server, wire, rings);
-    // The front end hears of it before the thread is gone.
     let begin = Instant::now();
     while server.volume.lost_threads() != [0] {
         assert!(begin.elapsed() < LIMIT, "{:?}", server.volume.lost_threads());
         std::thread::sleep(Duration::from_millis(5));
     }
+    then(&server, wire, rings);
     // The other lane serves the next front end.
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
