@@ -1,7 +1,7 @@
 //! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
 //!
 //! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox
-//! and of both ends of the scheduler's board are compiled here a second time, as they are, with [`sync`] and [`board`] in the
+//! and of both ends of the scheduler's board are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
 //! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
 //! that loom reports.
 //!

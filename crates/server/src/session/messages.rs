@@ -1,0 +1,294 @@
+//! What each vhost-user message does to a session's [`State`].
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use rustix::event::{PollFd, PollFlags};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
+use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
+use crate::config_change;
+use crate::config_space::ConfigSpace;
+use crate::door::{Door, PATIENCE, Silence};
+use crate::features;
+use crate::padded_table;
+use crate::report::Report;
+use crate::said::{self, Said, Sight};
+use crate::sched::Link;
+use crate::signal_fd::{Signals, Use};
+use crate::volume::{SessionFacts, Volume};
+use crate::vring::{Addresses, Vring};
+use super::{State, refuse};
+
+/// Memory regions that a front end may have; announced as the number of memory slots.
+const MAX_REGIONS: usize = 509;
+
+/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
+/// ends instead.
+fn refuse_for_good(refused: Error) -> Error {
+    tracing::warn!("a message that must be answered cannot be: {refused}");
+    Error::BackendInternalError
+}
+
+fn region(region: &VhostUserMemoryRegion, file: &File) -> Result<Region> {
+    let spec = RegionSpec {
+        guest: region.guest_phys_addr,
+        size: region.memory_size,
+        user: region.user_addr,
+        offset: region.mmap_offset,
+    };
+    Region::map(spec, file).map_err(|error| match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    })
+}
+
+impl VhostUserBackendReqHandlerMut for State {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset()
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(features::offered(&self.volume.geometry()))
+    }
+
+    fn set_features(&mut self, wanted: u64) -> Result<()> {
+        let unknown = wanted & !features::offered(&self.volume.geometry());
+        if unknown != 0 {
+            return Err(refuse(format_args!("features {unknown:#x} were not offered")));
+        }
+        let changed = self.features ^ wanted;
+        let running = self.running();
+        if changed & !features::LOG_ALL != 0 && !running.is_empty() {
+            return Err(refuse("features cannot change while queues run"));
+        }
+        self.features = wanted;
+        self.is_negotiated = true;
+        for index in running {
+            self.update_log(index)?;
+        }
+        self.try_start_all()
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mapped =
+            regions.iter().zip(&files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
+        let memory = GuestMemory::new(mapped).map_err(refuse)?;
+        self.use_memory(memory, true)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let (number, vring) = self.vring(index)?;
+        if vring.running {
+            return Err(refuse(format_args!("queue {index} cannot change its size while it runs")));
+        }
+        vring.size =
+            u16::try_from(num)
+                .ok()
+                .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
+                .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
+        self.try_start(number)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let addresses = Addresses { desc: descriptor, driver: available, device: used };
+        let (number, vring) = self.vring(index)?;
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        vring.log_addr = is_logged.then_some(log);
+        if vring.running {
+            // Only how a running ring is logged may change.
+            if vring.addresses != Some(addresses) {
+                return Err(refuse(format_args!("queue {index} cannot move while it runs")));
+            }
+            return self.update_log(number);
+        }
+        vring.addresses = Some(addresses);
+        self.try_start(number)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let (_, vring) = self.vring(index)?;
+        if vring.running {
+            return Err(refuse(format_args!("queue {index} cannot change its base while it runs")));
+        }
+        vring.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
+        self.stop(number)?;
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.started = false;
+        vring.kick = None;
+        Ok(VhostUserVringState::new(index, vring.base))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = self.signal_fd(Use::Kick, index, fd)?;
+        let (number, _) = self.vring(index)?;
+        // A new descriptor for a running ring: the lane starts again with it.
+        self.stop(number)?;
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.kick = fd.map(OwnedFd::from);
+        vring.started = true;
+        self.try_start(number)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = self.signal_fd(Use::Call, index, fd)?.map(OwnedFd::from);
+        let (number, vring) = self.vring(index)?;
+        let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        let old = std::mem::replace(&mut vring.call, fd);
+        if vring.running {
+            let mut calls = self.calls();
+            calls.extend(old.as_ref().map(AsFd::as_fd));
+            let set = self.volume.pool.set_call(number, copy, &calls);
+            drop(calls);
+            set.map_err(|error| self.lane_failed(number, error))?;
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = self.signal_fd(Use::Error, index, fd)?;
+        self.vring(index)?.1.err = fd;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(features::protocol())
+    }
+
+    fn set_protocol_features(&mut self, wanted: u64) -> Result<()> {
+        let unknown = wanted & !features::protocol().bits();
+        if unknown != 0 {
+            return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));
+        }
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        self.was_asked_for_queues = true;
+        Ok(u64::from(self.volume.queues()))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let (number, vring) = self.vring(index)?;
+        vring.enabled = enable;
+        if enable {
+            return self.try_start(number);
+        }
+        self.stop(number)
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let bytes = self.config.read(offset, size);
+        bytes.map(<[u8]>::to_vec).ok_or_else(|| refuse("beyond the configuration space"))
+    }
+
+    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        if !self.config.write(offset, buf) {
+            return Err(refuse("only the write cache's switch can be changed in the configuration space"));
+        }
+        for index in self.running() {
+            let set = self.volume.pool.set_write_through(index, self.write_through(), &self.calls());
+            set.map_err(|error| self.lane_failed(index, error))?;
+        }
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("this is no graphics device"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("there are no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MAX_REGIONS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        spec: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.len() >= MAX_REGIONS {
+            return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
+        }
+        let memory = self.memory.with(region(spec, &fd)?).map_err(refuse)?;
+        // What was there stays there: lanes need not wait.
+        self.use_memory(memory, false)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let memory = self.memory.without(spec.guest_phys_addr, spec.memory_size).map_err(refuse)?;
+        self.use_memory(memory, true)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("this device has no state to transfer"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("this device has no state to transfer"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("there is no shared memory"))
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log =
+            DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(|e| refuse_for_good(refuse(e)))?;
+        self.log = Some(Arc::new(log));
+        self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
+    }
+}
