@@ -104,9 +104,13 @@ impl Backend {
         self.console.wait_for(limit, |log, _| log.contains(text).then_some(())).is_some()
     }
 
-    /// How it ended, if it did so by itself.
+    /// How it ended, if it did so by itself. Its last words are there then.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        wait_until(&mut self.child, Instant::now())
+        let ended = wait_until(&mut self.child, Instant::now())?;
+        if ended.is_some() {
+            self.console.wait_closed(Duration::from_secs(1));
+        }
+        Ok(ended)
     }
 
     /// Asks it to end (SIGTERM) and waits; an error if it is not gone after `limit`.

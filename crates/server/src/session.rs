@@ -12,15 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags};
-use vhost::VhostUserMemoryRegionBase;
-use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
-};
-use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use vhost::vhost_user::{BackendReqHandler, Error, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
+use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, probes};
 
 mod messages;
 
@@ -34,7 +28,7 @@ use crate::said::{self, Said, Sight};
 use crate::sched::Link;
 use crate::signal_fd::{Signals, Use};
 use crate::volume::{SessionFacts, Volume};
-use crate::vring::{Addresses, Vring};
+use crate::vring::Vring;
 
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;

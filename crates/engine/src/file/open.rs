@@ -241,12 +241,24 @@ fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineErr
     Err(EngineError::new(ErrorKind::Format, Some(path), text))
 }
 
+/// Whether somebody has locked the file and keeps it: a lock outlives its process until its last request has ended.
+fn stays_locked(file: &File) -> bool {
+    let begin = Instant::now();
+    while lock::is_locked(file) {
+        if begin.elapsed() >= lock::PATIENCE || lock::is_open_elsewhere(file) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
 /// Refuses to write to an image under a loop device that is in use, and to a loop device over an image that is served.
 fn check_loop_devices(path: &Path, file: &File, is_device: bool) -> Result<(), EngineError> {
     let in_use = |text: String| Err(EngineError::new(ErrorKind::Locked, Some(path), text));
     if is_device {
         let Some(backing) = attached::backing_file(file) else { return Ok(()) };
-        return match File::open(&backing).is_ok_and(|file| lock::is_locked(&file)) {
+        return match File::open(&backing).is_ok_and(|file| stays_locked(&file)) {
             true => in_use(format!(
                 "is a loop device on {}, which another process has locked; stop that one, or serve this with --read-only",
                 backing.display()

@@ -157,7 +157,7 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     let mut ranges = Vec::new();
     let malformed = Kind::Refused(Status::IoErr);
     let kind = match u32_at(0) {
-        _ if len > u64::from(u32::MAX) || data.len() > MAX_DATA => malformed,
+        _ if len > 1 << 30 || data.len() > MAX_DATA => malformed,
         IN if !reads && len.is_multiple_of(512) => Kind::In,
         OUT if !writes && len.is_multiple_of(512) => Kind::Out,
         FLUSH => Kind::Flush,
@@ -165,9 +165,10 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
             data = first(&data, 20);
             Kind::GetId
         }
-        kind @ (DISCARD | WRITE_ZEROES)
-            if !writes && len > 0 && len.is_multiple_of(16) && len / 16 <= 256 =>
-        {
+        DISCARD | WRITE_ZEROES if !writes && len.is_multiple_of(16) && len / 16 > 32 => {
+            Kind::Refused(Status::Unsupported)
+        }
+        kind @ (DISCARD | WRITE_ZEROES) if !writes && len > 0 && len.is_multiple_of(16) => {
             let bytes: Vec<u8> = data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
             ranges.extend(bytes.chunks(16).map(|b| {
                 let flags = u32::from_le_bytes(b[12..].try_into().unwrap());
@@ -182,9 +183,14 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
                 )
             }));
             let allowed = if kind == DISCARD { 0 } else { 1 };
-            if ranges.iter().any(|(flags, _)| *flags > allowed) {
+            // The first range that cannot be decides: 2 GiB are the most.
+            let refused = ranges.iter().find_map(|(flags, range)| match range.sectors > 4 << 20 {
+                true => Some(Status::IoErr),
+                false => (*flags > allowed).then_some(Status::Unsupported),
+            });
+            if let Some(status) = refused {
                 ranges.clear();
-                Kind::Refused(Status::Unsupported)
+                Kind::Refused(status)
             } else if kind == DISCARD {
                 Kind::Discard
             } else {

@@ -1,32 +1,20 @@
 //! What each vhost-user message does to a session's [`State`].
 
+use super::{State, refuse};
+use crate::features;
+use crate::signal_fd::Use;
+use crate::vring::Addresses;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
-use rustix::event::{PollFd, PollFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, Region, RegionSpec, probes};
-use crate::config_change;
-use crate::config_space::ConfigSpace;
-use crate::door::{Door, PATIENCE, Silence};
-use crate::features;
-use crate::padded_table;
-use crate::report::Report;
-use crate::said::{self, Said, Sight};
-use crate::sched::Link;
-use crate::signal_fd::{Signals, Use};
-use crate::volume::{SessionFacts, Volume};
-use crate::vring::{Addresses, Vring};
-use super::{State, refuse};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use vlane_ring::{DirtyLog, GuestMemory, Region, RegionSpec};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;

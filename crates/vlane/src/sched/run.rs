@@ -83,10 +83,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_share: Option<u8>,
     /// Percent of that for the machines of one user; root and the scheduler's own user have no limit but that of all [default: 75]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_user_share: Option<u8>,
     /// Percent of that for one machine [default: 50]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_machine_share: Option<u8>,
     /// How a vCPU is held back that has used more than its share [default: nice]
     #[arg(long, value_enum)]
