@@ -111,5 +111,11 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };
-    exit::status(result.and_then(|()| print::finish()), format)
+    // What was not printed counts for more than that it was only a part.
+    let result = match (result, print::finish()) {
+        (Err(error), Err(unprinted)) if error.is::<exit::Partial>() => Err(unprinted),
+        (Ok(()), printed) => printed,
+        (failed, _) => failed,
+    };
+    exit::status(result, format)
 }

@@ -1,6 +1,6 @@
 //! How commands give their reports.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -48,8 +48,7 @@ impl OutputArgs {
             true => report.to_json()?,
             false => text::render(report, width()),
         };
-        // A reader that is gone has seen enough.
-        let _ = std::io::stdout().lock().write_all(text.as_bytes());
+        print!("{text}");
         Ok(())
     }
 }

@@ -30,6 +30,9 @@ pub fn time_in<T: TryFrom<u64>>(
     let (low, high) = ends(&range);
     move |text| {
         let bare = text.bytes().all(|c| c.is_ascii_digit());
+        if !bare && text.bytes().all(|c| c.is_ascii_digit() || c == b'.') {
+            return Err(format!("`{text}` is no whole number of {unit}; a fraction needs its unit"));
+        }
         let count = match bare {
             true => digits(text, unit)?,
             false => {
@@ -226,6 +229,8 @@ mod tests {
             ("-5us", "negative"),
             ("5 parsecs", "no unit"),
             ("0.5us", "whole"),
+            // Not half a second: a bare number is one of the unit.
+            ("0.5", "no whole number of us"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

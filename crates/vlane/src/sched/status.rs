@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -204,11 +203,13 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
         out.push('\n');
     }
     // Whoever does not read it has the exit status.
-    let mut stdout = std::io::stdout();
-    let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+    print!("{out}");
     match status {
         0 => Ok(()),
-        status => std::process::exit(status),
+        status => {
+            crate::print::finish()?;
+            std::process::exit(status)
+        }
     }
 }
 

@@ -114,9 +114,12 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
                 format!("\x1b[H{}\x1b[J", fitting(&table(&state), columns, rows))
             }
         };
-        // Whoever does not read on has seen enough.
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || args.once {
-            return Ok(());
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // Whoever does not read on has seen enough.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(anyhow::Error::new(error).context("cannot write to standard output")),
+            Ok(()) if args.once => return Ok(()),
+            Ok(()) => {}
         }
     }
     tracing::info!("the scheduler has ended");
