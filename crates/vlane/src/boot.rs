@@ -68,8 +68,8 @@ pub struct BootArgs {
     read_only: bool,
 
     /// The image is raw, whatever it looks like, as in vlane serve
-    #[arg(long, value_name = "FORMAT", requires = "image")]
-    format: Option<String>,
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "image")]
+    format: Option<crate::serve::FormatArg>,
 
     /// The volume's cache mode, as in vlane serve
     #[arg(long, value_enum, value_name = "MODE")]
@@ -419,8 +419,8 @@ fn serve_spec(args: &BootArgs, image: &Path, socket: &Path) -> Result<Spec> {
     if args.read_only {
         words.push("--read-only".into());
     }
-    if let Some(format) = &args.format {
-        words.extend(["--format".into(), format.into()]);
+    if let Some(name) = args.format.as_ref().and_then(ValueEnum::to_possible_value) {
+        words.extend(["--format".into(), name.get_name().into()]);
     }
     if let Some(name) = args.cache.as_ref().and_then(ValueEnum::to_possible_value) {
         words.extend(["--cache".into(), name.get_name().into()]);

@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use vlane_driver::units::{parse_duration, show_size};
+use vlane_driver::units::show_size;
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
@@ -93,7 +93,7 @@ pub struct ServeArgs {
 
     /// How long a stop waits for the storage, with requests in flight and again with what is to be written back; then it says what is left,
     /// and ends without
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
     stop_timeout: Duration,
 
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
@@ -122,7 +122,7 @@ enum OnLostWrite {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FormatArg {
+pub enum FormatArg {
     /// The guest's disk, byte for byte, whatever it looks like
     Raw,
 }

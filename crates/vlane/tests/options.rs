@@ -19,8 +19,9 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 23] = [
+const ZERO: [(&str, &str); 25] = [
     ("serve", "poll-us"),
+    ("serve", "stop-timeout"),
     ("serve", "cpus"),
     ("serve", "serial"),
     ("bench", "batch"),
@@ -36,6 +37,7 @@ const ZERO: [(&str, &str); 23] = [
     ("topologies", "batch"),
     ("sched run", "cap"),
     ("sched run", "listen-mode"),
+    ("sched run", "listen-group"),
     ("sched prove", "work"),
     ("sched prove-sched-ext", "kills"),
     ("sched prove-sched-ext", "strangers"),
