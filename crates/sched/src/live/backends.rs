@@ -1,7 +1,7 @@
 //! Back ends and the machines that they bring, on a thread of their own.
 //!
 //! Who comes and goes has to be looked up in `/proc`, which may take long and may wait for locks of the processes that are looked at. So
-//! none of that is done by the event loop, which is real-time: this thread, an ordinary one, does it and sends orders to [`Told`], the loop's
+//! none of that is done by the event loop, which is real-time: this thread, an ordinary one, does it and sends orders to `Told`, the loop's
 //! end, which hears the lanes itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
