@@ -250,9 +250,10 @@ impl PackedQueue {
 
     /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be none.
     pub(crate) fn enable_notify(&mut self) -> bool {
-        // Without event indices the position means nothing to the driver, but to the next device.
-        let wish = if self.event_idx { EVENT_DESC } else { EVENT_ENABLE };
-        let event = u32::from(self.avail.encode()) | u32::from(wish) << 16;
+        let event = match self.event_idx {
+            true => u32::from(self.avail.encode()) | u32::from(EVENT_DESC) << 16,
+            false => Self::asleep_word(self.avail),
+        };
         self.event(self.parts.device_event).store(event.to_le(), Ordering::Relaxed);
         // The wish must be visible before the look: the driver does the two in the other order.
         fence(Ordering::SeqCst);

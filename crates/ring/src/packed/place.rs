@@ -8,12 +8,19 @@
 //! equal to the wrap counter; the driver overwrites every descriptor that it uses. So with the device at position P, a
 //! descriptor whose bits are equal has the wrap counter if it lies before P, and the other value from P on. A
 //! position from before one that was used since does not pass, if all chains are one descriptor of the ring (Linux uses
-//! indirect tables). Longer ones leave descriptors behind that nobody marks, and pass more often.
+//! indirect tables). Longer ones leave descriptors behind that nobody marks: an old position may pass, and what is left
+//! there look like a request. So where the ring has such descriptors, what the device left counts, and what the front end
+//! says only if the two agree, or if another program was the last device.
 //!
 //! The true position is found again where the device left it: in the event structure, which the device writes and the
 //! driver reads, as the position at which it wants a kick (section 2.8.10). A lane that sleeps has left it there, and
 //! one that was stopped; one that is awake has left a word that says so. Only a ring with nothing in flight is gone on
-//! with: chains that were taken may have been answered out of their order, and the ring does not show which.
+//! with there: chains that were taken may have been answered out of their order, and the ring does not show which. After
+//! long chains it does not even show that nothing is in flight, as the last descriptor before the position is not marked:
+//! such a ring is given up, unless the front end names the same position or the device was stopped.
+//!
+//! What remains: a device of another program that was killed leaves no word that is known here, and after long chains an
+//! old position may pass for it.
 
 use std::sync::atomic::Ordering;
 
@@ -24,6 +31,8 @@ use crate::chain::INDIRECT;
 /// own word would look like one that nobody wrote. No ring has such positions, but for the largest.
 const AWAKE: u16 = 0x7fff;
 const STOPPED_AT_ZERO: u16 = 0x7ffe;
+/// The same for a lane that sleeps, beside the wish for all kicks.
+const ASLEEP_AT_ZERO: u16 = 0x7ffd;
 
 /// What the last device left in the event structure.
 #[derive(Debug, Clone, Copy)]
@@ -65,13 +74,21 @@ impl PackedQueue {
     /// Returns whether it took another; nothing when no position is known to be right.
     pub(super) fn find_place(&mut self) -> Option<bool> {
         let (left, said) = (self.left(), self.fit(self.used));
+        // The ring alone shows that the front end is right.
+        let is_shown = said == Fit::Good && self.has_whole_chains_only();
         let place = match left {
             // A device that stopped in order knew best.
             Left::Stopped(place) if self.fit(place) != Fit::No => place,
-            _ if said == Fit::Good => self.used,
-            Left::Asleep(place) if self.fit(place) == Fit::Good && self.is_idle_at(place) => place,
+            Left::Asleep(place)
+                if place != self.used && self.fit(place) == Fit::Good && self.is_idle_at(place) =>
+            {
+                place
+            }
+            _ if is_shown => self.used,
             Left::Awake => return None,
-            _ if said == Fit::Possible => self.used,
+            // The front end and the device do not agree.
+            Left::Asleep(place) if place != self.used => return None,
+            _ if said != Fit::No => self.used,
             _ => return None,
         };
         let other = place != self.used;
@@ -83,6 +100,16 @@ impl PackedQueue {
 
     /// The word for the driver, and for the next device, while nobody needs to be kicked.
     pub(super) const AWAKE_WORD: u32 = (AWAKE as u32) | (EVENT_DISABLE as u32) << 16;
+
+    /// The word of a device that sleeps without event indices: all kicks. The position means nothing to the driver, but to
+    /// the next device.
+    pub(super) fn asleep_word(place: Position) -> u32 {
+        let raw = match place.encode() {
+            0 => ASLEEP_AT_ZERO,
+            raw => raw,
+        };
+        u32::from(raw) | u32::from(EVENT_ENABLE) << 16
+    }
 
     /// The device stops here, with nothing in flight.
     pub(crate) fn leave_place(&mut self) {
@@ -100,10 +127,15 @@ impl PackedQueue {
         match wish {
             EVENT_DISABLE if raw == AWAKE => Left::Awake,
             EVENT_DISABLE if raw == STOPPED_AT_ZERO => Left::Stopped(Position::decode(0, self.size)),
+            EVENT_ENABLE if raw == ASLEEP_AT_ZERO && !self.event_idx => {
+                Left::Asleep(Position::decode(0, self.size))
+            }
+            // Nobody wrote it, or another program.
+            EVENT_ENABLE if raw == 0 => Left::Unknown,
             _ if place.encode() != raw => Left::Unknown,
             // With event indices only a device that stops asks in this way.
-            EVENT_ENABLE if self.event_idx && event != 0 => Left::Stopped(place),
-            EVENT_ENABLE if !self.event_idx => Left::Asleep(place),
+            EVENT_ENABLE if self.event_idx => Left::Stopped(place),
+            EVENT_ENABLE => Left::Asleep(place),
             EVENT_DESC if self.event_idx => Left::Asleep(place),
             _ => Left::Unknown,
         }
@@ -141,6 +173,12 @@ impl PackedQueue {
             Mark::Given { wrap, .. } if wrap == place.wrap => Fit::Possible,
             _ => Fit::No,
         }
+    }
+
+    /// Whether no chain of several descriptors has left anything in the ring: each descriptor is then what was done last
+    /// with it.
+    fn has_whole_chains_only(&self) -> bool {
+        (0..self.size).all(|index| !matches!(self.mark(index), Mark::Given { indirect: false, .. }))
     }
 
     fn mark(&self, index: u16) -> Mark {
