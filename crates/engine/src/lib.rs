@@ -21,7 +21,8 @@
 //!   is affected.
 //! * **Durability.** What was answered before a flush was submitted is on stable storage when the flush is answered
 //!   `Ok`. After [`Channel::set_write_through`], every write is when it is answered. Once the storage has lost something that
-//!   was answered ([`Engine::lost_write`]), no flush and no write of any channel is answered `Ok`, for as long as the engine lives.
+//!   was answered ([`Engine::lost_write`]), no flush of any channel, and no write that has begun since, is answered
+//!   `Ok`, for as long as the engine lives.
 
 pub mod file;
 mod lost;

@@ -23,14 +23,19 @@ pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue
     let file = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
     let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
     let at = driver.layout();
+    // Where a fresh ring begins.
+    let (layout, base) = match at.format {
+        Format::Split => (Layout::Split, 0),
+        Format::Packed => (Layout::Packed, 0x8000_8000),
+    };
     let config = QueueConfig {
-        layout: Layout::Split,
+        layout,
         size: at.size,
         event_idx,
         desc: arena.to_user(at.desc),
         driver: arena.to_user(at.driver),
         device: arena.to_user(at.device),
-        base: 0,
+        base,
         log_addr: None,
     };
     Queue::new(config, memory).unwrap()

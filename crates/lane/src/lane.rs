@@ -428,9 +428,9 @@ impl Lane {
         }
     }
 
-    /// After a sleep: kicks are not needed for now.
+    /// After a sleep: kicks are not needed for now. A lane that takes nothing more has no wish, and may have left its place there.
     pub(crate) fn after_sleep(&mut self) {
-        if !self.broken {
+        if !self.broken && self.draining.is_none() {
             self.queue.disable_notify();
         }
     }
@@ -534,6 +534,9 @@ impl Lane {
         }
         match self.draining.take() {
             Some(Draining::Hold) => {
+                // The end may not come, if another lane's storage hangs: whoever serves the ring next finds it in order.
+                self.publish();
+                self.queue.leave_place();
                 self.draining = Some(Draining::Hold);
                 false
             }

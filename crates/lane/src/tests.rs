@@ -20,7 +20,7 @@ use crate::{Counters, LaneConfig, Pool, PoolConfig, Topology, event_channel};
 struct Guest {
     driver: BlkQueue,
     counters: Arc<Counters>,
-    _arena: Arena,
+    arena: Arena,
 }
 
 fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
@@ -28,8 +28,12 @@ fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
 }
 
 fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
+    guest_of(Format::Split, engine)
+}
+
+fn guest_of(format: Format, engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
     let options = BlkOptions {
-        format: Format::Split,
+        format,
         size: None,
         depth: 8,
         data: 4096,
@@ -51,7 +55,7 @@ fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
         events: event_channel().unwrap().0,
         watch: None,
     };
-    (Guest { driver, counters, _arena: arena }, config)
+    (Guest { driver, counters, arena }, config)
 }
 
 impl Guest {
@@ -120,4 +124,24 @@ fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
         guest.submit(1, Kind::Read, 0);
         assert!(!guest.driver.publish(), "the guest of queue {index} is asked for a kick");
     }
+}
+
+#[test]
+fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wakes() {
+    let (mut guest, config) = guest_of(Format::Packed, null(None));
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    guest.submit(0, Kind::Read, 0);
+    guest.driver.publish();
+    assert!(lane.serve(&mut uring, false));
+    assert!(!lane.before_sleep());
+    lane.after_sleep();
+    lane.hold();
+    for _ in 0..2 {
+        assert!(!lane.settle(), "it is held");
+        assert!(!lane.before_sleep());
+        lane.after_sleep();
+    }
+    // The process ends here; the next one begins without knowing where.
+    assert!(device(&guest.arena, &guest.driver, false).went_on());
 }

@@ -1,11 +1,12 @@
 //! The socket at which front ends knock while another one is served, and how long one that says nothing is served.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
@@ -24,11 +25,16 @@ pub(crate) struct Door {
     socket: UnixListener,
     /// The one who is next, if that had to be known before its turn.
     next: Mutex<Option<UnixStream>>,
+    /// Readable when somebody is next: the socket says nothing of that one any more.
+    let_in: OwnedFd,
 }
 
 impl Door {
-    pub(crate) fn new(socket: UnixListener) -> Door {
-        Door { socket, next: Mutex::default() }
+    /// # Errors
+    /// When the system gives no eventfd.
+    pub(crate) fn new(socket: UnixListener) -> io::Result<Door> {
+        let let_in = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Door { socket, next: Mutex::default(), let_in })
     }
 
     /// Readable while somebody knocks whom [`Door::accept`] has not seen.
@@ -39,6 +45,21 @@ impl Door {
     /// Whether somebody was let in before its turn.
     pub(crate) fn has_next(&self) -> bool {
         self.next().is_some()
+    }
+
+    /// Whether somebody was let in before its turn, and is still there.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.next().as_ref().is_some_and(|stream| !has_hung_up(stream))
+    }
+
+    /// Readable when somebody was let in before its turn since [`Door::saw`].
+    pub(crate) fn let_in(&self) -> BorrowedFd<'_> {
+        self.let_in.as_fd()
+    }
+
+    /// Whoever waits for [`Door::let_in`] is awake.
+    pub(crate) fn saw(&self) {
+        let _ = rustix::io::read(&self.let_in, &mut [0; 8]);
     }
 
     /// The one who is next. Does not wait.
@@ -125,7 +146,13 @@ impl<'a> Silence<'a> {
 impl Drop for Silence<'_> {
     /// Who waited is next.
     fn drop(&mut self) {
-        *self.door.next() = self.waiting.take().map(|(stream, _)| stream);
+        let next = self.waiting.take().map(|(stream, _)| stream);
+        let somebody = next.is_some();
+        *self.door.next() = next;
+        if somebody {
+            // Full means readable.
+            let _ = rustix::io::write(&self.door.let_in, &1u64.to_ne_bytes());
+        }
     }
 }
 

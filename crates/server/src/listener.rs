@@ -19,7 +19,7 @@ use vlane_socket::{ListenError, Place, SocketFile};
 #[derive(Debug)]
 pub struct Listener {
     file: SocketFile,
-    door: Door,
+    door: Arc<Door>,
     stopper: Stopper,
 }
 
@@ -67,7 +67,8 @@ impl Listener {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;
         let stopper = Stopper { stop: Arc::new(stop), current: Arc::default() };
-        Ok(Listener { file, door: Door::new(socket), stopper })
+        let door = Arc::new(Door::new(socket).map_err(io_error)?);
+        Ok(Listener { file, door, stopper })
     }
 
     /// What ends it.
@@ -80,10 +81,8 @@ impl Listener {
     /// # Errors
     /// What the system says when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
-        if let Ok(socket) = self.door.socket().try_clone() {
-            let path = self.file.path().display().to_string();
-            waiting::watch(path, socket.into(), Arc::downgrade(volume));
-        }
+        let path = self.file.path().display().to_string();
+        waiting::watch(path, Arc::clone(&self.door), Arc::downgrade(volume));
         loop {
             let mut fds = [
                 PollFd::new(self.door.socket(), PollFlags::IN),
@@ -140,10 +139,11 @@ impl Listener {
         self.file.remove();
     }
 
-    /// Ends at once what is left, without waiting for the storage: the socket goes, and the present front end sees a hang-up. For a
-    /// process that ends with it: lanes that run are not drained, and what they still answer nobody may see.
+    /// Ends at once what is left, without waiting for the storage: the socket goes, and the present front end and those who
+    /// wait see a hang-up. For a process that ends with it: lanes that run are not drained, and what they still answer nobody may see.
     pub fn abandon(&self) {
         self.file.remove();
+        self.refuse();
         if let Some(Current { stream, .. }) = self.stopper.current().as_ref() {
             let _ = stream.shutdown(Shutdown::Both);
         }

@@ -1,7 +1,7 @@
 //! Storage that hangs: noticed from outside the lanes, which cannot tell when their thread is stuck in the storage itself.
 //!
-//! A thread, `stalls`, looks once a second at what the lanes wait for, while they wait for something, and sleeps otherwise. A request
-//! that has been waiting for [`STALLED`] makes a stall, which is told once, with what hangs; and its end is.
+//! A thread, `stalls`, looks once a second at what the lanes wait for. When it has found nothing twice it sleeps until a request comes, so
+//! that requests wake it once a second at most. A request that has been waiting for [`STALLED`] makes a stall, which is told once, with what hangs; and its end is.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,6 +115,7 @@ impl Shared {
 
     fn run(&self, name: &str) {
         let mut stalled_since: Option<Instant> = None;
+        let mut was_empty = false;
         while !self.ended.load(Ordering::SeqCst) {
             let found = self.look();
             let oldest = found.first().filter(|oldest| oldest.age >= STALLED);
@@ -136,11 +137,25 @@ impl Shared {
                 }
                 _ => {}
             }
-            if found.is_empty() {
+            // Requests that come one by one, each answered before the next look, would wake this thread for each of them if it went to
+            // sleep whenever it finds none.
+            if found.is_empty() && was_empty {
                 self.sleep();
+                was_empty = false;
             } else {
-                std::thread::park_timeout(PERIOD);
+                was_empty = found.is_empty();
+                self.pause();
             }
+        }
+    }
+
+    /// From one look to the next, whatever wakes the thread; less only at the end.
+    fn pause(&self) {
+        let begin = Instant::now();
+        while let Some(left) = PERIOD.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
+            && !self.ended.load(Ordering::SeqCst)
+        {
+            std::thread::park_timeout(left);
         }
     }
 
@@ -153,5 +168,28 @@ impl Shared {
             std::thread::park();
         }
         // A request that woke us is as old as it is when it is looked at.
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_are_answered_at_once_wake_the_thread_once_a_second_at_most() {
+        let stalls = Stalls::start("a volume").unwrap();
+        let watch = stalls.watch();
+        let (begin, mut wakes) = (Instant::now(), 0);
+        while begin.elapsed() < 3 * PERIOD || wakes == 0 {
+            assert!(begin.elapsed() < 60 * PERIOD, "never sleeps");
+            // What a request does to it that nobody sees at a look.
+            if watch.is_asleep() {
+                watch.wake();
+                wakes += 1;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(wakes <= begin.elapsed().as_secs() + 1, "{wakes} wakes in {:?}", begin.elapsed());
     }
 }

@@ -1,27 +1,32 @@
 //! A front end that waits while another one is served: both look healthy, and one of them hangs.
 
-use std::os::fd::OwnedFd;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::door::Door;
 use crate::said;
 use crate::volume::Volume;
 
 /// How long somebody may wait before that is told: a front end that looks at the configuration is gone by then.
 const MOMENT: Duration = Duration::from_secs(2);
+/// From one look to the next while what there is to tell was told.
+const LATER: Duration = Duration::from_secs(30);
 
 /// Says once, for each front end that keeps others waiting, that it does. A thread that sleeps until somebody knocks; it ends with the
 /// process, or when the socket is shut down.
-pub(crate) fn watch(path: String, socket: OwnedFd, volume: Weak<Volume>) {
+pub(crate) fn watch(path: String, door: Arc<Door>, volume: Weak<Volume>) {
     let body = move || {
         let mut told = None;
-        while knocks(&socket, None) {
+        while look(&door, true) == Seen::Somebody {
             std::thread::sleep(MOMENT);
             let Some(volume) = volume.upgrade() else { return };
             let Some(session) = volume.session() else { continue };
-            if told != Some(session.number) && knocks(&socket, Some(Duration::ZERO)) {
+            drop(volume);
+            if told == Some(session.number) {
+                std::thread::sleep(LATER);
+            } else if look(&door, false) == Seen::Somebody {
                 told = Some(session.number);
                 tracing::warn!(
                     "{path}: another front end is waiting until this one hangs up: session {}, {}",
@@ -35,15 +40,38 @@ pub(crate) fn watch(path: String, socket: OwnedFd, volume: Weak<Volume>) {
     let _ = std::thread::Builder::new().name("door".to_owned()).spawn(body);
 }
 
-/// Waits until somebody knocks, at most for so long. Not, once the socket is shut down.
-fn knocks(socket: &OwnedFd, within: Option<Duration>) -> bool {
-    let within = within.map(|_| Timespec { tv_sec: 0, tv_nsec: 0 });
+/// Who is at the door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Nobody,
+    /// One who knocks, or who was let in and waits.
+    Somebody,
+    /// The socket is shut down.
+    Closed,
+}
+
+/// Looks who is at the door; may wait for somebody.
+fn look(door: &Door, waits: bool) -> Seen {
     loop {
-        let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, within.as_ref()) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
-            Ok(_) => return fds[0].revents() == PollFlags::IN,
+        let is_awaited = door.is_awaited();
+        let limit = (is_awaited || !waits).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        let let_in = door.let_in();
+        let mut fds = [PollFd::new(door.socket(), PollFlags::IN), PollFd::new(&let_in, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, limit.as_ref()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return Seen::Closed,
+            Ok(_) => {}
+        }
+        let (knocks, came) = (fds[0].revents(), !fds[1].revents().is_empty());
+        if came {
+            door.saw();
+        }
+        match () {
+            () if !knocks.difference(PollFlags::IN).is_empty() => return Seen::Closed,
+            () if is_awaited || !knocks.is_empty() => return Seen::Somebody,
+            // Who was let in is seen next time round, if it is still there.
+            () if came || waits => {}
+            () => return Seen::Nobody,
         }
     }
 }

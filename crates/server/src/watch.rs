@@ -186,7 +186,9 @@ struct Teller {
     /// By kind, failures that were told.
     told: [u64; 3],
     since: Option<Instant>,
-    /// Something was told at the last look.
+    /// All failures up to the last look, also those that are told of in another way.
+    failed: u64,
+    /// Something failed until the last look.
     is_busy: bool,
 }
 
@@ -195,7 +197,11 @@ impl Teller {
     fn tell(&mut self, sum: &Snapshot, now: Instant, again: bool, mut line: impl FnMut(String)) {
         let counted =
             [sum.no_space, sum.short, sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost)];
-        self.is_busy &= !again;
+        if again {
+            // After a loss everything but reads fails, of which nothing is told here: nobody needs to be woken for it either.
+            self.is_busy = sum.failed > self.failed;
+            self.failed = sum.failed;
+        }
         let since = self.since.map(|since| now.saturating_duration_since(since).as_secs().max(1));
         for ((what, advice), (now, told)) in KINDS.iter().zip(counted.into_iter().zip(&mut self.told)) {
             let more = now.saturating_sub(*told);
@@ -268,6 +274,11 @@ mod tests {
         // What failed only because writes had been lost is told as that.
         assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed; see"));
         assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0], "nothing new");
+        assert!(!teller.is_busy);
+        sum = Snapshot { failed: 702, lost: 110, ..sum };
+        assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0], "told as a loss");
+        assert!(teller.is_busy, "each of them would wake the thread");
+        assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0]);
         assert!(!teller.is_busy);
     }
 }

@@ -101,6 +101,19 @@ fn a_session_that_keeps_another_front_end_waiting_is_named_once() {
 }
 
 #[test]
+fn one_who_was_let_in_while_the_other_said_nothing_waits_as_well() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    let first = server.connect();
+    hears("session 1: front end pid");
+    let _waiting = server.connect();
+    // It is taken out of the socket's queue, and then the first one speaks.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(first.is_alive());
+    hears("waiting until this one hangs up: session 1, ");
+}
+
+#[test]
 fn a_scheduler_that_joins_and_goes_is_said() {
     let _one = listening();
     let directory = tempfile::tempdir().unwrap();

@@ -236,18 +236,16 @@ fn serve(args: &ServeArgs) -> Result<()> {
                     let _ = resize.try_send(());
                     notify::ready(&status);
                 }
-                _ => {
-                    notify::stopping();
-                    ended.begin();
-                }
+                _ => ended.begin(),
             }
         }
     })?;
     let result = listener.serve(&volume).context("cannot accept connections any more");
     sockets.end();
-    ending.writes_back();
+    ending.answered();
     // A trace that is being recorded gets its end, after the last request.
     drop(control);
+    ending.writes_back();
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
     let synced = volume.sync();

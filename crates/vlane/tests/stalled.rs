@@ -185,7 +185,9 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     assert_eq!(told("1 requests are unanswered after 2s"), 1, "{}", std::fs::read_to_string(&log).unwrap());
     assert_eq!(told("unanswered: queue 1: write at sector 4096"), 1);
     assert_eq!(told("the storage does not answer"), 1, "told once");
-    drop(waiting);
+    // However long the kernel keeps the process, and its descriptors with it.
+    waiting.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!((&waiting).read(&mut [0]).unwrap(), 0, "the one who waits sees a hang-up");
     // As long as the kernel keeps a thread of it, the image is locked.
     if serving.0.try_wait().unwrap().is_none() {
         let other = at("other.sock");

@@ -250,8 +250,11 @@ impl FileChannel {
             // because a direct write and a cached change of the same block could overtake each other.
             self.shared.leave_direct("the guest writes less than a block of the storage");
         }
+        let write_through = self.write_through;
         let progress = self.at(slot);
         progress.stage = Stage::Transfer;
+        // The guest may have switched it since the beginning: all parts are durable, or the whole is not.
+        progress.durable &= write_through;
         // What the system refused for the moment is left to a worker, who can wait.
         let flags = if progress.retries > 0 { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = self.vectored(&self.progress[usize::from(slot.0)].rest, offset, write).flags(flags);
@@ -295,7 +298,9 @@ impl FileChannel {
     }
 
     fn push_bounce(&mut self, uring: &mut Uring, slot: Slot, write: bool) {
+        let write_through = self.write_through;
         let progress = self.at(slot);
+        progress.durable &= write_through;
         let Some(bounced) = &mut progress.bounce else { return };
         let at = usize::try_from(bounced.got).unwrap_or(0);
         let iov_base = bounced.buffer.as_mut_ptr().wrapping_add(at).cast();

@@ -7,8 +7,8 @@
 //!
 //! Two things make the answer right whoever asks:
 //!
-//! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush and no write is answered `Ok` after it. QEMU
-//!   does the same (`page_cache_inconsistent` in its `block/file-posix.c`).
+//! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush is answered `Ok` after it, and no write that has
+//!   begun since. QEMU does the same (`page_cache_inconsistent` in its `block/file-posix.c`).
 //! * **A witness**: an open file of its own, which nobody else uses. What the others were told or not does not matter to it. A flush, or
 //!   a durable write, that ends well is answered only after the witness was asked. Whoever learns of a loss from it notes the loss
 //!   before the next one may ask. So each failure that came before the end of the flush is known when it is answered.

@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 
 use vlane_server::{Listener, Vanishing, Volume};
 
+use crate::notify;
+
+/// How long those at the control socket may take to leave: more than it gives them itself. The storage has no part in it.
+const CLOSING: Duration = Duration::from_secs(10);
 /// Requests that are named at the end; of more there is only their number.
 const NAMED: usize = 20;
 
@@ -15,6 +19,8 @@ enum Stage {
     Serving,
     /// Requests in flight are waited for.
     Draining,
+    /// Everything is answered; those at the control socket get the rest of what they read.
+    Closing,
     /// Everything is answered and is being written to the device.
     WritingBack,
     /// Nothing is left to be done.
@@ -61,7 +67,12 @@ impl Ending {
         self.enter(Stage::Draining);
     }
 
-    /// Everything is answered; what is left is to write it to the device.
+    /// Everything is answered. The storage has no time to lose until [`Ending::writes_back`].
+    pub(super) fn answered(&self) {
+        self.enter(Stage::Closing);
+    }
+
+    /// What is left is to write everything to the device.
     pub(super) fn writes_back(&self) {
         self.enter(Stage::WritingBack);
     }
@@ -85,6 +96,8 @@ impl Ending {
         let ending = self.clone();
         let stopping = move || {
             ending.wait_for_its_beginning();
+            // Whoever asked for it: a signal, or a lost write.
+            notify::stopping();
             stop();
         };
         thread("stop").spawn(stopping)?;
@@ -112,8 +125,9 @@ impl Ending {
             now = match stage {
                 Stage::Done => return None,
                 Stage::Serving => changed.wait(now).unwrap_or_else(PoisonError::into_inner),
-                Stage::Draining | Stage::WritingBack => {
-                    let left = self.limit.saturating_sub(since.elapsed());
+                Stage::Draining | Stage::Closing | Stage::WritingBack => {
+                    let limit = if stage == Stage::Closing { CLOSING } else { self.limit };
+                    let left = limit.saturating_sub(since.elapsed());
                     if left.is_zero() {
                         return Some(stage);
                     }
@@ -126,7 +140,12 @@ impl Ending {
     fn give_up(&self, stage: Stage, remains: &Remains) {
         let Remains { name, volume, listener, sockets, control } = remains;
         let limit = self.limit;
-        if stage == Stage::WritingBack {
+        if stage == Stage::Closing {
+            tracing::error!(
+                "{name}: cannot be ended in order: everything is answered, but the control socket did not end within {CLOSING:?}; what \
+                 was not flushed may be lost if the host fails"
+            );
+        } else if stage == Stage::WritingBack {
             tracing::error!(
                 "{name}: cannot be ended in order: everything is answered, but it was not written to the device within {limit:?} \
                  (--stop-timeout); what was not flushed may be lost if the host fails"
