@@ -475,7 +475,10 @@ impl Daemon {
     fn changed(&mut self, join: &Join, opened: Vec<Arc<Thread>>) -> Result<()> {
         let Some(&id) = self.tokens.get(&(join.source, join.token)) else { return Ok(()) };
         let vcpu = &join.vcpu;
-        let opened = if opened.is_empty() { open_all(&vcpu.tids)? } else { opened };
+        let opened = match opened.is_empty() {
+            true => self.open_new(id, vcpu)?,
+            false => opened,
+        };
         self.vehicle.bring(&opened);
         let changed = self.vehicle.change(id, vcpu);
         self.vehicle.bring(&[]);
@@ -491,6 +494,19 @@ impl Daemon {
         }
         self.introduce(id);
         changed
+    }
+
+    /// Opens a vCPU's threads as they are now. Those that it did not have before are taken from other schedulers first.
+    fn open_new(&self, id: VcpuId, vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
+        let known = self.vcpus.get(&id).map_or(&[][..], |known| &known.clocks);
+        let opened = open_all(&vcpu.tids)?;
+        let is_known = |thread: &Thread| {
+            known.iter().any(|old| (old.tid(), old.start()) == (thread.tid(), thread.start()))
+        };
+        for thread in opened.iter().filter(|thread| !is_known(thread)) {
+            hold::take(thread, &vcpu.name)?;
+        }
+        Ok(opened)
     }
 
     /// Lets vCPUs go whose threads have ended, and tells the state.
