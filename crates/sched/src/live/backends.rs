@@ -180,9 +180,12 @@ impl Backends {
             *has += 1;
             *has <= MAX_VCPUS_PER_USER
         };
-        let offered: Vec<_> = self.refused.extract_if(.., |_, (user, _)| fits(*user)).collect();
-        for (_, (_, mark)) in offered {
-            self.pass_on(mark);
+        let offered = self.refused.iter().filter(|(_, (user, _))| fits(*user));
+        let offered: Vec<u64> = offered.map(|(&token, _)| token).collect();
+        for token in offered {
+            if let Some((_, mark)) = self.refused.remove(&token) {
+                self.pass_on(mark);
+            }
         }
     }
 
