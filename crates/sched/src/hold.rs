@@ -5,7 +5,8 @@
 //! two could disagree on and no network namespace, and the kernel drops it with the scheduler, however that ends.
 //!
 //! Anybody may read that file, and thus lock it. The kernel tells who has (`/proc/locks`), so a lock counts only if its holder could be a
-//! scheduler: it must have CAP_SYS_NICE, and in the same user namespace. Others' locks are passed over with a warning.
+//! scheduler: it must have CAP_SYS_NICE, in the same user namespace, and not by the file that it runs. A lock outlives `exec`, and so
+//! anybody can make a set-user-ID program hold one. Others' locks are passed over with a warning.
 
 use std::fs;
 use std::io;
@@ -80,12 +81,27 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
 /// Whether a process has what it takes to schedule the threads of others, here and not only in a user namespace of its own.
 fn may_schedule(pid: u32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let status = String::from_utf8_lossy(&status);
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let has = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     let users = |who: &str| fs::read(format!("/proc/{who}/uid_map")).ok();
-    has.is_some_and(|bits| bits >> SYS_NICE & 1 == 1)
+    has_capability(&String::from_utf8_lossy(&status), rustix::process::geteuid().as_raw())
         && users(&pid.to_string()).is_some_and(|theirs| Some(theirs) == users("self"))
+}
+
+/// Whether a process with this `/proc/PID/status` has CAP_SYS_NICE, and was given it: not by a file with the set-user-ID bit or with
+/// capabilities, which anybody may run. `own`: this process's user.
+fn has_capability(status: &str, own: u32) -> bool {
+    let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
+    let has = |key: &str| {
+        let bits = field(key).and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+        bits.is_some_and(|bits| bits >> SYS_NICE & 1 == 1)
+    };
+    let users =
+        field("Uid:").unwrap_or_default().split_ascii_whitespace().map(|user| user.parse::<u32>().ok());
+    let users: Option<Vec<u32>> = users.collect();
+    // Real, effective, saved, and for files.
+    let Some(&[user, ref others @ ..]) = users.as_deref() else { return false };
+    let is_one = others.len() == 3 && others.iter().all(|&other| other == user);
+    // A file's capabilities are never ambient.
+    has("CapEff:") && is_one && (user == 0 || user == own || has("CapAmb:"))
 }
 
 #[cfg(test)]
@@ -117,6 +133,28 @@ mod tests {
         assert_eq!(holder(&thread.entry()).unwrap(), None);
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn programs_that_anybody_may_run_with_more_rights_are_no_schedulers() {
+        let (all, nice, none) = ("000001ffffffffff", "0000000000800000", "0000000000000000");
+        let status = |users: &str, effective: &str, ambient: &str| {
+            format!("Name:\tsu\nUid:\t{users}\nGid:\t0\t0\t0\t0\nCapEff:\t{effective}\nCapAmb:\t{ambient}\n")
+        };
+        let has = |users: &str, effective, ambient| has_capability(&status(users, effective, ambient), 1000);
+        // Root; a service with a user of its own; our own user, however it came by it.
+        assert!(has("0\t0\t0\t0", all, none));
+        assert!(has("990\t990\t990\t990", nice, nice));
+        assert!(has("1000\t1000\t1000\t1000", nice, none));
+        // Set-user-ID, and a file with the capability.
+        assert!(!has("65534\t0\t0\t0", all, none));
+        assert!(!has("1000\t0\t0\t0", all, none));
+        assert!(!has("0\t0\t0\t65534", all, none));
+        assert!(!has("990\t990\t990\t990", nice, none));
+        // Without it, and what is not understood.
+        assert!(!has("0\t0\t0\t0", none, none));
+        assert!(!has("0", all, all) && !has("", all, all) && !has("0\t0\t0\tx", all, all));
+        assert!(!has_capability("", 0));
     }
 
     #[test]

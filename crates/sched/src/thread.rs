@@ -54,7 +54,7 @@ fn parse_stat(text: &[u8]) -> Option<(u8, u64)> {
 }
 
 /// The process that a thread belongs to, and its (real) user.
-fn process_of(tid: u32) -> io::Result<(u32, u32)> {
+pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
     // Its name is in it, too, which may be anything.
     let status = std::fs::read(format!("/proc/{tid}/status"))?;
     let status = String::from_utf8_lossy(&status);

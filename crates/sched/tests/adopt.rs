@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
-use vlane_sched::live::source::{Mailbox, Mark};
-use vlane_sched::live::{Daemon, probe};
+use vlane_sched::live::socket::Hub;
+use vlane_sched::live::source::{Mailbox, Mark, Poster};
+use vlane_sched::live::{Daemon, Ending, probe};
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Attr, Class};
@@ -210,4 +211,93 @@ fn a_vcpu_that_could_not_be_taken_is_taken_when_it_can_be() {
     }
     rustix::io::write(&stop, &1_u64.to_ne_bytes()).unwrap();
     daemon.join().unwrap();
+}
+
+/// A daemon with a mailbox, on a thread of its own.
+struct Running {
+    poster: Poster,
+    hub: Arc<Hub>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<Ending>>,
+}
+
+impl Running {
+    fn new(dir: &Path) -> Option<Self> {
+        let (poster, mailbox) = Mailbox::new(true).unwrap();
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut daemon = Daemon::new(Box::new(vehicle(dir)?), "always-boost");
+        daemon.add_source(Box::new(mailbox));
+        let (hub, stopped) = (daemon.hub(), stop.try_clone().unwrap());
+        let thread = std::thread::spawn(move || daemon.run(stopped.as_fd()).unwrap());
+        Some(Self { poster, hub, stop, thread: Some(thread) })
+    }
+
+    /// Waits until the daemon tells of vCPUs with these threads each.
+    fn wait_for(&self, vcpus: &[&[u32]]) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now: Vec<_> = self.hub.latest().vcpus.into_iter().map(|vcpu| vcpu.tids).collect();
+            if now == vcpus {
+                return;
+            }
+            assert!(Instant::now() < until, "{now:?}, not {vcpus:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).unwrap();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_vcpu_whose_threads_had_all_ended_joins_again_with_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(daemon) = Running::new(dir.path()) else { return };
+    let first = Sleeper::new();
+    daemon.poster.post(Mark::Joined { token: 7, vcpu: vcpu(&[first.tid]), claim: Claim::of(1) });
+    daemon.wait_for(&[&[first.tid]]);
+    drop(first);
+    daemon.wait_for(&[]);
+    let second = Sleeper::new();
+    daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[second.tid]) });
+    daemon.wait_for(&[&[second.tid]]);
+    // Who has left stays away.
+    daemon.poster.post(Mark::Left { token: 7 });
+    daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[second.tid]) });
+    let third = Sleeper::new();
+    daemon.poster.post(Mark::Joined { token: 8, vcpu: vcpu(&[third.tid]), claim: Claim::of(1) });
+    daemon.wait_for(&[&[third.tid]]);
+}
+
+#[test]
+fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(daemon) = Running::new(dir.path()) else { return };
+    let (first, later) = (Sleeper::new(), Sleeper::new());
+    let entry = format!("/proc/{0}/task/{1}/stat", std::process::id(), later.tid);
+    let Ok(other) = Command::new("flock").args(["-F", "-n", &entry, "sleep", "1000"]).spawn() else {
+        return skip("no flock (util-linux)");
+    };
+    let other = Stranger(other);
+    // It is that program once it has the lock.
+    let until = Instant::now() + PATIENCE;
+    while std::fs::read_to_string(format!("/proc/{}/comm", other.0.id())).unwrap().trim() != "sleep" {
+        assert!(Instant::now() < until, "flock does not lock");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    daemon.poster.post(Mark::Joined { token: 7, vcpu: vcpu(&[first.tid]), claim: Claim::of(1) });
+    daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[first.tid, later.tid]) });
+    // What was posted before was done before.
+    daemon.poster.post(Mark::Event { token: 7 });
+    while daemon.hub.latest().vcpus.first().is_none_or(|vcpu| vcpu.events == 0) {
+        assert!(Instant::now() < until, "no event is told of");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    daemon.wait_for(&[&[first.tid]]);
+    drop(other);
+    daemon.wait_for(&[&[first.tid, later.tid]]);
 }

@@ -152,7 +152,9 @@ impl SocketFile {
         if !is_ours {
             return Err(failed(Errno::STALE));
         }
-        if let Some(group) = group.filter(|&group| group != stat.st_gid) {
+        // A directory with the set-group-ID bit gives its files a group of its own.
+        let group = group.unwrap_or_else(|| rustix::process::getegid().as_raw());
+        if group != stat.st_gid {
             let owner = rustix::fs::Gid::from_raw(group);
             rustix::fs::chownat(&file, "", None, Some(owner), AtFlags::EMPTY_PATH).map_err(|error| {
                 ListenError::Group { path: self.path.clone(), group, source: error.into() }
@@ -189,10 +191,9 @@ const fn socket_type(kind: Kind) -> SocketType {
 fn bind(place: &Place<'_>) -> rustix::io::Result<(OwnedFd, SocketFile)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
-    if let Access::Exactly { mode, group } = place.access {
+    if let Access::Exactly { mode, .. } = place.access {
         // The group's permissions are for the group that it is to be.
-        let mode = if group.is_some() { mode & 0o707 } else { mode };
-        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode & 0o707))?;
     }
     rustix::net::bind(&socket, &SocketAddrUnix::new(place.path)?)?;
     let file = SocketFile { path: place.path.to_owned(), identity: identity(place.path) };
@@ -272,6 +273,21 @@ mod tests {
         let _made = listen(Access::Exactly { mode: 0o660, group: Some(4242) }).unwrap();
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (4242, 0o660));
+    }
+
+    #[test]
+    fn a_file_without_a_group_has_the_process_s_and_not_its_directory_s() {
+        let dir = tempfile::tempdir().unwrap();
+        if std::os::unix::fs::chown(dir.path(), None, Some(4242)).is_err() {
+            return vlane_testing::skip("only root may give a directory to any group");
+        }
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o2770)).unwrap();
+        let path = dir.path().join("s");
+        let access = Access::Exactly { mode: 0o660, group: None };
+        let _made = SocketFile::listen(&Place::new(&path, "--x", "x").access(access)).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        let own = rustix::process::getegid().as_raw();
+        assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (own, 0o660));
     }
 
     #[test]

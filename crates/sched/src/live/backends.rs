@@ -19,7 +19,7 @@ use super::told::{Order, Orders, Told};
 use crate::discover::{self, Machine};
 use crate::link::{Door, Link, Notice, Registered, SessionId};
 use crate::realtime::{describe, monotonic_ns};
-use crate::thread::Thread;
+use crate::thread::{Thread, process_of};
 use crate::watch::Silence;
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
@@ -69,6 +69,8 @@ pub struct Backends {
     sent_lanes: HashMap<(SessionId, u16), u64>,
     /// vCPUs that the loop was told of, by token.
     joined: HashMap<u64, Joined>,
+    /// vCPUs that their users have no room for, by token: whose, and as what each is to join once there is.
+    refused: BTreeMap<u64, (u32, Mark)>,
     /// Users who were told that they have no more.
     told_users: BTreeSet<u32>,
     next_token: u64,
@@ -99,6 +101,7 @@ impl Backends {
             lanes: HashMap::new(),
             sent_lanes: HashMap::new(),
             joined: HashMap::new(),
+            refused: BTreeMap::new(),
             told_users: BTreeSet::new(),
             next_token: 1,
             silence: None,
@@ -154,14 +157,73 @@ impl Backends {
         }
     }
 
-    /// Whether a user may have this vCPU scheduled, too.
-    fn has_room(&mut self, token: u64, user: u32) -> bool {
-        let others = self.joined.iter().filter(|(other, joined)| **other != token && joined.user == user);
-        let has = user == 0 || others.count() < MAX_VCPUS_PER_USER;
+    /// Whether a user may have one more vCPU scheduled.
+    fn has_room(&mut self, user: u32) -> bool {
+        let has = user == 0
+            || self.joined.values().filter(|joined| joined.user == user).count() < MAX_VCPUS_PER_USER;
         if !has && self.told_users.insert(user) {
-            tracing::warn!("user {user} has {MAX_VCPUS_PER_USER} vCPUs scheduled; no more of its vCPUs are");
+            tracing::warn!(
+                "user {user} has {MAX_VCPUS_PER_USER} vCPUs scheduled; its others have to wait until one of these has left"
+            );
         }
         has
+    }
+
+    /// Tells of vCPUs that had to wait, as far as there is room for them now.
+    fn offer(&mut self) {
+        let mut has: HashMap<u32, usize> = HashMap::new();
+        for joined in self.joined.values() {
+            *has.entry(joined.user).or_default() += 1;
+        }
+        let mut fits = |user: u32| {
+            let has = has.entry(user).or_default();
+            *has += 1;
+            *has <= MAX_VCPUS_PER_USER
+        };
+        let offered = self.refused.iter().filter(|(_, (user, _))| fits(*user));
+        let offered: Vec<u64> = offered.map(|(&token, _)| token).collect();
+        for token in offered {
+            if let Some((_, mark)) = self.refused.remove(&token) {
+                self.pass_on(mark);
+            }
+        }
+    }
+
+    /// Sends the loop a mark, with what it needs to follow it.
+    fn pass_on(&mut self, mark: Mark) {
+        let mut threads = Vec::new();
+        match &mark {
+            Mark::Joined { token, vcpu, .. } | Mark::Changed { token, vcpu } => {
+                if let Some((_, Mark::Joined { vcpu: waits, .. })) = self.refused.get_mut(token) {
+                    waits.clone_from(vcpu);
+                    return;
+                }
+                if let Some(joined) = self.joined.get_mut(token) {
+                    // What fails here is tried once more by the daemon, which says why. The threads that were taken stay taken.
+                    if let Ok(opened) = opened(vcpu, &joined.threads) {
+                        joined.threads.clone_from(&opened);
+                        threads = opened;
+                    }
+                // Nobody's, if its process has ended: the daemon finds that out.
+                } else if let Ok((_, user)) = process_of(vcpu.pid) {
+                    if !self.has_room(user) {
+                        self.refused.insert(*token, (user, mark));
+                        return;
+                    }
+                    threads = opened(vcpu, &[]).unwrap_or_default();
+                    self.joined.insert(*token, Joined { user, threads: threads.clone() });
+                }
+            }
+            Mark::Left { token } => {
+                self.joined.remove(token);
+                // The loop has never heard of it.
+                if self.refused.remove(token).is_some() {
+                    return;
+                }
+            }
+            Mark::Event { .. } | Mark::Served { .. } => {}
+        }
+        self.orders.send(Order::Mark(mark, threads));
     }
 
     /// Sends the loop what was found out.
@@ -170,25 +232,12 @@ impl Backends {
             self.sent_lanes.clone_from(&self.lanes);
             self.orders.send(Order::Lanes(self.lanes.clone()));
         }
+        let left = marks.iter().any(|mark| matches!(mark, Mark::Left { .. }));
         for mark in marks.drain(..) {
-            match &mark {
-                Mark::Joined { token, vcpu, .. } | Mark::Changed { token, vcpu } => {
-                    let known = self.joined.get(token).map_or(&[][..], |joined| &joined.threads);
-                    // What fails here is tried once more by the daemon, which says why.
-                    let threads = opened(vcpu, known).unwrap_or_default();
-                    let user = threads.first().map_or(0, |thread| thread.user());
-                    if !self.has_room(*token, user) {
-                        continue;
-                    }
-                    self.joined.insert(*token, Joined { user, threads: threads.clone() });
-                    self.orders.send(Order::Opened(*token, threads));
-                }
-                Mark::Left { token } => {
-                    self.joined.remove(token);
-                }
-                Mark::Event { .. } | Mark::Served { .. } => {}
-            }
-            self.orders.send(Order::Mark(mark));
+            self.pass_on(mark);
+        }
+        if left && !self.refused.is_empty() {
+            self.offer();
         }
         self.orders.ring();
         Ok(())
@@ -358,4 +407,54 @@ fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>>
         }
     }
     Ok(opened)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::super::source::Source;
+    use super::*;
+
+    #[test]
+    fn who_has_no_room_waits_until_another_of_the_user_has_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = Link::bind(&dir.path().join("s"), 0o600).unwrap();
+        let mut backends =
+            Backends::new(link, Classes::ALL, Box::new(|process| Claim::of(process.pid))).unwrap();
+        let mut told = backends.told.take().unwrap();
+        let mut command = Command::new("sleep");
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534);
+        }
+        let mut machine = command.arg("60").spawn().unwrap();
+        let pid = machine.id();
+        let (_, user) = process_of(pid).unwrap();
+        for token in 1000.. {
+            if backends.joined.len() == MAX_VCPUS_PER_USER {
+                break;
+            }
+            backends.joined.insert(token, Joined { user, threads: Vec::new() });
+        }
+        let vcpu = |name: &str, tids| VcpuThreads { pid, index: 0, tids, name: name.into() };
+        let joined =
+            |token, name: &str| Mark::Joined { token, vcpu: vcpu(name, vec![pid]), claim: Claim::of(pid) };
+        let mut tell = |mut marks: Vec<Mark>| {
+            backends.tell(&mut marks).unwrap();
+            told.collect(&mut marks).unwrap();
+            marks
+        };
+        assert_eq!(tell(vec![joined(1, "it"), joined(2, "other")]), []);
+        assert_eq!(tell(vec![Mark::Changed { token: 1, vcpu: vcpu("later", vec![pid]) }]), []);
+        // Nobody was told of it.
+        assert_eq!(tell(vec![Mark::Left { token: 2 }]), []);
+        let left = Mark::Left { token: 1000 };
+        assert_eq!(tell(vec![left.clone()]), [left, joined(1, "later")]);
+        assert_eq!(told.opened(1).len(), 1);
+
+        machine.kill().unwrap();
+        machine.wait().unwrap();
+    }
 }

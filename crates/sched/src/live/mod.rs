@@ -78,6 +78,8 @@ pub struct Daemon {
     sources: Vec<Option<Box<dyn Source>>>,
     vcpus: BTreeMap<VcpuId, Vcpu>,
     tokens: HashMap<(usize, u64), VcpuId>,
+    /// vCPUs whose threads have ended, by source and token, until the source says that they have left: they may have others yet.
+    ended: HashMap<(usize, u64), Claim>,
     hub: Arc<Hub>,
     marks: Vec<Mark>,
     began: u64,
@@ -120,6 +122,7 @@ impl Daemon {
             sources: Vec::new(),
             vcpus: BTreeMap::new(),
             tokens: HashMap::new(),
+            ended: HashMap::new(),
             hub: Arc::default(),
             marks: Vec::new(),
             began: monotonic_ns(),
@@ -236,13 +239,16 @@ impl Daemon {
     }
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
-        self.vcpus.remove(&id);
+        let claim = self.vcpus.remove(&id).map(|vcpu| vcpu.claim);
         if let Some(again) = &mut self.again {
             again.served(id);
         }
         for ((number, token), _) in self.tokens.extract_if(|_, &mut other| other == id) {
             if let Some(Some(source)) = self.sources.get_mut(number) {
                 source.part(token);
+                if let Some(claim) = claim.filter(|_| source.may_bring_vcpus()) {
+                    self.ended.insert((number, token), claim);
+                }
             }
         }
         self.vehicle.remove(id)
@@ -437,19 +443,29 @@ impl Daemon {
                 Ok(())
             }
             Mark::Left { token } => {
+                let known = known(token);
                 self.joins.forget(source, token);
-                let Some(id) = known(token) else { return Ok(()) };
+                self.ended.remove(&(source, token));
+                let Some(id) = known else { return Ok(()) };
                 if let Some(vcpu) = self.vcpus.get(&id) {
                     tracing::info!("{}: let go", vcpu.threads.name);
                 }
-                self.remove(id)
+                let removed = self.remove(id);
+                self.ended.remove(&(source, token));
+                removed
             }
         }
     }
 
     /// Does what a source has told of a vCPU, now or once more; what is refused is tried again later. `opened` are its threads, as far as
     /// somebody has opened them already.
-    fn join(&mut self, join: Join, opened: Vec<Arc<Thread>>) {
+    fn join(&mut self, mut join: Join, opened: Vec<Arc<Thread>>) {
+        let key = (join.source, join.token);
+        let ended = self.ended.remove(&key);
+        if join.claim.is_none() && !self.tokens.contains_key(&key) {
+            // All its threads had ended; now it has others.
+            join.claim = ended;
+        }
         let done = match join.claim {
             Some(claim) => self.joined(&join, claim, opened),
             None => self.changed(&join, opened),
@@ -475,7 +491,10 @@ impl Daemon {
     fn changed(&mut self, join: &Join, opened: Vec<Arc<Thread>>) -> Result<()> {
         let Some(&id) = self.tokens.get(&(join.source, join.token)) else { return Ok(()) };
         let vcpu = &join.vcpu;
-        let opened = if opened.is_empty() { open_all(&vcpu.tids)? } else { opened };
+        let opened = match opened.is_empty() {
+            true => self.open_new(id, vcpu)?,
+            false => opened,
+        };
         self.vehicle.bring(&opened);
         let changed = self.vehicle.change(id, vcpu);
         self.vehicle.bring(&[]);
@@ -491,6 +510,19 @@ impl Daemon {
         }
         self.introduce(id);
         changed
+    }
+
+    /// Opens a vCPU's threads as they are now. Those that it did not have before are taken from other schedulers first.
+    fn open_new(&self, id: VcpuId, vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
+        let known = self.vcpus.get(&id).map_or(&[][..], |known| &known.clocks);
+        let opened = open_all(&vcpu.tids)?;
+        let is_known = |thread: &Thread| {
+            known.iter().any(|old| (old.tid(), old.start()) == (thread.tid(), thread.start()))
+        };
+        for thread in opened.iter().filter(|thread| !is_known(thread)) {
+            hold::take(thread, &vcpu.name)?;
+        }
+        Ok(opened)
     }
 
     /// Lets vCPUs go whose threads have ended, and tells the state.

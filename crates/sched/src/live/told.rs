@@ -1,6 +1,7 @@
 //! The event loop's end of the back ends: what their lanes tell, heard at once, and what the thread of
 //! [`Backends`](super::backends::Backends) has found out.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,10 +30,8 @@ pub(super) enum Order {
     Gone(SessionId),
     /// Whose marks the lanes' are.
     Lanes(HashMap<(SessionId, u16), u64>),
-    /// The threads of the vCPU that the next mark is about.
-    Opened(u64, Vec<Arc<Thread>>),
-    /// For the daemon.
-    Mark(Mark),
+    /// For the daemon, and the threads of the vCPU that it is about. Both in one: what the loop hears of apart, it may take apart.
+    Mark(Mark, Vec<Arc<Thread>>),
     /// Nothing more will come.
     Failed(Error),
 }
@@ -42,16 +41,22 @@ pub(super) enum Order {
 pub(super) struct Orders {
     sender: Sender<Order>,
     bell: Arc<OwnedFd>,
+    /// Something was sent since the bell was rung.
+    sent: Cell<bool>,
 }
 
 impl Orders {
     /// Heard when the bell is rung. Nobody hears it when the loop has ended.
     pub(super) fn send(&self, order: Order) {
         let _ = self.sender.send(order);
+        self.sent.set(true);
     }
 
+    /// Wakes the loop, if there is anything for it.
     pub(super) fn ring(&self) {
-        let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        if self.sent.take() {
+            let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        }
     }
 
     pub(super) fn fail(&self, error: Error) {
@@ -70,7 +75,8 @@ pub struct Told {
     /// Of ears and bell.
     epoll: OwnedFd,
     lanes: HashMap<(SessionId, u16), u64>,
-    opened: HashMap<u64, Vec<Arc<Thread>>>,
+    /// Of the marks that were told last, in their order: one token may be among them twice.
+    opened: Vec<(u64, Vec<Arc<Thread>>)>,
     /// Orders are left.
     more: bool,
     _file: SocketFile,
@@ -96,11 +102,11 @@ impl Told {
             stop,
             epoll,
             lanes: HashMap::new(),
-            opened: HashMap::new(),
+            opened: Vec::new(),
             more: false,
             _file: file,
         };
-        Ok((Orders { sender, bell }, told))
+        Ok((Orders { sender, bell, sent: Cell::new(false) }, told))
     }
 
     /// Readable when the thread is to end.
@@ -117,11 +123,11 @@ impl Told {
                 Order::Ear(session, ear) => self.ears.add(session, *ear)?,
                 Order::Gone(session) => self.ears.remove(session),
                 Order::Lanes(lanes) => self.lanes = lanes,
-                Order::Opened(token, threads) => {
-                    self.opened.insert(token, threads);
-                }
-                Order::Mark(mark) => {
-                    joins += usize::from(matches!(mark, Mark::Joined { .. } | Mark::Changed { .. }));
+                Order::Mark(mark, threads) => {
+                    if let Mark::Joined { token, .. } | Mark::Changed { token, .. } = mark {
+                        joins += 1;
+                        self.opened.push((token, threads));
+                    }
                     marks.push(mark);
                 }
                 Order::Failed(error) => return Err(error),
@@ -172,7 +178,8 @@ impl Source for Told {
     }
 
     fn opened(&mut self, token: u64) -> Vec<Arc<Thread>> {
-        self.opened.remove(&token).unwrap_or_default()
+        let at = self.opened.iter().position(|(of, _)| *of == token);
+        at.map(|at| self.opened.remove(at).1).unwrap_or_default()
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -183,5 +190,45 @@ impl Source for Told {
 impl Drop for Told {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use vlane_policy::loan::Claim;
+
+    use super::*;
+    use crate::VcpuThreads;
+    use crate::link::Link;
+
+    fn is_rung(told: &Told) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&told.epoll, PollFlags::IN)], Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn each_mark_comes_with_its_own_threads_and_the_bell_rings_only_for_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_door, ears, file) = Link::bind(&dir.path().join("s"), 0o600).unwrap().split();
+        let (orders, mut told) = Told::new(ears, file).unwrap();
+        orders.ring();
+        assert!(!is_rung(&told));
+
+        let thread = Arc::new(Thread::open(std::process::id()).unwrap());
+        let vcpu = VcpuThreads { pid: 1, index: 0, tids: vec![1], name: "it".into() };
+        let joined = Mark::Joined { token: 7, vcpu: vcpu.clone(), claim: Claim::of(1) };
+        let changed = Mark::Changed { token: 7, vcpu };
+        orders.send(Order::Mark(joined.clone(), vec![Arc::clone(&thread)]));
+        orders.send(Order::Mark(changed.clone(), vec![Arc::clone(&thread), thread]));
+        orders.ring();
+        assert!(is_rung(&told));
+        let mut marks = Vec::new();
+        told.collect(&mut marks).unwrap();
+        assert_eq!(marks, [joined, changed]);
+        assert_eq!([(); 3].map(|()| told.opened(7).len()), [1, 2, 0]);
+        orders.ring();
+        assert!(!is_rung(&told));
     }
 }

@@ -195,7 +195,7 @@ pub fn guard(table: &Path) -> Result<()> {
     }
     if restored.failed > 0 {
         let text = format!(
-            "{} threads keep a changed priority: the system does not let the guard restore them; `vlane sched repair` as root does",
+            "{} threads keep a changed priority: the system does not let the guard restore them; `vlane sched repair`, as the scheduler's user with CAP_SYS_NICE, does",
             restored.failed
         );
         return Err(Error::new(ErrorKind::Permission, text));

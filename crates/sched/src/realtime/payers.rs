@@ -80,11 +80,10 @@ impl Payers {
 
     /// So much real-time CPU time was used.
     pub(super) fn used(&mut self, payer: Payer, ns: u64) {
-        if let Some(machine) = self.machines.get_mut(&payer.machine) {
-            machine.used(ns);
-        }
-        if let Some(user) = self.users.get_mut(&payer.user) {
-            user.used(ns);
+        // It may have been tidied away since the boost began.
+        self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm)).used(ns);
+        if self.is_limited(payer.user) {
+            self.users.entry(payer.user).or_insert_with(|| Budget::new(self.user_ppm)).used(ns);
         }
     }
 
@@ -141,6 +140,18 @@ mod tests {
             let free = taken(&mut payers, user, 8);
             assert!(free > 3000, "{free}");
         }
+    }
+
+    #[test]
+    fn what_is_used_after_a_whole_budget_was_forgotten_counts() {
+        let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });
+        let payer = Payer { user: payers.own_user + 1, machine: 1 };
+        assert_eq!(payers.lack(payer, MS), None);
+        payers.tidy(2 * MS);
+        payers.used(payer, 1000 * MS);
+        assert_eq!(payers.lack(payer, 3 * MS), Some(Lack::Machine));
+        let other = Payer { machine: 2, ..payer };
+        assert_eq!(payers.lack(other, 3 * MS), Some(Lack::User));
     }
 
     #[test]
