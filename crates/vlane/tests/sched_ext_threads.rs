@@ -266,6 +266,8 @@ sched_ext_threads --nocapture --test-threads=1 ONLY 2>&1
     machine.disks.clear();
     machine.memory_mib = 1024;
     machine.vcpus = 4;
+    // The kernel changes its own code when a scheduler comes and goes.
+    machine.in_turns = true;
     let show: fn(&str) = |line| eprintln!("guest: {line}");
     let report = machine.start_with(&host, &kernel, &guest, LIMIT, Some(show)).unwrap().wait().unwrap();
     report.script_ok().unwrap_or_else(|error| panic!("{error}\n{}", report.console));
