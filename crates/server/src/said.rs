@@ -42,20 +42,24 @@ pub(crate) struct Said {
     running: usize,
     /// When they changed last.
     changed: Option<Instant>,
-    /// When the first queue began to run; what had been counted until then, kicks and requests.
-    began: Option<(Instant, u64, u64)>,
+    /// Kicks and requests before the session: the first kick may come before anybody looks.
+    before: (u64, u64),
+    /// When the first queue began to run.
+    began: Option<Instant>,
     looks: usize,
 }
 
 impl Said {
-    pub(crate) fn new(session: u64) -> Said {
-        Said { session, told: 0, running: 0, changed: None, began: None, looks: 0 }
+    pub(crate) fn new(session: u64, volume: &Volume) -> Said {
+        let counted = volume.counters();
+        let before = (counted.kicks, counted.requests());
+        Said { session, told: 0, running: 0, changed: None, before, began: None, looks: 0 }
     }
 
     /// When there is something to look at, from now.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let settled = self.changed.map(|at| at + SETTLED);
-        let look = self.began.and_then(|(at, ..)| LOOKS.get(self.looks).map(|after| at + *after));
+        let look = self.began.and_then(|at| LOOKS.get(self.looks).map(|after| at + *after));
         [settled, look].into_iter().flatten().min().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -69,14 +73,14 @@ impl Said {
         if sight.running.len() != self.running {
             self.running = sight.running.len();
             self.changed = Some(now);
-            let counted = volume.counters();
-            self.began.get_or_insert((now, counted.kicks, counted.requests()));
+            self.began.get_or_insert(now);
         }
         if self.changed.is_some_and(|at| now >= at + SETTLED) {
             self.changed = None;
             self.tell_queues(volume);
         }
-        if let Some((began, kicks, requests)) = self.began
+        let (kicks, requests) = self.before;
+        if let Some(began) = self.began
             && LOOKS.get(self.looks).is_some_and(|after| now >= began + *after)
         {
             self.looks += 1;

@@ -125,7 +125,7 @@ impl Session {
         if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
             return End::Failed(Error::SocketError(error));
         }
-        let mut said = Said::new(number);
+        let mut said = Said::new(number, &self.volume);
         let mut is_message = false;
         loop {
             said.turn(&self.volume, || self.lock().sight(), is_message);
