@@ -364,9 +364,22 @@ impl Queue {
         self.config.log_addr = ring;
     }
 
-    /// Whether guest memory was truncated under the queue.
+    /// Whether the memory that the ring itself lies in was truncated under the queue. A request whose data lies in memory that was is another matter:
+    /// it is seen when it is taken.
     pub fn is_memory_lost(&self) -> bool {
-        self.memory.is_lost()
+        self.memory.is_lost() && self.is_ring_lost()
+    }
+
+    #[cold]
+    fn is_ring_lost(&self) -> bool {
+        let is_lost = |part: *mut u8| fault::has_tripped(part as usize, 1);
+        let parts = match self.config.layout {
+            Layout::Split => split_parts(&self.config, &self.memory).map(|p| [p.desc, p.avail, p.used]),
+            Layout::Packed => {
+                packed_parts(&self.config, &self.memory).map(|p| [p.ring, p.driver_event, p.device_event])
+            }
+        };
+        parts.map_or(true, |parts| parts.into_iter().any(is_lost))
     }
 
     /// The part of the ring that the device writes is small: the whole of it is marked, once a batch.
