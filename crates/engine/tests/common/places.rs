@@ -53,7 +53,16 @@ pub fn try_open(path: &Path, cache: Cache) -> Result<Arc<FileEngine>, String> {
 }
 
 pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
-    try_open(path, cache).expect("open")
+    // A program that another test starts has our descriptors for a moment, and so a claim that is over.
+    let begin = std::time::Instant::now();
+    loop {
+        match try_open(path, cache) {
+            Err(why) if why.contains("is in use") && begin.elapsed().as_secs() < 5 => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            opened => return opened.expect("open"),
+        }
+    }
 }
 
 /// A loop device, detached when it is dropped.
