@@ -1,0 +1,357 @@
+//! A virtqueue together with what the kernel is doing for it.
+//!
+//! An operation's memory must stay where it is, and belong to nobody else, until the operation completes. So whoever submits operations
+//! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its operations is under way. What is
+//! still under way when the queue is dropped is leaked, with the memory that it refers to. So safe code cannot get it wrong, in whichever
+//! order it drops things.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use io_uring::{opcode, squeue, types};
+use vlane_ring::{Broken, DirtyLog, GuestMemory, Queue, QueueConfig, QueueError, Request, Slot, Status};
+
+use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
+use crate::uring::{Finished, Target, Ticket, Uring};
+use crate::Piece;
+
+/// What `preadv` takes at once (`IOV_MAX`).
+const MAX_IOVECS: usize = 1024;
+/// Buffers of a list that is kept for the next operation.
+const KEPT: usize = 256;
+
+#[repr(C, align(4096))]
+struct ZeroPage([u8; 64 << 10]);
+static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
+
+/// A virtqueue whose requests' operations an io_uring works on.
+pub struct IoQueue {
+    /// Leaked if something is under way.
+    kept: ManuallyDrop<Kept>,
+    /// By slot, how many operations are under way.
+    lent: Box<[u8]>,
+    /// All of them.
+    under_way: usize,
+    /// By [`Operation::file`].
+    targets: Vec<Target>,
+    ticket: Ticket,
+}
+
+/// What operations refer to.
+struct Kept {
+    queue: Queue,
+    /// Of operations whose memory is not simply their request's.
+    held: Vec<Held>,
+    /// Lists to be used again.
+    spare: Vec<Vec<libc::iovec>>,
+    /// Open as long as an operation may go there.
+    _files: Box<[StorageFile]>,
+}
+
+/// The memory of one operation.
+struct Held {
+    slot: Slot,
+    number: u8,
+    buffers: Vec<libc::iovec>,
+    piece: Option<Piece>,
+}
+
+// SAFETY: `buffers` are lists of guest memory, or of `piece`, for the kernel. Any thread may hold them; nobody follows them here.
+unsafe impl Send for Kept {}
+
+impl std::fmt::Debug for IoQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let queue = &self.kept.queue;
+        f.debug_struct("IoQueue").field("queue", queue).field("under_way", &self.under_way).finish()
+    }
+}
+
+impl IoQueue {
+    /// Takes a queue. `place` comes with its operations' completions ([`Finished::place`]), `files` are those that operations name by
+    /// their number, `uring` is the one that mostly gets them.
+    pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> IoQueue {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let slots = usize::from(queue.config().size);
+        let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), _files: files.into() };
+        IoQueue {
+            kept: ManuallyDrop::new(kept),
+            lent: vec![0; slots].into_boxed_slice(),
+            under_way: 0,
+            targets: files.iter().map(|file| uring.fix(file)).collect(),
+            ticket: Ticket::new(place, NEXT.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Submits an operation for a request that is in flight.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given.
+    #[inline]
+    pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: Operation) {
+        let request = self.kept.queue.request(slot);
+        assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
+        let target = self.targets[usize::from(operation.file)];
+        let number = operation.number;
+        let mut flags = target.flags;
+        if operation.patient {
+            flags |= squeue::Flags::ASYNC;
+        }
+        let (entry, is_held) = match self.kept.whole(slot, &operation, target) {
+            Some(entry) => (entry, false),
+            None => self.kept.partly(slot, operation, target),
+        };
+        self.lent[usize::from(slot.0)] += 1;
+        self.under_way += 1;
+        // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
+        // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
+        // dropping this leaks all of it while something is.
+        unsafe { uring.push(entry.flags(flags), self.ticket.of(slot, number, is_held)) };
+    }
+
+    /// Takes back what an operation had. Nothing if it was not one of this queue's.
+    #[inline]
+    pub fn finish(&mut self, finished: Finished) -> Option<(Slot, Completion)> {
+        let (slot, number, is_held) = self.ticket.read(&finished)?;
+        let lent = self.lent.get_mut(usize::from(slot.0))?;
+        *lent -= 1;
+        self.under_way -= 1;
+        let piece = if is_held { self.kept.take_back(slot, number) } else { None };
+        Some((slot, Completion { number, result: finished.result(), piece }))
+    }
+
+    /// Operations under way.
+    pub fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// As [`Queue::complete`]; a request that the kernel still works on stays unanswered.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn complete(&mut self, slot: Slot, status: Status) {
+        let is_lent = self.lent[usize::from(slot.0)] > 0;
+        debug_assert!(!is_lent, "{slot:?} is answered while the kernel works on it");
+        if !is_lent {
+            self.kept.queue.complete(slot, status);
+        }
+    }
+
+    /// As [`Queue::set_index`].
+    pub fn set_index(&mut self, index: u16) {
+        self.kept.queue.set_index(index);
+    }
+
+    /// As [`Queue::pop`].
+    ///
+    /// # Errors
+    /// [`Broken`], now and ever after.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
+        self.kept.queue.pop()
+    }
+
+    /// As [`Queue::has_available`].
+    #[inline]
+    pub fn has_available(&mut self) -> bool {
+        self.kept.queue.has_available()
+    }
+
+    /// As [`Queue::request`].
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn request(&self, slot: Slot) -> &Request {
+        self.kept.queue.request(slot)
+    }
+
+    /// As [`Queue::put_back`]; not for a request that the kernel works on.
+    pub fn put_back(&mut self, slot: Slot) -> bool {
+        self.lent.get(usize::from(slot.0)) == Some(&0) && self.kept.queue.put_back(slot)
+    }
+
+    /// As [`Queue::publish`].
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.kept.queue.publish()
+    }
+
+    /// As [`Queue::enable_notify`].
+    ///
+    /// # Errors
+    /// [`Broken`], as [`IoQueue::pop`].
+    pub fn enable_notify(&mut self) -> Result<bool, Broken> {
+        self.kept.queue.enable_notify()
+    }
+
+    /// As [`Queue::disable_notify`].
+    pub fn disable_notify(&mut self) {
+        self.kept.queue.disable_notify();
+    }
+
+    /// As [`Queue::leave_place`].
+    pub fn leave_place(&mut self) {
+        self.kept.queue.leave_place();
+    }
+
+    /// As [`Queue::in_flight`].
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.kept.queue.in_flight()
+    }
+
+    /// As [`Queue::base`].
+    pub fn base(&self) -> u32 {
+        self.kept.queue.base()
+    }
+
+    /// As [`Queue::config`].
+    pub fn config(&self) -> &QueueConfig {
+        self.kept.queue.config()
+    }
+
+    /// As [`Queue::set_memory`].
+    ///
+    /// # Errors
+    /// [`QueueError`].
+    pub fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.kept.queue.set_memory(memory)
+    }
+
+    /// As [`Queue::set_log`].
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
+        self.kept.queue.set_log(log, ring);
+    }
+
+    /// As [`Queue::is_memory_lost`].
+    pub fn is_memory_lost(&self) -> bool {
+        self.kept.queue.is_memory_lost()
+    }
+}
+
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        if self.under_way == 0 {
+            // SAFETY: dropped once, here, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.kept) };
+        } else {
+            tracing::error!("{} operations of a queue that goes are under way: its memory stays", self.under_way);
+        }
+    }
+}
+
+/// RWF flags of an operation.
+fn rw_flags(operation: &Operation) -> i32 {
+    if operation.durable { libc::RWF_DSYNC } else { 0 }
+}
+
+impl Kept {
+    /// The usual operations: those on all of a request's buffers, and those without memory.
+    #[inline]
+    fn whole(&self, slot: Slot, operation: &Operation, target: Target) -> Option<squeue::Entry> {
+        let request = self.queue.request(slot);
+        let (fd, offset) = (target.fd, operation.offset);
+        let fallocate =
+            |mode| opcode::Fallocate::new(fd, operation.len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build();
+        let is_write = match &operation.what {
+            What::Read(Memory::Request(0)) if operation.len == request.len() => false,
+            What::Write(Memory::Request(0)) if operation.len == request.len() => true,
+            What::Read(_) | What::Write(_) => return None,
+            What::Sync => return Some(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()),
+            What::Punch => return Some(fallocate(libc::FALLOC_FL_PUNCH_HOLE)),
+            What::Zero => return Some(fallocate(libc::FALLOC_FL_ZERO_RANGE)),
+        };
+        Some(match (request.buffers(), is_write) {
+            ([one], true) => {
+                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+                opcode::Write::new(fd, one.iov_base.cast(), len).offset(offset).rw_flags(rw_flags(operation)).build()
+            }
+            ([one], false) => {
+                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+                opcode::Read::new(fd, one.iov_base.cast(), len).offset(offset).build()
+            }
+            (several, _) => vectored(several, operation, is_write, target),
+        })
+    }
+
+    /// The others: they have a list of buffers of their own.
+    #[cold]
+    fn partly(&mut self, slot: Slot, mut operation: Operation, target: Target) -> (squeue::Entry, bool) {
+        let mut buffers = self.spare.pop().unwrap_or_default();
+        let request = self.queue.request(slot);
+        let len = usize::try_from(operation.len).unwrap_or(usize::MAX);
+        let is_write = matches!(operation.what, What::Write(_));
+        let number = operation.number;
+        match &mut operation.what {
+            What::Read(Memory::Request(from)) | What::Write(Memory::Request(from)) => {
+                select(&mut buffers, request.buffers(), *from, len);
+            }
+            What::Read(Memory::Piece(piece, from)) | What::Write(Memory::Piece(piece, from)) => {
+                let bytes = piece.bytes_mut().get_mut(*from..).unwrap_or_default();
+                let iov_len = len.min(bytes.len());
+                buffers.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len });
+            }
+            What::Write(Memory::Zeroes) => {
+                let mut left = operation.len.min(ZEROES);
+                while left > 0 {
+                    let n = left.min(ZERO_PAGE.0.len() as u64);
+                    let iov_base = ZERO_PAGE.0.as_ptr().cast_mut().cast();
+                    buffers.push(libc::iovec { iov_base, iov_len: usize::try_from(n).unwrap_or(0) });
+                    left -= n;
+                }
+            }
+            // A read into the zeroes, which nobody may change, is one of nothing; the others are whole.
+            _ => {}
+        }
+        let entry = vectored(&buffers, &operation, is_write, target);
+        let piece = match operation.what {
+            What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
+            _ => None,
+        };
+        self.held.push(Held { slot, number, buffers, piece });
+        (entry, true)
+    }
+
+    #[cold]
+    fn take_back(&mut self, slot: Slot, number: u8) -> Option<Piece> {
+        let at = self.held.iter().position(|held| (held.slot, held.number) == (slot, number))?;
+        let Held { mut buffers, piece, .. } = self.held.swap_remove(at);
+        buffers.clear();
+        if buffers.capacity() <= KEPT {
+            self.spare.push(buffers);
+        }
+        piece
+    }
+}
+
+fn vectored(buffers: &[libc::iovec], operation: &Operation, is_write: bool, target: Target) -> squeue::Entry {
+    let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
+    let (fd, offset) = (target.fd, operation.offset);
+    match is_write {
+        true => {
+            opcode::Writev::new(fd, buffers.as_ptr(), count).offset(offset).rw_flags(rw_flags(operation)).build()
+        }
+        false => opcode::Readv::new(fd, buffers.as_ptr(), count).offset(offset).build(),
+    }
+}
+
+/// Makes `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them.
+fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: usize) {
+    let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
+    let mut left = len;
+    for buffer in buffers {
+        let here = skip.min(buffer.iov_len);
+        skip -= here;
+        let n = (buffer.iov_len - here).min(left);
+        if n > 0 {
+            let iov_base = buffer.iov_base.cast::<u8>().wrapping_add(here).cast();
+            list.push(libc::iovec { iov_base, iov_len: n });
+            left -= n;
+        }
+        if left == 0 || list.len() == MAX_IOVECS {
+            break;
+        }
+    }
+}
