@@ -152,6 +152,10 @@ pub trait Channel: Send + fmt::Debug {
         operations: &mut Vec<Operation>,
     ) -> Outcome;
 
+    /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
+    /// [`Channel::submit`], and a wait of its ends.
+    fn forget(&mut self, _slot: Slot) {}
+
     /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the
     /// [deadline](Channel::deadline).
     fn poll(&mut self, _now: Instant, _ready: &mut Vec<Slot>) {}
