@@ -103,6 +103,8 @@ pub(crate) struct Lane {
     /// Answers that the guest has not been shown.
     unpublished: usize,
     has_answered: bool,
+    /// Something happened since the counters were stored.
+    is_touched: bool,
     counters: Snapshot,
     observers: Observers,
     pub(crate) kick: Option<OwnedFd>,
@@ -152,6 +154,7 @@ impl Lane {
             serial,
             unpublished: 0,
             has_answered: false,
+            is_touched: true,
             counters: counted_before,
             observers: Observers::new(index, slots, watch),
             kick,
@@ -194,7 +197,10 @@ impl Lane {
                 show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
             }
         }
-        worked |= left < BUDGET;
+        if left < BUDGET {
+            worked = true;
+            self.is_touched = true;
+        }
         if !self.has_room() {
             self.take_ahead();
         }
@@ -305,6 +311,7 @@ impl Lane {
     #[inline]
     pub(crate) fn finished(&mut self, uring: &mut Uring, finished: Finished) {
         let Some((slot, completion)) = self.queue.finish(finished) else { return };
+        self.is_touched = true;
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
@@ -318,6 +325,7 @@ impl Lane {
 
     /// Goes on with a request that its channel named.
     fn go_on(&mut self, uring: &mut Uring, slot: Slot) {
+        self.is_touched = true;
         let request = self.queue.request(slot);
         if !request.is_in_flight() {
             return;
@@ -401,13 +409,20 @@ impl Lane {
         status
     }
 
-    /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
+    /// The end of a round: shows and counts what happened in it; says whether the guest was shown an answer. Does nothing for a lane that is
+    /// idle.
     #[inline]
-    pub(crate) fn show(&mut self) {
+    pub(crate) fn round_ends(&mut self) -> bool {
+        if !std::mem::take(&mut self.is_touched) {
+            return false;
+        }
         self.observers.end_batch();
         self.publish();
+        self.store_counters();
+        std::mem::take(&mut self.has_answered)
     }
 
+    /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
     #[inline]
     fn publish(&mut self) -> Shown {
         if self.unpublished == 0 {
@@ -423,8 +438,10 @@ impl Lane {
         Shown::Signalled
     }
 
+    /// When the channel has something to go on with by itself.
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.channel.deadline()
+        if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 
     /// Whether there is something to do that nobody will tell of: a request that the guest has made available since the last look, or one that

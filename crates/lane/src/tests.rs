@@ -68,7 +68,7 @@ impl Guest {
 fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
     let (mut guest, config) = guest(null(None));
     let mut uring = Uring::new(64).unwrap();
-    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     // The volume has 2048 sectors.
     guest.submit(0, Kind::Write, 2048);
     guest.submit(1, Kind::Read, 2041);
@@ -130,7 +130,7 @@ fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
 fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wakes() {
     let (mut guest, config) = guest_of(Format::Packed, null(None));
     let mut uring = Uring::new(64).unwrap();
-    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     guest.submit(0, Kind::Read, 0);
     guest.driver.publish();
     assert!(lane.serve(&mut uring, false));

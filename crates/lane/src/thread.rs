@@ -128,11 +128,7 @@ impl Thread {
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
-            lane.show();
-            answered |= lane.take_answered();
-            if worked {
-                lane.store_counters();
-            }
+            answered |= lane.round_ends();
             if lane.settle() {
                 if let Some(recorder) = lane.take_recorder() {
                     recorders.push((lane.index, recorder));

@@ -24,11 +24,6 @@ pub(super) enum Draining {
 }
 
 impl Lane {
-    /// Whether the guest was shown an answer since this was asked last.
-    pub(crate) fn take_answered(&mut self) -> bool {
-        std::mem::take(&mut self.has_answered)
-    }
-
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
         self.counters.take_channel(&self.channel.stats(), &self.counted_before);
@@ -77,7 +72,8 @@ impl Lane {
         }
     }
 
-    pub(crate) fn count_kick(&mut self) {
+    pub(super) fn count_kick(&mut self) {
+        self.is_touched = true;
         self.counters.kicks += 1;
         probes::kick(self.index);
     }
