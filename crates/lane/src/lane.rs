@@ -20,6 +20,7 @@ use crate::observers::Observers;
 use crate::watch::Watch;
 
 use control::Draining;
+pub(crate) use control::Settled;
 pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 
 /// Requests that one lane takes before another lane of the thread has its turn.

@@ -85,7 +85,7 @@ fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
 
 #[test]
 fn a_pool_that_is_dropped_answers_what_is_in_flight() {
-    let topology = Topology { queues: 1, threads: 1, cpus: Vec::new() };
+    let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
     let pool = Pool::new(&PoolConfig { topology, poll_max: Duration::ZERO }).unwrap();
     let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
