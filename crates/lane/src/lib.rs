@@ -34,6 +34,8 @@ mod watch;
 #[cfg(test)]
 mod cost;
 #[cfg(test)]
+mod moves;
+#[cfg(test)]
 mod tests;
 
 pub use alarm::Alarm;

@@ -109,6 +109,11 @@ impl Pool {
         self.routes.move_lane(index, thread);
     }
 
+    #[cfg(test)]
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
     fn send(&self, index: u16, message: Message) -> Result<(), LaneError> {
         self.routes.send(index, message).then_some(()).ok_or(LaneError::Gone)
     }

@@ -64,6 +64,12 @@ impl Routes {
         }
     }
 
+    /// Tells one thread to end, as a fault of its own would.
+    #[cfg(test)]
+    pub(crate) fn end_one(&self, thread: usize) {
+        let _ = self.outboxes[thread].send(Message::Exit);
+    }
+
     /// A lane was started, or ended.
     pub(crate) fn set_running(&self, index: u16, counters: Option<Arc<Counters>>) {
         if let Some(place) = self.lock().get_mut(usize::from(index)) {
@@ -107,8 +113,9 @@ impl Routes {
         let mut places = self.lock();
         unread.extend(std::iter::from_fn(|| inbox.next()));
         let Some(outbox) = self.outboxes.get(to) else { return Some(lane) };
-        let (mail, others): (Vec<_>, _) = unread.drain(..).partition(|message| message.index() == Some(index));
-        *unread = others;
+        let (mail, others): (Vec<_>, Vec<_>) =
+            unread.drain(..).partition(|message| message.index() == Some(index));
+        unread.extend(others);
         match outbox.send(Message::Adopt { lane, mail }) {
             Err(Message::Adopt { lane, mail }) => {
                 mail.into_iter().rev().for_each(|message| unread.push_front(message));

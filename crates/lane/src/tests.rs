@@ -12,7 +12,7 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
 use crate::inbox::pair;
-use crate::lane::Lane;
+use crate::lane::{Lane, Settled};
 use crate::thread::Thread;
 use crate::{Counters, LaneConfig, Pool, PoolConfig, Topology, event_channel};
 
@@ -138,7 +138,7 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
     lane.after_sleep();
     lane.hold();
     for _ in 0..2 {
-        assert!(!lane.settle(), "it is held");
+        assert_eq!(lane.settle(), Settled::Stays, "it is held");
         assert!(!lane.before_sleep());
         lane.after_sleep();
     }
