@@ -146,6 +146,11 @@ impl Volume {
         self.config.topology.queues
     }
 
+    /// The lanes that run, each with its thread.
+    pub fn places(&self) -> Vec<(u16, usize)> {
+        self.pool.places()
+    }
+
     /// Lane threads that have ended by a fault of their own: their queues are not served any more.
     pub fn lost_threads(&self) -> Vec<usize> {
         self.pool.lost()

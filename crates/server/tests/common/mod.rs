@@ -111,7 +111,7 @@ impl Server {
         schedulers: Schedulers,
     ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
-        let topology = Topology { queues, threads, cpus: Vec::new() };
+        let topology = Topology { queues, threads, cpus: Vec::new(), adapts: false };
         let config = VolumeConfig { name: "test".into(), serial: "serial-42".into(), topology, poll_max };
         let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
