@@ -213,13 +213,13 @@ impl Lane {
     }
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Slot> {
         if self.ahead.requests == 0 { self.take() } else { self.next_waiting() }
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<Slot> {
         if self.takes_no_more() {
             return None;
@@ -268,7 +268,7 @@ impl Lane {
     }
 
     /// Begins a request; returns its answer if it has one already.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
@@ -296,9 +296,10 @@ impl Lane {
         self.observers.submitted(slot, request);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
-        if !matches!(outcome, Outcome::Done(_)) {
-            self.begun.add(request);
+        if let Outcome::Done(status) = outcome {
+            return Some(status);
         }
+        self.begun.add(request);
         self.proceed(uring, slot, outcome)
     }
 
