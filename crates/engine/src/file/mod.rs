@@ -13,6 +13,7 @@ mod bounce;
 mod channel;
 mod discard;
 mod durability;
+mod exclusion;
 mod format;
 mod inline;
 mod lock;
