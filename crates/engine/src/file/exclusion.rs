@@ -193,7 +193,12 @@ impl Holder {
             self.shared.changing.0.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let State { channels, busy, .. } = &mut *state;
-            busy.extend(channels.iter().filter(|channel| channel.gate.is_busy()).map(|channel| Arc::clone(&channel.gate)));
+            busy.extend(
+                channels
+                    .iter()
+                    .filter(|channel| channel.gate.is_busy())
+                    .map(|channel| Arc::clone(&channel.gate)),
+            );
         }
         let waits = overlapping(&state.changes, &range)
             + overlapping(&state.writes, &range)
@@ -248,6 +253,22 @@ impl Holder {
         self.granted.pop_front()
     }
 
+    /// `slot` waits for nothing any more, and has no need of what it was granted.
+    #[cold]
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.granted.retain(|(granted, _)| *granted != slot);
+        let mut state = self.shared.lock();
+        if let Some(member) = state.channels.iter_mut().find(|member| member.number == self.channel) {
+            member.granted.retain(|(granted, _)| *granted != slot);
+        }
+        while let Some(held) = state.any(|entry| (entry.channel, entry.slot) == (self.channel, slot)) {
+            state.remove(held, &mut self.ring);
+        }
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+
     /// Wakes those that were granted something. Not under the mutex: it is a system call each.
     fn ring(&mut self) {
         self.ring.drain(..).for_each(|gate| wake(&gate.doorbell));
@@ -260,7 +281,7 @@ impl Drop for Holder {
         state.channels.retain(|channel| channel.number != self.channel);
         self.gate.busy.0.store(false, Ordering::Relaxed);
         state.look(&mut self.ring);
-        while let Some(held) = state.any_of(self.channel) {
+        while let Some(held) = state.any(|entry| entry.channel == self.channel) {
             state.remove(held, &mut self.ring);
         }
         self.shared.settle(&mut state);
@@ -326,10 +347,10 @@ impl State {
         }
     }
 
-    /// Something that a channel holds or waits for.
-    fn any_of(&self, channel: u64) -> Option<Held> {
-        let of = |list: &VecDeque<Entry>| list.iter().find(|entry| entry.channel == channel).map(|entry| entry.ticket);
-        of(&self.changes).map(Held::Change).or_else(|| of(&self.writes).map(Held::Write))
+    /// Something that holds or waits.
+    fn any(&self, is_it: impl Fn(&Entry) -> bool) -> Option<Held> {
+        let first = |list: &VecDeque<Entry>| list.iter().find(|entry| is_it(entry)).map(|entry| entry.ticket);
+        first(&self.changes).map(Held::Change).or_else(|| first(&self.writes).map(Held::Write))
     }
 }
 
@@ -345,7 +366,9 @@ impl Entry {
             return;
         }
         // None: it is being dropped, and this entry with it.
-        let Some(channel) = channels.iter_mut().find(|channel| channel.number == self.channel) else { return };
+        let Some(channel) = channels.iter_mut().find(|channel| channel.number == self.channel) else {
+            return;
+        };
         channel.granted.push_back((self.slot, Hold(held(self.ticket))));
         if !channel.gate.rung.load(Ordering::Relaxed) {
             channel.gate.rung.store(true, Ordering::Relaxed);
