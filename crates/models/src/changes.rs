@@ -169,7 +169,8 @@ pub fn no_change_undoes_a_write(lanes: &'static [&'static [Task]]) {
         }
     }
     let first = first.and_then(|(lane, tasks, values)| lane.run(tasks, values));
-    let left: Vec<Lane> = running.into_iter().filter_map(|lane| lane.join().expect("a lane")).chain(first).collect();
+    let left: Vec<Lane> =
+        running.into_iter().filter_map(|lane| lane.join().expect("a lane")).chain(first).collect();
     for block in disk.iter() {
         assert_eq!(block.halves.load(Ordering::Relaxed), block.really.load(SeqCst));
     }

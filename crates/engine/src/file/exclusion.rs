@@ -328,7 +328,9 @@ impl State {
 
     /// Something that a channel holds or waits for.
     fn any_of(&self, channel: u64) -> Option<Held> {
-        let of = |list: &VecDeque<Entry>| list.iter().find(|entry| entry.channel == channel).map(|entry| entry.ticket);
+        let of = |list: &VecDeque<Entry>| {
+            list.iter().find(|entry| entry.channel == channel).map(|entry| entry.ticket)
+        };
         of(&self.changes).map(Held::Change).or_else(|| of(&self.writes).map(Held::Write))
     }
 }
@@ -361,3 +363,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 fn overlapping(entries: &VecDeque<Entry>, range: &Range<u64>) -> u32 {
     entries.iter().map(|entry| u32::from(overlap(&entry.range, range))).sum()
 }
+
+#[cfg(test)]
+#[path = "exclusion_tests.rs"]
+mod tests;
