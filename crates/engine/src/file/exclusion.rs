@@ -85,7 +85,7 @@ enum Held {
 /// What is registered.
 #[derive(Debug, Default)]
 struct State {
-    channels: Vec<Channel>,
+    members: Vec<Member>,
     /// Each in the order of their tickets, which is the one in which they were asked for.
     changes: VecDeque<Entry>,
     writes: VecDeque<Entry>,
@@ -96,7 +96,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Channel {
+struct Member {
     number: u64,
     gate: Arc<Gate>,
     /// What it waited for and holds now.
@@ -141,7 +141,7 @@ impl Holder {
         let mut state = shared.lock();
         let number = state.numbers;
         state.numbers += 1;
-        state.channels.push(Channel { number, gate: Arc::clone(&gate), granted: VecDeque::new() });
+        state.members.push(Member { number, gate: Arc::clone(&gate), granted: VecDeque::new() });
         drop(state);
         let shared = Arc::clone(shared);
         Holder { shared, gate, channel: number, unregistered: 0, granted: VecDeque::new(), ring: Vec::new() }
@@ -192,13 +192,8 @@ impl Holder {
         if state.changes.is_empty() {
             self.shared.changing.0.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let State { channels, busy, .. } = &mut *state;
-            busy.extend(
-                channels
-                    .iter()
-                    .filter(|channel| channel.gate.is_busy())
-                    .map(|channel| Arc::clone(&channel.gate)),
-            );
+            let State { members, busy, .. } = &mut *state;
+            busy.extend(members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned());
         }
         let waits = overlapping(&state.changes, &range)
             + overlapping(&state.writes, &range)
@@ -246,8 +241,8 @@ impl Holder {
         if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
             self.gate.rung.store(false, Ordering::Relaxed);
-            if let Some(channel) = state.channels.iter_mut().find(|channel| channel.number == self.channel) {
-                mem::swap(&mut channel.granted, &mut self.granted);
+            if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+                mem::swap(&mut member.granted, &mut self.granted);
             }
         }
         self.granted.pop_front()
@@ -258,7 +253,7 @@ impl Holder {
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.granted.retain(|(granted, _)| *granted != slot);
         let mut state = self.shared.lock();
-        if let Some(member) = state.channels.iter_mut().find(|member| member.number == self.channel) {
+        if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
             member.granted.retain(|(granted, _)| *granted != slot);
         }
         while let Some(held) = state.any(|entry| (entry.channel, entry.slot) == (self.channel, slot)) {
@@ -278,7 +273,7 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.channels.retain(|channel| channel.number != self.channel);
+        state.members.retain(|member| member.number != self.channel);
         self.gate.busy.0.store(false, Ordering::Relaxed);
         state.look(&mut self.ring);
         while let Some(held) = state.any(|entry| entry.channel == self.channel) {
@@ -293,7 +288,7 @@ impl Drop for Holder {
 impl Exclusion {
     /// After the last change, writes need not register.
     fn settle(&self, state: &mut State) {
-        if state.changes.is_empty() {
+        if state.changes.is_empty() && self.changing.0.load(Ordering::Relaxed) {
             state.busy.clear();
             self.changing.0.store(false, Ordering::Release);
         }
@@ -320,16 +315,16 @@ impl State {
         }
         self.busy.retain(|gate| gate.is_busy());
         if self.busy.is_empty() {
-            let State { channels, changes, .. } = self;
+            let State { members, changes, .. } = self;
             for entry in changes {
-                entry.less(Held::Change, channels, ring);
+                entry.less(Held::Change, members, ring);
             }
         }
     }
 
     /// Takes an entry out, and grants what waited for it alone. One that is not there is none's.
     fn remove(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
-        let State { channels, changes, writes, .. } = self;
+        let State { members, changes, writes, .. } = self;
         let (list, ticket) = match held {
             Held::Write(ticket) => (&mut *writes, ticket),
             Held::Change(ticket) => (&mut *changes, ticket),
@@ -338,11 +333,11 @@ impl State {
         let found = list.binary_search_by_key(&ticket, |entry| entry.ticket).ok();
         let Some(gone) = found.and_then(|at| list.remove(at)) else { return };
         for entry in changes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
-            entry.less(Held::Change, channels, ring);
+            entry.less(Held::Change, members, ring);
         }
         if matches!(held, Held::Change(_)) {
             for entry in writes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
-                entry.less(Held::Write, channels, ring);
+                entry.less(Held::Write, members, ring);
             }
         }
     }
@@ -360,19 +355,17 @@ impl Entry {
     }
 
     /// It waits for one thing less; for none: it is granted.
-    fn less(&mut self, held: fn(u64) -> Held, channels: &mut [Channel], ring: &mut Vec<Arc<Gate>>) {
+    fn less(&mut self, held: fn(u64) -> Held, members: &mut [Member], ring: &mut Vec<Arc<Gate>>) {
         self.waits = self.waits.saturating_sub(1);
         if self.waits > 0 {
             return;
         }
         // None: it is being dropped, and this entry with it.
-        let Some(channel) = channels.iter_mut().find(|channel| channel.number == self.channel) else {
-            return;
-        };
-        channel.granted.push_back((self.slot, Hold(held(self.ticket))));
-        if !channel.gate.rung.load(Ordering::Relaxed) {
-            channel.gate.rung.store(true, Ordering::Relaxed);
-            ring.push(Arc::clone(&channel.gate));
+        let Some(member) = members.iter_mut().find(|member| member.number == self.channel) else { return };
+        member.granted.push_back((self.slot, Hold(held(self.ticket))));
+        if !member.gate.rung.load(Ordering::Relaxed) {
+            member.gate.rung.store(true, Ordering::Relaxed);
+            ring.push(Arc::clone(&member.gate));
         }
     }
 }
@@ -384,3 +377,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 fn overlapping(entries: &VecDeque<Entry>, range: &Range<u64>) -> u32 {
     entries.iter().map(|entry| u32::from(overlap(&entry.range, range))).sum()
 }
+
+#[cfg(test)]
+#[path = "exclusion_tests.rs"]
+mod tests;
