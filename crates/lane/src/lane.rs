@@ -308,6 +308,7 @@ impl Lane {
     fn proceed(&mut self, uring: &mut Uring, slot: Slot, outcome: Outcome) -> Option<Status> {
         match outcome {
             Outcome::Done(status) => return Some(status),
+            _ if self.draining.is_some() && self.put_back(slot) => {}
             Outcome::Pending => {
                 for operation in self.operations.drain(..) {
                     self.queue.begin(uring, slot, operation);
@@ -326,9 +327,6 @@ impl Lane {
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
-        if self.draining.is_some() && outcome == Outcome::Pending && self.put_back(slot) {
-            return;
-        }
         if let Some(status) = self.proceed(uring, slot, outcome) {
             self.end(slot, status);
         }
@@ -353,10 +351,7 @@ impl Lane {
     fn go_on_with_parts(&mut self, uring: &mut Uring) -> bool {
         for _ in 0..PARTS {
             let Some(slot) = self.again.pop(&self.links) else { break };
-            // One that is put back is none of ours any more.
-            if self.draining.is_none() || !self.put_back(slot) {
-                self.go_on(uring, slot);
-            }
+            self.go_on(uring, slot);
         }
         true
     }
@@ -390,11 +385,12 @@ impl Lane {
 
     /// Puts a large request that is half done back into its ring, so that nobody need stay for it: whoever serves the ring next does all
     /// of it again. That is possible if it was taken last, which a large one is: nothing is begun beside it, and what waits behind it is put
-    /// back first.
+    /// back first. Not a discard: a device that is at it cannot be called back, and would hit what is written next.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
-        let load = Load::of(self.queue.request(slot));
-        if load.bytes < MOST_BEGUN.bytes || !self.queue.put_back(slot) {
+        let request = self.queue.request(slot);
+        let load = Load::of(request);
+        if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
             return false;
         }
         self.begun.requests -= load.requests;
