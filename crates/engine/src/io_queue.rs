@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use io_uring::{opcode, squeue, types};
 use vlane_ring::{Broken, DirtyLog, GuestMemory, Queue, QueueConfig, QueueError, Request, Slot, Status};
 
+use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
 use crate::uring::{Finished, Target, Ticket, Uring};
-use crate::Piece;
 
 /// What `preadv` takes at once (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
@@ -247,7 +247,10 @@ impl Drop for IoQueue {
             // SAFETY: dropped once, here, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.kept) };
         } else {
-            tracing::error!("{} operations of a queue that goes are under way: its memory stays", self.under_way);
+            tracing::error!(
+                "{} operations of a queue that goes are under way: its memory stays",
+                self.under_way
+            );
         }
     }
 }
@@ -263,8 +266,12 @@ impl Kept {
     fn whole(&self, slot: Slot, operation: &Operation, target: Target) -> Option<squeue::Entry> {
         let request = self.queue.request(slot);
         let (fd, offset) = (target.fd, operation.offset);
-        let fallocate =
-            |mode| opcode::Fallocate::new(fd, operation.len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build();
+        let fallocate = |mode| {
+            opcode::Fallocate::new(fd, operation.len)
+                .offset(offset)
+                .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
+                .build()
+        };
         let is_write = match &operation.what {
             What::Read(Memory::Request(0)) if operation.len == request.len() => false,
             What::Write(Memory::Request(0)) if operation.len == request.len() => true,
@@ -276,7 +283,10 @@ impl Kept {
         Some(match (request.buffers(), is_write) {
             ([one], true) => {
                 let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-                opcode::Write::new(fd, one.iov_base.cast(), len).offset(offset).rw_flags(rw_flags(operation)).build()
+                opcode::Write::new(fd, one.iov_base.cast(), len)
+                    .offset(offset)
+                    .rw_flags(rw_flags(operation))
+                    .build()
             }
             ([one], false) => {
                 let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
@@ -296,7 +306,7 @@ impl Kept {
         let number = operation.number;
         match &mut operation.what {
             What::Read(Memory::Request(from)) | What::Write(Memory::Request(from)) => {
-                select(&mut buffers, request.buffers(), *from, len);
+                select(&mut buffers, request.buffers(), *from, operation.len);
             }
             What::Read(Memory::Piece(piece, from)) | What::Write(Memory::Piece(piece, from)) => {
                 let bytes = piece.bytes_mut().get_mut(*from..).unwrap_or_default();
@@ -340,17 +350,19 @@ fn vectored(buffers: &[libc::iovec], operation: &Operation, is_write: bool, targ
     let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
     let (fd, offset) = (target.fd, operation.offset);
     match is_write {
-        true => {
-            opcode::Writev::new(fd, buffers.as_ptr(), count).offset(offset).rw_flags(rw_flags(operation)).build()
-        }
+        true => opcode::Writev::new(fd, buffers.as_ptr(), count)
+            .offset(offset)
+            .rw_flags(rw_flags(operation))
+            .build(),
         false => opcode::Readv::new(fd, buffers.as_ptr(), count).offset(offset).build(),
     }
 }
 
-/// Makes `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them.
-fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: usize) {
+/// Appends to `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them; says how many bytes that are.
+pub(crate) fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: u64) -> u64 {
     let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
-    let mut left = len;
+    let mut left = usize::try_from(len).unwrap_or(usize::MAX);
+    let mut selected = 0;
     for buffer in buffers {
         let here = skip.min(buffer.iov_len);
         skip -= here;
@@ -359,9 +371,11 @@ fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: 
             let iov_base = buffer.iov_base.cast::<u8>().wrapping_add(here).cast();
             list.push(libc::iovec { iov_base, iov_len: n });
             left -= n;
+            selected += n as u64;
         }
         if left == 0 || list.len() == MAX_IOVECS {
             break;
         }
     }
+    selected
 }

@@ -34,6 +34,7 @@ mod operation;
 mod piece;
 mod signal;
 mod stats;
+mod sync;
 mod uring;
 
 use std::fmt;

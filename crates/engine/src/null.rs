@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use vlane_ring::Kind;
 
 use crate::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation, Outcome,
-    Request, Slot, Status,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation,
+    Outcome, Request, Slot, Status,
 };
 
 /// What a [`NullEngine`] is like.
@@ -113,7 +113,14 @@ impl Channel for Instantly {
         Outcome::Done(Status::Ok)
     }
 
-    fn completed(&mut self, _: Slot, _: &Request, _: Decisions, _: Completion, _: &mut Vec<Operation>) -> Outcome {
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         Outcome::Done(Status::IoErr)
     }
 
@@ -166,7 +173,14 @@ impl Channel for Modelled {
         Outcome::Pending
     }
 
-    fn completed(&mut self, _: Slot, _: &Request, _: Decisions, _: Completion, _: &mut Vec<Operation>) -> Outcome {
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         Outcome::Done(Status::IoErr)
     }
 

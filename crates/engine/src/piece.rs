@@ -16,6 +16,12 @@ impl Piece {
         Piece(vec![Page([0; PAGE]); len.max(1).div_ceil(PAGE)].into_boxed_slice())
     }
 
+    /// How many bytes it has.
+    #[allow(clippy::len_without_is_empty, reason = "none is empty")]
+    pub fn len(&self) -> usize {
+        self.0.len() * PAGE
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: pages lie side by side and have no padding (`repr(C)`, a size that is a multiple of the alignment).
@@ -31,6 +37,6 @@ impl Piece {
 
 impl std::fmt::Debug for Piece {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Piece({} bytes)", self.bytes().len())
+        write!(f, "Piece({} bytes)", self.len())
     }
 }

@@ -100,20 +100,32 @@ impl Lane {
     }
 
     pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {
-        self.draining = Some(Draining::Stop(reply));
+        self.drain(Draining::Stop(reply));
+    }
+
+    fn drain(&mut self, draining: Draining) {
+        self.draining = Some(draining);
+        self.put_back_waiting();
+    }
+
+    /// Drains for something that somebody waits for. A lane that only moves has time.
+    pub(super) fn is_ending(&self) -> bool {
+        !matches!(self.draining, None | Some(Draining::Move(_)))
     }
 
     /// Takes no more requests, and goes once those in flight are answered.
     pub(crate) fn exit(&mut self) {
         if matches!(self.draining, None | Some(Draining::Hold | Draining::Move(_))) {
-            self.draining = Some(Draining::Exit);
+            self.drain(Draining::Exit);
         }
     }
 
     /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
     pub(crate) fn hold(&mut self) {
         self.stay();
-        self.draining.get_or_insert(Draining::Hold);
+        if self.draining.is_none() {
+            self.drain(Draining::Hold);
+        }
     }
 
     /// Takes no more requests, and leaves for another thread once nothing is under way; unless it has to do something else then.
@@ -151,7 +163,7 @@ impl Lane {
         reply: Sender<Result<(), LaneError>>,
     ) {
         if drain {
-            self.draining = Some(Draining::Memory(memory, reply));
+            self.drain(Draining::Memory(memory, reply));
         } else {
             let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
         }

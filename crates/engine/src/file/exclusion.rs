@@ -1,0 +1,383 @@
+//! Writes of part of a device block, among all others.
+//!
+//! Direct I/O moves whole blocks of the device. A write of part of one is a *change*: it reads the blocks, puts its bytes into them, and writes
+//! them. Whatever else is written to these blocks in between, by any lane, would be undone by that: the guest was told that its write is done, and the
+//! change puts back what was there before. So a change excludes every write, discard and zeroing of its blocks, and every other change.
+//!
+//! Changes are rare, writes are not. So writes pay for the exclusion only while there are changes:
+//!
+//! * **No change anywhere** ([`Exclusion::changing`] is false): a write is *unregistered*. Its channel counts how many of them are under way and
+//!   shows the others only whether there are any ([`Gate::busy`]), so that all but the first and the last cost a load.
+//! * **From the first change on**, each write is *registered* with its range, under a mutex. A change can begin when no unregistered
+//!   write is under way any more, whatever its range, and nothing that overlaps was there before it. A write can begin when no change that
+//!   overlaps was there before it. Who cannot begin waits; whoever makes it possible hands the hold over and rings the waiting channel's doorbell.
+//! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
+//!
+//! Nobody overtakes what it overlaps, so neither writes nor changes starve, and all that is waited for is older, so nothing waits in a circle.
+//!
+//! Two threads that must not miss each other do so: each says what it does, and looks at what the other one does after a fence. One of the two
+//! looks later than the other one said. Every interleaving is tried by the models (crates/models).
+//!
+//! | a channel | a change | so |
+//! |---|---|---|
+//! | `busy = true`, fence, looks at `changing` | `changing = true`, fence, looks at `busy` | the write is registered, or the change waits for it |
+//! | `busy = false`, fence, looks at `changing` | the same | the change sees that nothing is under way, or the channel that a change waits |
+
+use std::collections::VecDeque;
+use std::mem;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+use vlane_ring::Slot;
+
+use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Waker, fence, wake};
+
+/// Alone on its cache line (and on the one that is fetched with it), for what is looked at often and written seldom, or the reverse.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
+/// What the channels of one volume share. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Exclusion {
+    /// A change is under way, or waits. Written under the mutex.
+    changing: Alone<AtomicBool>,
+    block: u64,
+    state: Mutex<State>,
+}
+
+/// What a channel shows the others.
+#[derive(Debug)]
+struct Gate {
+    /// Unregistered writes are under way.
+    busy: Alone<AtomicBool>,
+    /// The channel was rung and has not looked yet. Written under the mutex.
+    rung: AtomicBool,
+    doorbell: Arc<Waker>,
+}
+
+/// A channel's way into the exclusion: what it holds, and what it waits for. Dropped, it gives back both; nothing of it may be
+/// under way in the kernel then.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    shared: Arc<Exclusion>,
+    gate: Arc<Gate>,
+    channel: u64,
+    /// Unregistered writes that are under way.
+    unregistered: u32,
+    granted: VecDeque<(Slot, Hold)>,
+    /// Whom to wake once the mutex is free; empty in between.
+    ring: Vec<Arc<Gate>>,
+}
+
+/// The right to write to a range, until it is given back with [`Holder::end`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a hold that is not given back keeps others waiting"]
+pub(crate) struct Hold(Held);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Held {
+    Unregistered,
+    Write(u64),
+    Change(u64),
+}
+
+/// What is registered.
+#[derive(Debug, Default)]
+struct State {
+    members: Vec<Member>,
+    /// Each in the order of their tickets, which is the one in which they were asked for.
+    changes: VecDeque<Entry>,
+    writes: VecDeque<Entry>,
+    tickets: u64,
+    numbers: u64,
+    /// Channels that may have unregistered writes under way. None: changes need not wait for any.
+    busy: Vec<Arc<Gate>>,
+}
+
+#[derive(Debug)]
+struct Member {
+    number: u64,
+    gate: Arc<Gate>,
+    /// What it waited for and holds now.
+    granted: VecDeque<(Slot, Hold)>,
+}
+
+/// A write or change that holds its range, or waits for it.
+#[derive(Debug)]
+struct Entry {
+    ticket: u64,
+    range: Range<u64>,
+    channel: u64,
+    slot: Slot,
+    /// How much it waits for: each older entry that it must not overlap, and the unregistered writes together. 0: it holds.
+    waits: u32,
+}
+
+impl Exclusion {
+    /// For a volume whose direct I/O moves whole `block`s, bytes: a power of two.
+    pub(crate) fn new(block: u64) -> Arc<Exclusion> {
+        let changing = Alone(AtomicBool::new(false));
+        Arc::new(Exclusion { changing, block: block.max(1), state: Mutex::new(State::default()) })
+    }
+
+    /// The bytes of all blocks of which `range` has a part.
+    fn blocks(&self, range: &Range<u64>) -> Range<u64> {
+        let end = range.end.checked_next_multiple_of(self.block).unwrap_or(u64::MAX);
+        range.start - range.start % self.block..end
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics while it holds the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder {
+    /// A channel's. `doorbell` is rung when [`Holder::granted`] has something; others may ring it, too.
+    pub(crate) fn new(shared: &Arc<Exclusion>, doorbell: Arc<Waker>) -> Holder {
+        let busy = Alone(AtomicBool::new(false));
+        let gate = Arc::new(Gate { busy, rung: AtomicBool::new(false), doorbell });
+        let mut state = shared.lock();
+        let number = state.numbers;
+        state.numbers += 1;
+        state.members.push(Member { number, gate: Arc::clone(&gate), granted: VecDeque::new() });
+        drop(state);
+        let shared = Arc::clone(shared);
+        Holder { shared, gate, channel: number, unregistered: 0, granted: VecDeque::new(), ring: Vec::new() }
+    }
+
+    /// For a write, discard or zeroing of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names it once it holds.
+    #[inline]
+    pub(crate) fn begin_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        if !self.shared.changing.0.load(Ordering::Acquire) && self.stays_busy() {
+            self.unregistered += 1;
+            return Some(Hold(Held::Unregistered));
+        }
+        self.register_write(slot, range)
+    }
+
+    /// Whether the others know that unregistered writes are under way, and no change came before they knew.
+    #[inline]
+    fn stays_busy(&self) -> bool {
+        if self.unregistered > 0 {
+            return true;
+        }
+        self.gate.busy.0.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.shared.changing.0.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn register_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        let mut state = self.shared.lock();
+        if self.unregistered == 0 {
+            // A change may have seen that it was said, although nothing came of it.
+            self.gate.busy.0.store(false, Ordering::Relaxed);
+            state.look(&mut self.ring);
+        }
+        let waits = overlapping(&state.changes, &range);
+        let ticket = state.ticket();
+        state.writes.push_back(Entry { ticket, range, channel: self.channel, slot, waits });
+        drop(state);
+        self.ring();
+        (waits == 0).then_some(Hold(Held::Write(ticket)))
+    }
+
+    /// For a change of these bytes: of all blocks of which they are a part. None: as [`Holder::begin_write`].
+    #[cold]
+    pub(crate) fn begin_change(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        let range = self.shared.blocks(&range);
+        let mut state = self.shared.lock();
+        if state.changes.is_empty() {
+            self.shared.changing.0.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let State { members, busy, .. } = &mut *state;
+            busy.extend(members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned());
+        }
+        let waits = overlapping(&state.changes, &range)
+            + overlapping(&state.writes, &range)
+            + u32::from(!state.busy.is_empty());
+        let ticket = state.ticket();
+        state.changes.push_back(Entry { ticket, range, channel: self.channel, slot, waits });
+        (waits == 0).then_some(Hold(Held::Change(ticket)))
+    }
+
+    /// Gives a hold back. Nothing that it was for is under way any more.
+    #[inline]
+    pub(crate) fn end(&mut self, hold: Hold) {
+        if hold.0 != Held::Unregistered {
+            return self.unregister(hold);
+        }
+        self.unregistered = self.unregistered.saturating_sub(1);
+        if self.unregistered == 0 {
+            self.gate.busy.0.store(false, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if self.shared.changing.0.load(Ordering::Relaxed) {
+                self.tell();
+            }
+        }
+    }
+
+    /// A change may wait for the unregistered writes that have just ended.
+    #[cold]
+    fn tell(&mut self) {
+        self.shared.lock().look(&mut self.ring);
+        self.ring();
+    }
+
+    #[cold]
+    fn unregister(&mut self, hold: Hold) {
+        let mut state = self.shared.lock();
+        state.remove(hold.0, &mut self.ring);
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+
+    /// What waited and holds now. To be called until there is nothing, after the doorbell's eventfd was read: what is granted after the look
+    /// rings it again.
+    pub(crate) fn granted(&mut self) -> Option<(Slot, Hold)> {
+        if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
+            let mut state = self.shared.lock();
+            self.gate.rung.store(false, Ordering::Relaxed);
+            if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+                mem::swap(&mut member.granted, &mut self.granted);
+            }
+        }
+        self.granted.pop_front()
+    }
+
+    /// `slot` waits for nothing any more, and has no need of what it was granted.
+    #[cold]
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.granted.retain(|(granted, _)| *granted != slot);
+        let mut state = self.shared.lock();
+        if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+            member.granted.retain(|(granted, _)| *granted != slot);
+        }
+        while let Some(held) = state.any(|entry| (entry.channel, entry.slot) == (self.channel, slot)) {
+            state.remove(held, &mut self.ring);
+        }
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+
+    /// Wakes those that were granted something. Not under the mutex: it is a system call each.
+    fn ring(&mut self) {
+        self.ring.drain(..).for_each(|gate| wake(&gate.doorbell));
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.members.retain(|member| member.number != self.channel);
+        self.gate.busy.0.store(false, Ordering::Relaxed);
+        state.look(&mut self.ring);
+        while let Some(held) = state.any(|entry| entry.channel == self.channel) {
+            state.remove(held, &mut self.ring);
+        }
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+}
+
+impl Exclusion {
+    /// After the last change, writes need not register.
+    fn settle(&self, state: &mut State) {
+        if state.changes.is_empty() && self.changing.0.load(Ordering::Relaxed) {
+            state.busy.clear();
+            self.changing.0.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Gate {
+    /// Whether unregistered writes may be under way. After a fence that comes after `changing` was set, false stays false.
+    fn is_busy(&self) -> bool {
+        self.busy.0.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    fn ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
+    }
+
+    /// Whether the unregistered writes have ended that the changes wait for.
+    fn look(&mut self, ring: &mut Vec<Arc<Gate>>) {
+        if self.busy.is_empty() {
+            return;
+        }
+        self.busy.retain(|gate| gate.is_busy());
+        if self.busy.is_empty() {
+            let State { members, changes, .. } = self;
+            for entry in changes {
+                entry.less(Held::Change, members, ring);
+            }
+        }
+    }
+
+    /// Takes an entry out, and grants what waited for it alone. One that is not there is none's.
+    fn remove(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
+        let State { members, changes, writes, .. } = self;
+        let (list, ticket) = match held {
+            Held::Write(ticket) => (&mut *writes, ticket),
+            Held::Change(ticket) => (&mut *changes, ticket),
+            Held::Unregistered => return,
+        };
+        let found = list.binary_search_by_key(&ticket, |entry| entry.ticket).ok();
+        let Some(gone) = found.and_then(|at| list.remove(at)) else { return };
+        for entry in changes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
+            entry.less(Held::Change, members, ring);
+        }
+        if matches!(held, Held::Change(_)) {
+            for entry in writes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
+                entry.less(Held::Write, members, ring);
+            }
+        }
+    }
+
+    /// Something that holds or waits.
+    fn any(&self, is_it: impl Fn(&Entry) -> bool) -> Option<Held> {
+        let first = |list: &VecDeque<Entry>| list.iter().find(|entry| is_it(entry)).map(|entry| entry.ticket);
+        first(&self.changes).map(Held::Change).or_else(|| first(&self.writes).map(Held::Write))
+    }
+}
+
+impl Entry {
+    fn waited_for(&self, gone: &Entry) -> bool {
+        self.ticket > gone.ticket && overlap(&self.range, &gone.range)
+    }
+
+    /// It waits for one thing less; for none: it is granted.
+    fn less(&mut self, held: fn(u64) -> Held, members: &mut [Member], ring: &mut Vec<Arc<Gate>>) {
+        self.waits = self.waits.saturating_sub(1);
+        if self.waits > 0 {
+            return;
+        }
+        // None: it is being dropped, and this entry with it.
+        let Some(member) = members.iter_mut().find(|member| member.number == self.channel) else { return };
+        member.granted.push_back((self.slot, Hold(held(self.ticket))));
+        if !member.gate.rung.load(Ordering::Relaxed) {
+            member.gate.rung.store(true, Ordering::Relaxed);
+            ring.push(Arc::clone(&member.gate));
+        }
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+fn overlapping(entries: &VecDeque<Entry>, range: &Range<u64>) -> u32 {
+    entries.iter().map(|entry| u32::from(overlap(&entry.range, range))).sum()
+}
+
+#[cfg(test)]
+#[path = "exclusion_tests.rs"]
+mod tests;
