@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 
@@ -440,18 +441,33 @@ impl Engine for Probe {
         Ok(())
     }
 
-    fn channel(&self, _: &mut Uring, _: u16, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(Box::new(ProbeChannel(Arc::clone(&self.mode))))
     }
 }
 
 impl Channel for ProbeChannel {
-    fn submit(&mut self, _: &mut Uring, _: Slot, _: &Request) -> Outcome {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
+    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
-        None
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, on: bool) {
