@@ -30,8 +30,8 @@ const BUDGET_BYTES: u64 = 32 << 20;
 const PARTS: usize = 4;
 /// What a lane has begun and not answered: no more requests are begun beyond any of the two. A single request may be larger.
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20 };
-/// Requests that are taken, and decided on, while there is no room to begin them.
-const AHEAD: usize = 64;
+/// What a lane takes, and decides on, while there is no room to begin it.
+const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20 };
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -91,8 +91,9 @@ pub(crate) struct Lane {
     /// What is decided for a request that no policy knows better.
     defaults: Decisions,
     links: Links,
-    /// Taken and not begun.
+    /// Taken and not begun; and what that weighs.
     waiting: Waiting,
+    ahead: Load,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
     /// Begun and not answered.
@@ -147,6 +148,7 @@ impl Lane {
             channel,
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
+            ahead: Load::default(),
             again: List::EMPTY,
             begun: Load::default(),
             sectors: geometry.sectors,
@@ -211,16 +213,13 @@ impl Lane {
     }
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Slot> {
-        match self.waiting.count() {
-            0 => self.take(),
-            _ => self.waiting.pop(&self.links),
-        }
+        if self.ahead.requests == 0 { self.take() } else { self.next_waiting() }
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<Slot> {
         if self.takes_no_more() {
             return None;
@@ -242,22 +241,34 @@ impl Lane {
     /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
     #[cold]
     fn take_ahead(&mut self) {
-        while self.waiting.count() < AHEAD
+        while self.ahead.is_below(MOST_AHEAD)
             && let Some(slot) = self.take()
         {
-            let class = self.decisions[usize::from(slot.0)].class;
-            self.waiting.push(&mut self.links, class, slot);
+            self.wait(slot);
         }
+    }
+
+    fn wait(&mut self, slot: Slot) {
+        let class = self.decisions[usize::from(slot.0)].class;
+        self.waiting.push(&mut self.links, class, slot);
+        self.ahead.add(self.queue.request(slot));
+    }
+
+    #[cold]
+    fn next_waiting(&mut self) -> Option<Slot> {
+        let slot = self.waiting.pop(&self.links)?;
+        self.ahead.remove(self.queue.request(slot));
+        Some(slot)
     }
 
     /// Whether another request may be begun.
     #[inline]
     fn has_room(&self) -> bool {
-        self.begun.requests < MOST_BEGUN.requests && self.begun.bytes < MOST_BEGUN.bytes
+        self.begun.is_below(MOST_BEGUN)
     }
 
     /// Begins a request; returns its answer if it has one already.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
@@ -285,10 +296,10 @@ impl Lane {
         self.observers.submitted(slot, request);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
-        if !matches!(outcome, Outcome::Done(_)) {
-            self.begun.requests += 1;
-            self.begun.bytes += bytes(request);
+        if let Outcome::Done(status) = outcome {
+            return Some(status);
         }
+        self.begun.add(request);
         self.proceed(uring, slot, outcome)
     }
 
@@ -297,6 +308,7 @@ impl Lane {
     fn proceed(&mut self, uring: &mut Uring, slot: Slot, outcome: Outcome) -> Option<Status> {
         match outcome {
             Outcome::Done(status) => return Some(status),
+            _ if self.draining.is_some() && self.put_back(slot) => {}
             Outcome::Pending => {
                 for operation in self.operations.drain(..) {
                     self.queue.begin(uring, slot, operation);
@@ -315,9 +327,6 @@ impl Lane {
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
-        if self.draining.is_some() && outcome == Outcome::Pending && self.put_back(slot) {
-            return;
-        }
         if let Some(status) = self.proceed(uring, slot, outcome) {
             self.end(slot, status);
         }
@@ -342,10 +351,7 @@ impl Lane {
     fn go_on_with_parts(&mut self, uring: &mut Uring) -> bool {
         for _ in 0..PARTS {
             let Some(slot) = self.again.pop(&self.links) else { break };
-            // One that is put back is none of ours any more.
-            if self.draining.is_none() || !self.put_back(slot) {
-                self.go_on(uring, slot);
-            }
+            self.go_on(uring, slot);
         }
         true
     }
@@ -365,14 +371,8 @@ impl Lane {
     /// Answers a request that was begun before.
     #[inline]
     fn end(&mut self, slot: Slot, status: Status) {
-        self.leave_room(slot);
+        self.begun.remove(self.queue.request(slot));
         self.complete(slot, status);
-    }
-
-    #[inline]
-    fn leave_room(&mut self, slot: Slot) {
-        self.begun.requests -= 1;
-        self.begun.bytes -= bytes(self.queue.request(slot));
     }
 
     /// Answers a request.
@@ -383,24 +383,31 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// Puts a request that is half done back into its ring, so that the lane need not stay for it: whoever serves the ring next does all of
-    /// it again. That is possible for the last one that was taken, and a large one is: while it is under way nothing is taken.
+    /// Puts a large request that is half done back into its ring, so that nobody need stay for it: whoever serves the ring next does all
+    /// of it again. That is possible if it was taken last, which a large one is: nothing is begun beside it, and what waits behind it is put
+    /// back first. Not a discard: a device that is at it cannot be called back, and would hit what is written next.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
-        if bytes(self.queue.request(slot)) < MOST_BEGUN.bytes {
+        let request = self.queue.request(slot);
+        let load = Load::of(request);
+        if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
             return false;
         }
-        self.leave_room(slot);
-        if !self.queue.put_back(slot) {
-            let request = self.queue.request(slot);
-            self.begun.requests += 1;
-            self.begun.bytes += bytes(request);
-            return false;
-        }
+        self.begun.requests -= load.requests;
+        self.begun.bytes -= load.bytes;
         self.operations.clear();
         self.channel.forget(slot);
         self.observers.put_back(slot);
         true
+    }
+
+    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun.
+    fn put_back_waiting(&mut self) {
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| self.next_waiting()).collect();
+        while let Some(at) = slots.iter().rposition(|slot| self.queue.put_back(*slot)) {
+            self.observers.put_back(slots.remove(at));
+        }
+        slots.into_iter().for_each(|slot| self.wait(slot));
     }
 
     #[cold]
@@ -450,7 +457,7 @@ impl Lane {
     pub(crate) fn has_work(&mut self) -> bool {
         !self.again.is_empty()
             || (self.has_room()
-                && (self.waiting.count() > 0 || (!self.takes_no_more() && self.queue.has_available())))
+                && (self.ahead.requests > 0 || (!self.takes_no_more() && self.queue.has_available())))
     }
 
     /// Takes nothing more out of the ring, for now or for good.
@@ -502,14 +509,36 @@ impl Lane {
     }
 }
 
-/// What a request weighs: bytes that are to be moved, or to be zeroed.
-#[inline]
-fn bytes(request: &Request) -> u64 {
-    match request.kind() {
-        Kind::In | Kind::Out => request.len(),
-        Kind::Discard | Kind::WriteZeroes => {
-            request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
-        }
-        Kind::Flush | Kind::GetId | Kind::Refused(_) => 0,
+impl Load {
+    #[inline]
+    fn is_below(self, most: Load) -> bool {
+        self.requests < most.requests && self.bytes < most.bytes
+    }
+
+    /// What a request weighs: its bytes are to be moved, or to be zeroed.
+    #[inline]
+    fn of(request: &Request) -> Load {
+        let bytes = match request.kind() {
+            Kind::In | Kind::Out => request.len(),
+            Kind::Discard | Kind::WriteZeroes => {
+                request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
+            }
+            Kind::Flush | Kind::GetId | Kind::Refused(_) => 0,
+        };
+        Load { requests: 1, bytes }
+    }
+
+    #[inline]
+    fn add(&mut self, request: &Request) {
+        let load = Load::of(request);
+        self.requests += load.requests;
+        self.bytes += load.bytes;
+    }
+
+    #[inline]
+    fn remove(&mut self, request: &Request) {
+        let load = Load::of(request);
+        self.requests -= load.requests;
+        self.bytes -= load.bytes;
     }
 }

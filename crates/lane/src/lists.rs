@@ -56,29 +56,18 @@ impl List {
 
 /// Requests that were taken and are not begun: a list for each class.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    lists: [List; 3],
-    count: usize,
-}
+pub(crate) struct Waiting([List; 3]);
 
 impl Waiting {
-    pub(crate) const EMPTY: Waiting = Waiting { lists: [List::EMPTY; 3], count: 0 };
-
-    #[inline]
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
+    pub(crate) const EMPTY: Waiting = Waiting([List::EMPTY; 3]);
 
     pub(crate) fn push(&mut self, links: &mut Links, class: Class, slot: Slot) {
-        self.lists[class as usize].push(links, slot);
-        self.count += 1;
+        self.0[class as usize].push(links, slot);
     }
 
     /// The first of the first class that has one.
     pub(crate) fn pop(&mut self, links: &Links) -> Option<Slot> {
-        let slot = self.lists.iter_mut().find_map(|list| list.pop(links))?;
-        self.count -= 1;
-        Some(slot)
+        self.0.iter_mut().find_map(|list| list.pop(links))
     }
 }
 
@@ -94,10 +83,8 @@ mod tests {
         for (slot, class) in (0..).zip(classes) {
             waiting.push(&mut links, class, Slot(slot));
         }
-        assert_eq!(waiting.count(), 5);
         let order: Vec<u16> = std::iter::from_fn(|| waiting.pop(&links)).map(|slot| slot.0).collect();
         assert_eq!(order, [2, 4, 1, 3, 0]);
-        assert_eq!(waiting.count(), 0);
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub struct Request {
     pub(crate) lane: u16,
     /// Which of its queue's guest memories the pointers lead into.
     pub(crate) epoch: u32,
+    /// How many requests its queue had taken before.
+    pub(crate) taken: u32,
 }
 
 // SAFETY: the pointers refer to guest memory, which any thread may access (through volatile operations or the
@@ -155,6 +157,7 @@ impl Request {
             slot: 0,
             lane: 0,
             epoch: 0,
+            taken: 0,
         }
     }
 

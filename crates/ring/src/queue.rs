@@ -69,8 +69,8 @@ pub struct Queue {
     unlogged: bool,
     /// Losses of memory, of anybody's, that were not of this queue's.
     trips: u64,
-    /// The request that was taken last.
-    last: u16,
+    /// Requests that were taken, but for those that were put back; modulo 2^32.
+    taken: u32,
 }
 
 /// Guest memory that is replaced, and still used by requests in flight.
@@ -118,7 +118,7 @@ impl Queue {
             broken,
             unlogged: false,
             trips: 0,
-            last: 0,
+            taken: 0,
         })
     }
 
@@ -171,23 +171,26 @@ impl Queue {
         }
         request.in_flight = true;
         request.epoch = self.epoch;
-        self.last = slot;
+        request.taken = self.taken;
+        self.taken = self.taken.wrapping_add(1);
         self.free.pop();
         probes::request_start(request);
         Ok(Some(Slot(slot)))
     }
 
     /// Puts the request that was taken last back into the ring, as if it had not been taken: for one that would hold up the end of the
-    /// device, and whose effects may happen twice. Says whether it was that one, and is back.
+    /// device, and whose effects may happen twice. Then the one before it is the last, unless it was answered already. Says whether it was
+    /// the last, and is back.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
     pub fn put_back(&mut self, slot: Slot) -> bool {
         let request = &mut self.requests[usize::from(slot.0)];
-        if slot.0 != self.last || !request.in_flight {
+        if request.taken != self.taken.wrapping_sub(1) || !request.in_flight {
             return false;
         }
         request.in_flight = false;
+        self.taken = request.taken;
         match &mut self.ring {
             Ring::Split(ring) => ring.put_back(),
             Ring::Packed(ring) => ring.put_back(request.descriptors),

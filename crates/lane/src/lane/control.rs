@@ -85,19 +85,26 @@ impl Lane {
     }
 
     pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {
-        self.draining = Some(Draining::Stop(reply));
+        self.drain(Draining::Stop(reply));
+    }
+
+    fn drain(&mut self, draining: Draining) {
+        self.draining = Some(draining);
+        self.put_back_waiting();
     }
 
     /// Takes no more requests, and goes once those in flight are answered.
     pub(crate) fn exit(&mut self) {
         if matches!(self.draining, None | Some(Draining::Hold)) {
-            self.draining = Some(Draining::Exit);
+            self.drain(Draining::Exit);
         }
     }
 
     /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
     pub(crate) fn hold(&mut self) {
-        self.draining.get_or_insert(Draining::Hold);
+        if self.draining.is_none() {
+            self.drain(Draining::Hold);
+        }
     }
 
     pub(crate) fn set_memory(
@@ -107,7 +114,7 @@ impl Lane {
         reply: Sender<Result<(), LaneError>>,
     ) {
         if drain {
-            self.draining = Some(Draining::Memory(memory, reply));
+            self.drain(Draining::Memory(memory, reply));
         } else {
             let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
         }
