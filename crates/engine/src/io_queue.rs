@@ -2,12 +2,12 @@
 //!
 //! An operation's memory must stay where it is, and belong to nobody else, until the operation completes. So whoever submits operations
 //! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its operations is under way. What is
-//! still under way when the queue is dropped is leaked, with the memory that it refers to. So safe code cannot get it wrong, in whichever
-//! order it drops things.
+//! still under way when the queue is dropped stays for ever, with the memory that it refers to. So safe code cannot get it wrong, in
+//! whichever order it drops things.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{opcode, squeue, types};
 use vlane_ring::{Broken, DirtyLog, GuestMemory, Queue, QueueConfig, QueueError, Request, Slot, Status};
@@ -18,16 +18,20 @@ use crate::uring::{Finished, Target, Ticket, Uring};
 
 /// What `preadv` takes at once (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
-/// Buffers of a list that is kept for the next operation.
+/// Buffers of a list that is kept for the next operation, and how many such lists are.
 const KEPT: usize = 256;
+const KEPT_LISTS: usize = 32;
 
 #[repr(C, align(4096))]
 struct ZeroPage([u8; 64 << 10]);
 static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
 
+/// What was dropped while operations were under way.
+static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
 /// A virtqueue whose requests' operations an io_uring works on.
 pub struct IoQueue {
-    /// Leaked if something is under way.
+    /// Stays if something is under way.
     kept: ManuallyDrop<Kept>,
     /// By slot, how many operations are under way.
     lent: Box<[u8]>,
@@ -96,7 +100,8 @@ impl IoQueue {
     /// Submits an operation for a request that is in flight.
     ///
     /// # Panics
-    /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given.
+    /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given, when it has
+    /// the number of another one of the same request that is under way.
     #[inline]
     pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: Operation) {
         let request = self.kept.queue.request(slot);
@@ -111,11 +116,13 @@ impl IoQueue {
             Some(entry) => (entry, false),
             None => self.kept.partly(slot, operation, target),
         };
-        self.lent[usize::from(slot.0)] += 1;
+        let lent = &mut self.lent[usize::from(slot.0)];
+        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
+        *lent += 1;
         self.under_way += 1;
         // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
         // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
-        // dropping this leaks all of it while something is.
+        // dropping this keeps all of it while something is.
         unsafe { uring.push(entry.flags(flags), self.ticket.of(slot, number, is_held)) };
     }
 
@@ -251,6 +258,9 @@ impl Drop for IoQueue {
                 "{} operations of a queue that goes are under way: its memory stays",
                 self.under_way
             );
+            // SAFETY: taken once, here, and not used again.
+            let kept = unsafe { ManuallyDrop::take(&mut self.kept) };
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
         }
     }
 }
@@ -304,6 +314,9 @@ impl Kept {
         let len = usize::try_from(operation.len).unwrap_or(usize::MAX);
         let is_write = matches!(operation.what, What::Write(_));
         let number = operation.number;
+        // By these two it is found again.
+        let is_new = !self.held.iter().any(|held| (held.slot, held.number) == (slot, number));
+        assert!(is_new, "{slot:?} has two operations of the number {number}");
         match &mut operation.what {
             What::Read(Memory::Request(from)) | What::Write(Memory::Request(from)) => {
                 select(&mut buffers, request.buffers(), *from, operation.len);
@@ -339,7 +352,7 @@ impl Kept {
         let at = self.held.iter().position(|held| (held.slot, held.number) == (slot, number))?;
         let Held { mut buffers, piece, .. } = self.held.swap_remove(at);
         buffers.clear();
-        if buffers.capacity() <= KEPT {
+        if buffers.capacity() <= KEPT && self.spare.len() < KEPT_LISTS {
             self.spare.push(buffers);
         }
         piece

@@ -122,8 +122,8 @@ fn a_gibibyte_in_one_descriptor_is_read_in_parts_with_others_in_between() {
         // One byte more than 1 GiB and a sector is no request.
         let more = guest.offer(0, 0, &[(0, u32::try_from(GIB).unwrap()), (GIB, 512)]);
         let slot = guest.take();
-        assert_eq!(guest.device.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
-        guest.device.complete(slot, Status::IoErr);
+        assert_eq!(guest.lane.queue.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
+        guest.lane.queue.complete(slot, Status::IoErr);
         assert_eq!(guest.status(more), Some(Status::IoErr));
     }
 }
