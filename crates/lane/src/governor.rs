@@ -4,6 +4,7 @@
 //!
 //! * **Spread.** A thread that is busy nearly all the time ([`BUSY`]), with two or more lanes that have work, gives some of them to the
 //!   thread with the most room, or to one that had none.
+//! * **Even.** Of two threads that both have too much to do, one that has two lanes with work more than the other gives it one.
 //! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two limits lie far enough apart for a load between
 //!   them to stay where it is.
 //! * **On trial.** What a change did is measured against what was before: requests per second, CPU time per request, and how long a request
@@ -26,6 +27,8 @@ const WORK: f64 = 0.05;
 const WORTH: f64 = 0.15;
 /// For how long a thread has too much to do before that is believed.
 const OVER: Duration = Duration::from_millis(40);
+/// ... and before lanes go to a thread that has work, too: it may only have rested for a moment.
+const LONG: Duration = Duration::from_millis(100);
 /// For how long threads have room for each other before that is believed.
 const UNDER: Duration = Duration::from_millis(200);
 /// How long a change is measured, after a period in which it may still be settling.
@@ -137,6 +140,7 @@ struct Ratios {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Spread,
+    Even,
     Gather,
 }
 
@@ -147,7 +151,8 @@ impl Way {
         match self {
             // Twice the requests at twice the CPU time each is what a second thread may cost at most.
             Way::Spread => (rate >= 1.1 && cpu <= rate) || (rate >= 0.95 && wait <= 0.75 && cpu <= 1.25),
-            Way::Gather => rate >= 0.9 && cpu <= 1.1,
+            // All lanes together get as much; it is between them that it is more even.
+            Way::Even | Way::Gather => rate >= 0.9 && cpu <= 1.1,
         }
     }
 }
@@ -196,10 +201,12 @@ pub(crate) struct Governor {
     before: Cost,
     /// By thread, for how long it has had too much to do.
     over: Vec<Duration>,
+    /// By thread, the share of its time that it was busy of late.
+    of_late: Vec<f64>,
     under: Duration,
     trial: Option<Trial>,
     /// By [`Way`].
-    bans: [Ban; 2],
+    bans: [Ban; 3],
     /// The last change that stayed.
     kept: Option<(Way, Duration)>,
     lanes: Vec<u16>,
@@ -214,9 +221,10 @@ impl Governor {
             now: Duration::ZERO,
             before: Cost::default(),
             over: Vec::new(),
+            of_late: Vec::new(),
             under: Duration::ZERO,
             trial: None,
-            bans: [Ban::default(); 2],
+            bans: [Ban::default(); 3],
             kept: None,
             lanes: Vec::new(),
             is_settled: false,
@@ -238,7 +246,7 @@ impl Governor {
             self.forget();
             self.trial = None;
             self.kept = None;
-            self.bans = [Ban::default(); 2];
+            self.bans = [Ban::default(); 3];
         }
         let cost = Cost::of(look);
         let held = held(look);
@@ -260,6 +268,7 @@ impl Governor {
     fn forget(&mut self) {
         self.before = Cost::default();
         self.over.clear();
+        self.of_late.clear();
         self.under = Duration::ZERO;
     }
 
@@ -269,12 +278,22 @@ impl Governor {
             let is_over = thread.busy > BUSY && thread.working.len() >= 2;
             *over = if is_over { *over + look.length } else { Duration::ZERO };
         }
-        if !self.is_banned(Way::Spread, busy) {
-            let mut full: Vec<_> = (0..held.len()).filter(|thread| self.over[*thread] >= OVER).collect();
-            full.sort_by(|a, b| held[*b].busy.total_cmp(&held[*a].busy));
-            if let Some(steps) = full.into_iter().find_map(|thread| self.spread(held, thread)) {
-                return self.try_out(Way::Spread, steps, look, busy);
-            }
+        let unknown = self.of_late.len()..held.len();
+        self.of_late.extend(held[unknown].iter().map(|thread| thread.busy));
+        for (of_late, thread) in self.of_late.iter_mut().zip(held) {
+            *of_late = *of_late * 0.6 + thread.busy * 0.4;
+        }
+        let mut full: Vec<_> = (0..held.len()).filter(|thread| self.over[*thread] >= OVER).collect();
+        full.sort_by_key(|thread| std::cmp::Reverse(held[*thread].working.len()));
+        if !self.is_banned(Way::Spread, busy)
+            && let Some(steps) = full.iter().find_map(|thread| self.spread(held, *thread))
+        {
+            return self.try_out(Way::Spread, steps, look, busy);
+        }
+        if !self.is_banned(Way::Even, busy)
+            && let Some(step) = full.first().and_then(|thread| self.even(held, *thread))
+        {
+            return self.try_out(Way::Even, vec![step], look, busy);
         }
         let group = group(held);
         self.under = if group.len() >= 2 { self.under + look.length } else { Duration::ZERO };
@@ -291,13 +310,17 @@ impl Governor {
         let may_grow = used < self.limit;
         let others = (0..held.len()).filter(|to| *to != from && (may_grow || !held[*to].lanes.is_empty()));
         // A thread with little to do is better than one more.
-        let rank = |to: &usize| match &held[*to] {
-            thread if thread.lanes.is_empty() => 1,
-            thread if thread.busy <= BUSY - ROOM => 0,
+        let of_late = |to: usize| if held[to].lanes.is_empty() { 0.0 } else { self.of_late[to] };
+        let rank = |to: usize| match of_late(to) {
+            _ if held[to].lanes.is_empty() => 1,
+            busy if busy <= BUSY - ROOM => 0,
             _ => 2,
         };
-        let to = others.min_by(|a, b| rank(a).cmp(&rank(b)).then(held[*a].busy.total_cmp(&held[*b].busy)))?;
-        let (mut stays, mut goes) = (0.0, held[to].busy);
+        let to = others.min_by(|a, b| rank(*a).cmp(&rank(*b)).then(of_late(*a).total_cmp(&of_late(*b))))?;
+        if !held[to].lanes.is_empty() && self.over[from] < LONG {
+            return None;
+        }
+        let (mut stays, mut goes) = (0.0, of_late(to));
         let mut steps = Vec::new();
         for (lane, load) in &held[from].working {
             if stays <= goes {
@@ -311,9 +334,18 @@ impl Governor {
         (is_worth && !steps.is_empty()).then_some(steps)
     }
 
+    /// A lane of a thread that has too much to do, for one that has too, but fewer lanes with work.
+    fn even(&self, held: &[Held], from: usize) -> Option<Step> {
+        let many = held[from].working.len();
+        let others = (0..held.len()).filter(|to| self.over[from] >= LONG && self.of_late[*to] > BUSY);
+        let to = others.min_by_key(|to| held[*to].working.len()).filter(|to| held[*to].working.len() + 2 <= many)?;
+        let (lane, _) = held[from].working.last()?;
+        Some(Step { lane: *lane, thread: to })
+    }
+
     fn try_out(&mut self, way: Way, steps: Vec<Step>, look: &Look, busy: f64) -> Vec<Step> {
         if let Some((kept, at)) = self.kept
-            && kept != way
+            && (kept == Way::Gather) != (way == Way::Gather)
             && self.now - at <= REGRET
         {
             self.ban(kept, busy);
@@ -347,6 +379,11 @@ impl Governor {
             self.forget();
             return Vec::new();
         }
+        if trial.before.requests < TELLING {
+            // There is nothing to compare with.
+            self.forget();
+            return Vec::new();
+        }
         if !std::mem::replace(&mut trial.has_settled, true) {
             self.trial = Some(trial);
             return Vec::new();
@@ -357,8 +394,7 @@ impl Governor {
             return Vec::new();
         }
         self.forget();
-        let is_telling = trial.before.requests >= TELLING && trial.after.requests >= TELLING;
-        if !is_telling || trial.way.pays(trial.after.over(&trial.before)) {
+        if trial.after.requests < TELLING || trial.way.pays(trial.after.over(&trial.before)) {
             self.before = trial.after;
             self.kept = Some((trial.way, self.now));
             return Vec::new();

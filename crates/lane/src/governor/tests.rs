@@ -229,3 +229,27 @@ fn lanes_come_and_go() {
     host.run(&mut governor, SECOND);
     assert!(governor.decide(&Look { length: PERIOD, threads: vec![ThreadLook::default(); 2], lanes: Vec::new() }).is_empty());
 }
+
+#[test]
+fn lanes_that_all_want_more_than_there_is_are_evenly_on_the_threads() {
+    let mut host = Host::new(2, vec![Demand::Closed; 4]);
+    host.places = vec![0, 1, 0, 0];
+    let mut governor = Governor::new(2);
+    host.run(&mut governor, 2 * SECOND);
+    assert_eq!(host.places.iter().filter(|place| **place == 0).count(), 2, "{:?}", host.places);
+    assert_eq!(host.run(&mut governor, 60 * SECOND), 0);
+}
+
+#[test]
+fn a_thread_that_rests_for_a_moment_gets_no_lanes_for_it() {
+    let mut host = Host::new(2, vec![Demand::Closed; 4]);
+    host.places = vec![0, 0, 1, 1];
+    let mut governor = Governor::new(2);
+    for n in 0..100 {
+        let mut look = host.look();
+        if n % 7 == 0 {
+            look.threads[n % 2].busy = PERIOD / 10;
+        }
+        assert_eq!(governor.decide(&look), [], "in period {n}");
+    }
+}
