@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, image, on_disk, open, skip};
+use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip};
 use common::{Answer, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine};
@@ -34,8 +34,13 @@ struct Place {
 }
 
 impl Place {
+    /// Where the device's content lies: it is about the order of things, and memory is faster.
+    fn backing() -> TempDir {
+        in_memory().unwrap_or_else(on_disk)
+    }
+
     fn device() -> Option<Place> {
-        let dir = on_disk();
+        let dir = Place::backing();
         match Loop::new(&image(dir.path(), SIZE), 4096) {
             Ok(device) => {
                 let path = device.device.clone();
@@ -49,7 +54,7 @@ impl Place {
     }
 
     fn file() -> Option<Place> {
-        let dir = on_disk();
+        let dir = Place::backing();
         match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
             Ok(mount) => {
                 let path = image(mount.path(), SIZE);
