@@ -53,7 +53,9 @@ impl Observers {
         if self.recorder.is_none() && !self.is_all_shown {
             return;
         }
-        if self.is_all_shown && let Some(hint) = &mut self.hint {
+        if self.is_all_shown
+            && let Some(hint) = &mut self.hint
+        {
             hint.submitted();
         }
         self.is_all_shown = false;
