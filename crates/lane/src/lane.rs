@@ -310,9 +310,8 @@ impl Lane {
             Outcome::Done(status) => return Some(status),
             _ if self.draining.is_some() && self.put_back(slot) => {}
             Outcome::Pending => {
-                for operation in self.operations.drain(..) {
-                    self.queue.begin(uring, slot, operation);
-                }
+                self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
+                self.operations.clear();
             }
             Outcome::Again => self.again.push(&mut self.links, slot),
         }

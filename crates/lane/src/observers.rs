@@ -47,15 +47,17 @@ impl Observers {
     }
 
     /// A request was taken out of the ring.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn taken(&mut self, slot: Slot, request: &Request) {
         self.taken += 1;
-        if self.recorder.is_none() && !self.is_all_shown {
-            return;
+        if self.recorder.is_some() || self.is_all_shown {
+            self.tell_taken(slot, request);
         }
-        if self.is_all_shown
-            && let Some(hint) = &mut self.hint
-        {
+    }
+
+    #[inline(never)]
+    fn tell_taken(&mut self, slot: Slot, request: &Request) {
+        if self.is_all_shown && let Some(hint) = &mut self.hint {
             hint.submitted();
         }
         self.is_all_shown = false;
@@ -82,9 +84,13 @@ impl Observers {
         if let Some(watched) = &self.watched {
             watched.end(slot);
         }
-        if !self.is_any {
-            return;
+        if self.is_any {
+            self.tell_answered(slot, request, status);
         }
+    }
+
+    #[inline(never)]
+    fn tell_answered(&mut self, slot: Slot, request: &Request, status: Status) {
         if let Some(recorder) = &mut self.recorder {
             recorder.complete(slot, request, status);
         }

@@ -88,8 +88,8 @@ impl Lane {
                 self.queue.complete(slot, status);
             }
             Outcome::Pending => {
-                for operation in self.operations.drain(..) {
-                    self.queue.begin(&mut self.uring, slot, operation);
+                for mut operation in self.operations.drain(..) {
+                    self.queue.begin(&mut self.uring, slot, &mut operation);
                 }
             }
             Outcome::Again => self.again.push_back(slot),
