@@ -86,13 +86,12 @@ fn parse_also(text: &str) -> Result<Also, String> {
     let all = ["vlane", "serve", "--null", "1G", "--socket", "s"].map(str::to_owned).into_iter();
     match words.first() {
         Some(first) if first.starts_with("--") => {
-            match crate::command().try_get_matches_from(all.chain(words.clone())) {
-                Ok(_) => Ok(Also(words)),
-                Err(error) => Err(format!(
-                    "no options of `vlane serve`: {}",
-                    error.to_string().lines().next().unwrap_or_default()
-                )),
-            }
+            let taken = crate::command().try_get_matches_from(all.chain(words.clone())).map(drop);
+            taken.map(|()| Also(words)).map_err(|error| {
+                let said = error.to_string();
+                let line = said.lines().next().unwrap_or_default();
+                format!("no options of `vlane serve`: {}", line.trim_start_matches("error: "))
+            })
         }
         _ => Err(format!("`{text}` is no option of `vlane serve`; write it like \"--poll-us 0\"")),
     }
