@@ -365,5 +365,33 @@ fn overlapping(entries: &VecDeque<Entry>, range: &Range<u64>) -> u32 {
 }
 
 #[cfg(test)]
-#[path = "exclusion_tests.rs"]
-mod tests;
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Exclusion {
+    /// Whether writes pay for nothing but the look.
+    pub(super) fn is_changing(&self) -> bool {
+        self.changing.0.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is held but by unregistered writes, and nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.changes.is_empty() && state.writes.is_empty() && state.busy.is_empty() && !self.is_changing()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Holder {
+    /// Whether unregistered writes are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.gate.is_busy()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Hold {
+    pub(super) fn is_registered(&self) -> bool {
+        self.0 != Held::Unregistered
+    }
+}
