@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use vlane_ring::Slot;
 
-use super::exclusion::{Exclusion, Hold, Holder};
+use super::exclusion::{COMPARED, Exclusion, Hold, Holder};
 use crate::sync::Waker;
 
 const BLOCK: u64 = 4096;
@@ -190,6 +190,30 @@ fn a_channel_that_is_dropped_with_a_hold_that_it_has_not_taken_gives_it_back() {
     assert_eq!(slots(&granted), [1]);
     granted.into_iter().for_each(|(_, hold)| one.holder.end(hold));
     assert!(exclusion.is_idle());
+}
+
+#[test]
+fn the_work_for_many_that_want_one_block_does_not_grow_with_their_square() {
+    const MANY: u16 = 4000;
+    let (exclusion, [mut one, mut other]) = lanes();
+    let compared = COMPARED.get();
+    let mut held: Vec<Hold> = one.change(0, 0..512).into_iter().collect();
+    for slot in 1..MANY {
+        let hold = if slot % 8 == 0 { other.write(slot, 0..BLOCK) } else { one.change(slot, 0..512) };
+        assert!(hold.is_none());
+    }
+    let mut ended = 0;
+    while let Some(hold) = held.pop() {
+        // Which channel gives it back makes no difference.
+        one.holder.end(hold);
+        ended += 1;
+        held.extend(one.granted().into_iter().chain(other.granted()).map(|(_, hold)| hold));
+        assert!(held.len() <= 1);
+    }
+    assert_eq!(ended, MANY);
+    assert!(exclusion.is_idle());
+    let compared = COMPARED.get() - compared;
+    assert!(compared <= 8 * u64::from(MANY), "{compared} comparisons");
 }
 
 #[test]
