@@ -97,7 +97,8 @@ impl IoQueue {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(operation.file)];
-        let flags = target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        let flags =
+            target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         // Nearly all: everything between the request's only buffer and the file.
         let whole = (&operation.what, request.buffers());
         if let (What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)), [one]) = whole
