@@ -103,19 +103,35 @@ impl IoQueue {
     /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given, when it has
     /// the number of another one of the same request that is under way.
     #[inline]
-    pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: Operation) {
+    pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: &mut Operation) {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(operation.file)];
-        let number = operation.number;
-        let mut flags = target.flags;
-        if operation.patient {
-            flags |= squeue::Flags::ASYNC;
+        let flags =
+            target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        // Nearly all: everything between the request's only buffer and the file.
+        let whole = (&operation.what, request.buffers());
+        if let (What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)), [one]) = whole
+            && operation.len == one.iov_len as u64
+        {
+            let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+            let offset = operation.offset;
+            let entry = match operation.what {
+                What::Write(_) => opcode::Write::new(target.fd, one.iov_base.cast(), len)
+                    .offset(offset)
+                    .rw_flags(rw_flags(operation))
+                    .build(),
+                _ => opcode::Read::new(target.fd, one.iov_base.cast(), len).offset(offset).build(),
+            };
+            return self.push(uring, entry.flags(flags), slot, operation.number, false);
         }
-        let (entry, is_held) = match self.kept.whole(slot, &operation, target) {
-            Some(entry) => (entry, false),
-            None => self.kept.partly(slot, operation, target),
-        };
+        let number = operation.number;
+        let (entry, is_held) = self.kept.entry(slot, operation, target);
+        self.push(uring, entry.flags(flags), slot, number, is_held);
+    }
+
+    #[inline]
+    fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
         let lent = &mut self.lent[usize::from(slot.0)];
         assert!(*lent < u8::MAX, "too many operations for {slot:?}");
         *lent += 1;
@@ -123,7 +139,7 @@ impl IoQueue {
         // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
         // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
         // dropping this keeps all of it while something is.
-        unsafe { uring.push(entry.flags(flags), self.ticket.of(slot, number, is_held)) };
+        unsafe { uring.push(entry, self.ticket.of(slot, number, is_held)) };
     }
 
     /// Takes back what an operation had. Nothing if it was not one of this queue's.
@@ -271,48 +287,31 @@ fn rw_flags(operation: &Operation) -> i32 {
 }
 
 impl Kept {
-    /// The usual operations: those on all of a request's buffers, and those without memory.
-    #[inline]
-    fn whole(&self, slot: Slot, operation: &Operation, target: Target) -> Option<squeue::Entry> {
+    /// An operation for the kernel, and whether a list of buffers is held for it.
+    #[inline(never)]
+    fn entry(&mut self, slot: Slot, operation: &mut Operation, target: Target) -> (squeue::Entry, bool) {
+        let (fd, offset, len) = (target.fd, operation.offset, operation.len);
         let request = self.queue.request(slot);
-        let (fd, offset) = (target.fd, operation.offset);
         let fallocate = |mode| {
-            opcode::Fallocate::new(fd, operation.len)
-                .offset(offset)
-                .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
-                .build()
+            opcode::Fallocate::new(fd, len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build()
         };
-        let is_write = match &operation.what {
-            What::Read(Memory::Request(0)) if operation.len == request.len() => false,
-            What::Write(Memory::Request(0)) if operation.len == request.len() => true,
-            What::Read(_) | What::Write(_) => return None,
-            What::Sync => return Some(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()),
-            What::Punch => return Some(fallocate(libc::FALLOC_FL_PUNCH_HOLE)),
-            What::Zero => return Some(fallocate(libc::FALLOC_FL_ZERO_RANGE)),
+        let entry = match &operation.what {
+            What::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
+            What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
+            What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
+                vectored(request.buffers(), operation, target)
+            }
+            What::Read(_) | What::Write(_) => return (self.hold(slot, operation, target), true),
         };
-        Some(match (request.buffers(), is_write) {
-            ([one], true) => {
-                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-                opcode::Write::new(fd, one.iov_base.cast(), len)
-                    .offset(offset)
-                    .rw_flags(rw_flags(operation))
-                    .build()
-            }
-            ([one], false) => {
-                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-                opcode::Read::new(fd, one.iov_base.cast(), len).offset(offset).build()
-            }
-            (several, _) => vectored(several, operation, is_write, target),
-        })
+        (entry, false)
     }
 
-    /// The others: they have a list of buffers of their own.
-    #[cold]
-    fn partly(&mut self, slot: Slot, mut operation: Operation, target: Target) -> (squeue::Entry, bool) {
+    /// A read or write that has a list of buffers of its own.
+    fn hold(&mut self, slot: Slot, operation: &mut Operation, target: Target) -> squeue::Entry {
         let mut buffers = self.spare.pop().unwrap_or_default();
         let request = self.queue.request(slot);
         let len = usize::try_from(operation.len).unwrap_or(usize::MAX);
-        let is_write = matches!(operation.what, What::Write(_));
         let number = operation.number;
         // By these two it is found again.
         let is_new = !self.held.iter().any(|held| (held.slot, held.number) == (slot, number));
@@ -335,16 +334,16 @@ impl Kept {
                     left -= n;
                 }
             }
-            // A read into the zeroes, which nobody may change, is one of nothing; the others are whole.
+            // A read into the zeroes, which nobody may change, is one of nothing.
             _ => {}
         }
-        let entry = vectored(&buffers, &operation, is_write, target);
-        let piece = match operation.what {
+        let entry = vectored(&buffers, operation, target);
+        let piece = match std::mem::replace(&mut operation.what, What::Sync) {
             What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
             _ => None,
         };
         self.held.push(Held { slot, number, buffers, piece });
-        (entry, true)
+        entry
     }
 
     #[cold]
@@ -359,10 +358,10 @@ impl Kept {
     }
 }
 
-fn vectored(buffers: &[libc::iovec], operation: &Operation, is_write: bool, target: Target) -> squeue::Entry {
+fn vectored(buffers: &[libc::iovec], operation: &Operation, target: Target) -> squeue::Entry {
     let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
     let (fd, offset) = (target.fd, operation.offset);
-    match is_write {
+    match matches!(operation.what, What::Write(_)) {
         true => opcode::Writev::new(fd, buffers.as_ptr(), count)
             .offset(offset)
             .rw_flags(rw_flags(operation))

@@ -104,6 +104,8 @@ impl FileKey {
 
 /// What was decided for a request when it was taken. It holds until the request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+// Copied as one word.
+#[repr(align(4))]
 pub struct Decisions {
     /// Which requests of the lane go first.
     pub class: Class,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, image, on_disk, open, skip};
+use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip};
 use common::{Answer, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine};
@@ -34,8 +34,13 @@ struct Place {
 }
 
 impl Place {
+    /// Where the device's content lies: it is about the order of things, and memory is faster.
+    fn backing() -> TempDir {
+        in_memory().unwrap_or_else(on_disk)
+    }
+
     fn device() -> Option<Place> {
-        let dir = on_disk();
+        let dir = Place::backing();
         match Loop::new(&image(dir.path(), SIZE), 4096) {
             Ok(device) => {
                 let path = device.device.clone();
@@ -49,7 +54,7 @@ impl Place {
     }
 
     fn file() -> Option<Place> {
-        let dir = on_disk();
+        let dir = Place::backing();
         match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
             Ok(mount) => {
                 let path = image(mount.path(), SIZE);
@@ -208,6 +213,43 @@ fn a_change_of_part_of_a_block_undoes_no_write_of_the_block() {
             assert!(both[1536..2560].iter().all(|byte| *byte == 0), "zeroes beside a change");
             assert!(both[2560..].iter().all(|byte| *byte == 0x0d), "their neighbours");
         }
+    }
+}
+
+/// A lane that stops puts what is half done back: it keeps nobody waiting, and waits for nobody.
+#[test]
+fn a_request_that_is_put_back_holds_no_block_and_no_buffer() {
+    for place in places() {
+        let engine = place.open();
+        let mut lanes = [lane(&engine), lane(&engine)];
+        let change = || Op::write(1, vec![0xcc; 512]);
+        let whole = || Op::write(0, vec![0xee; BLOCK as usize]);
+        // More than there are buffers: each takes the one that the last one had.
+        for round in 0..3000 {
+            // The request is offered once, and taken again and again.
+            if round == 0 {
+                lanes[0].start(change());
+            }
+            let slot = lanes[0].lane.take().expect("the request");
+            lanes[0].lane.begin(slot);
+            // Half done: the block was read. Or nothing was done.
+            lanes[0].lane.submit();
+            lanes[0].lane.put_back_after_an_operation();
+            if round % 1000 == 0 {
+                lanes[1].ok(whole());
+            }
+        }
+        // It waits for the block that the other one is changing.
+        lanes[1].start(change());
+        lanes[1].begin();
+        let slot = lanes[0].lane.take().expect("the request");
+        lanes[0].lane.begin(slot);
+        lanes[0].lane.put_back(slot);
+        assert_eq!(lanes[1].drain().len(), 1);
+        lanes[1].ok(whole());
+        assert_eq!(lanes[0].drain().len(), 1);
+        let expected = [vec![0xee; 512], vec![0xcc; 512], vec![0xee; 3072]].concat();
+        assert!(lanes[1].ok(Op::read(0, BLOCK as usize)) == expected);
     }
 }
 

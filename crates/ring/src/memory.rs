@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -89,9 +90,6 @@ pub enum MemoryError {
 /// A file mapped readable, writable and shared, and guarded against its truncation.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// Goes before `pages` (fields are dropped in this order): what is mapped at that address after the unmapping
-    /// is not this guard's.
-    guard: Guard,
     pages: Pages,
 }
 
@@ -110,9 +108,12 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
-        let pages = Pages { base, len };
-        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE))?;
-        Ok(Mapping { guard, pages })
+        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE)).inspect_err(|_| {
+            // SAFETY: what `mmap` returned, which nobody uses yet.
+            let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
+        })?;
+        let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };
+        Ok(Mapping { pages })
     }
 
     /// Address of the first byte.
@@ -126,6 +127,7 @@ impl Mapping {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    guard: ManuallyDrop<Guard>,
 }
 
 // SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers and volatile or
@@ -136,6 +138,8 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
+        unsafe { ManuallyDrop::drop(&mut self.guard) };
         // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             debug_assert!(false, "munmap: {error}");
@@ -244,6 +248,29 @@ impl Region {
     }
 }
 
+/// Where one region lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    guest: u64,
+    size: u64,
+    host: *mut u8,
+}
+
+impl Window {
+    const NONE: Window = Window { guest: 0, size: 0, host: std::ptr::null_mut() };
+
+    /// Host address of `len` bytes at `guest`, if the region holds them all; at least one.
+    #[inline]
+    pub(crate) fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
+        // What lies before the region wraps around to beyond any.
+        let offset = guest.wrapping_sub(self.guest);
+        let is_inside = offset < self.size && u64::from(len) <= self.size - offset;
+        // An offset inside the region: it fits, because the size was checked against the mapping's length, a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        is_inside.then(|| self.host.wrapping_add(offset as usize))
+    }
+}
+
 /// All regions of a guest at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct GuestMemory {
@@ -302,7 +329,7 @@ impl GuestMemory {
 
     /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
     pub fn is_lost(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.guard.tripped()))
+        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.pages.guard.tripped()))
     }
 
     /// Guest physical addresses at which regions begin.
@@ -348,6 +375,16 @@ impl GuestMemory {
         let at = self.regions.iter().position(|r| r.holds(guest, len))?;
         *hint = at;
         Some(self.regions[at].host_of(guest))
+    }
+
+    /// The region that answered last, for several questions in a row.
+    #[inline]
+    pub(crate) fn window(&self, hint: usize) -> Window {
+        self.regions.get(hint).map_or(Window::NONE, |region| Window {
+            guest: region.spec.guest,
+            size: region.spec.size,
+            host: region.host.as_ptr(),
+        })
     }
 
     /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side by side. Returns

@@ -132,7 +132,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`Broken`], now and ever after.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
         if let Some(broken) = self.broken {
             return Err(broken);
@@ -144,7 +144,7 @@ impl Queue {
         result
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_pop(&mut self) -> Result<Option<Slot>, Broken> {
         let available = match &mut self.ring {
             Ring::Split(ring) => ring.available()? > 0,

@@ -80,11 +80,7 @@ impl Pool {
 
 /// How large a buffer for `len` bytes is: one of few sizes, so that it fits the next request too.
 fn size(len: usize) -> usize {
-    match len {
-        0..=SMALL => SMALL,
-        ..=PIECE => PIECE,
-        _ => len.next_power_of_two(),
-    }
+    if len <= SMALL { SMALL } else { len.next_power_of_two().max(PIECE) }
 }
 
 #[cfg(test)]

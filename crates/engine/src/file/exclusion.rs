@@ -13,7 +13,9 @@
 //!   overlaps was there before it. Who cannot begin waits; whoever makes it possible hands the hold over and rings the waiting channel's doorbell.
 //! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
 //!
-//! Nobody overtakes what it overlaps, so neither writes nor changes starve, and all that is waited for is older, so nothing waits in a circle.
+//! No change overtakes what it overlaps, and nothing that overlaps a change overtakes it: neither starve. All that is waited for is older, or
+//! unregistered and waits for nobody, so nothing waits in a circle, as long as a channel ends what it holds without waiting for another hold.
+//! Writes among themselves are not ordered: two that overlap are the guest's business, as on any disk.
 //!
 //! Two threads that must not miss each other do so: each says what it does, and looks at what the other one does after a fence. One of the two
 //! looks later than the other one said. Every interleaving is tried by the models (crates/models).
@@ -75,9 +77,10 @@ pub(crate) struct Holder {
 #[must_use = "a hold that is not given back keeps others waiting"]
 pub(crate) struct Hold(Held);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Unregistered,
+    /// With its ticket.
     Write(u64),
     Change(u64),
 }
@@ -110,8 +113,12 @@ struct Entry {
     range: Range<u64>,
     channel: u64,
     slot: Slot,
-    /// How much it waits for: each older entry that it must not overlap, and the unregistered writes together. 0: it holds.
-    waits: u32,
+    /// Others that wait for this one, the first and the last; each names the next one. Whoever waits for several is with one of them, and
+    /// looks for another when that has ended: so the work does not grow with the square of those that want one block.
+    followers: Option<(Held, Held)>,
+    next: Option<Held>,
+    /// It is among the followers of another. If not, it holds, or is a change that waits for unregistered writes.
+    follows: bool,
 }
 
 impl Exclusion {
@@ -150,7 +157,8 @@ impl Holder {
     /// For a write, discard or zeroing of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names it once it holds.
     #[inline]
     pub(crate) fn begin_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
-        if !self.shared.changing.0.load(Ordering::Acquire) && self.stays_busy() {
+        // Relaxed: the first unregistered write looks again, and no change begins before the last one has ended.
+        if !self.shared.changing.0.load(Ordering::Relaxed) && self.stays_busy() {
             self.unregistered += 1;
             return Some(Hold(Held::Unregistered));
         }
@@ -176,12 +184,11 @@ impl Holder {
             self.gate.busy.0.store(false, Ordering::Relaxed);
             state.look(&mut self.ring);
         }
-        let waits = overlapping(&state.changes, &range);
-        let ticket = state.ticket();
-        state.writes.push_back(Entry { ticket, range, channel: self.channel, slot, waits });
+        let held = state.add(Held::Write, range, self.channel, slot);
+        let holds = state.place(held);
         drop(state);
         self.ring();
-        (waits == 0).then_some(Hold(Held::Write(ticket)))
+        holds.then_some(Hold(held))
     }
 
     /// For a change of these bytes: of all blocks of which they are a part. None: as [`Holder::begin_write`].
@@ -195,12 +202,8 @@ impl Holder {
             let State { members, busy, .. } = &mut *state;
             busy.extend(members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned());
         }
-        let waits = overlapping(&state.changes, &range)
-            + overlapping(&state.writes, &range)
-            + u32::from(!state.busy.is_empty());
-        let ticket = state.ticket();
-        state.changes.push_back(Entry { ticket, range, channel: self.channel, slot, waits });
-        (waits == 0).then_some(Hold(Held::Change(ticket)))
+        let held = state.add(Held::Change, range, self.channel, slot);
+        state.place(held).then_some(Hold(held))
     }
 
     /// Gives a hold back. Nothing that it was for is under way any more.
@@ -256,9 +259,8 @@ impl Holder {
         if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
             member.granted.retain(|(granted, _)| *granted != slot);
         }
-        while let Some(held) = state.any(|entry| (entry.channel, entry.slot) == (self.channel, slot)) {
-            state.remove(held, &mut self.ring);
-        }
+        let is_one = |entry: &Entry| (entry.channel, entry.slot) == (self.channel, slot);
+        state.remove_all(is_one, &mut self.ring);
         self.shared.settle(&mut state);
         drop(state);
         self.ring();
@@ -276,9 +278,7 @@ impl Drop for Holder {
         state.members.retain(|member| member.number != self.channel);
         self.gate.busy.0.store(false, Ordering::Relaxed);
         state.look(&mut self.ring);
-        while let Some(held) = state.any(|entry| entry.channel == self.channel) {
-            state.remove(held, &mut self.ring);
-        }
+        state.remove_all(|entry| entry.channel == self.channel, &mut self.ring);
         self.shared.settle(&mut state);
         drop(state);
         self.ring();
@@ -303,9 +303,50 @@ impl Gate {
 }
 
 impl State {
-    fn ticket(&mut self) -> u64 {
+    fn add(&mut self, held: fn(u64) -> Held, range: Range<u64>, channel: u64, slot: Slot) -> Held {
         self.tickets += 1;
-        self.tickets
+        let held = held(self.tickets);
+        let entry =
+            Entry { ticket: self.tickets, range, channel, slot, followers: None, next: None, follows: false };
+        self.list(held).push_back(entry);
+        held
+    }
+
+    fn list(&mut self, held: Held) -> &mut VecDeque<Entry> {
+        if held.is_change() { &mut self.changes } else { &mut self.writes }
+    }
+
+    fn entry(&mut self, held: Held) -> Option<&mut Entry> {
+        let list = self.list(held);
+        let at = list.binary_search_by_key(&held.ticket(), |entry| entry.ticket).ok()?;
+        list.get_mut(at)
+    }
+
+    /// Whether it holds now. If not, it follows what it waits for; or it is a change and waits for unregistered writes only.
+    fn place(&mut self, held: Held) -> bool {
+        let Some(entry) = self.entry(held) else { return false };
+        entry.follows = false;
+        let range = entry.range.clone();
+        let before = |list: &VecDeque<Entry>| {
+            let older = list.partition_point(|entry| entry.ticket < held.ticket());
+            // The newest one: of many that want one block, each has to look no further than at the one before it.
+            list.range(..older).rev().find(|older| overlap(&older.range, &range)).map(|older| older.ticket)
+        };
+        let older = match before(&self.changes) {
+            None if held.is_change() => before(&self.writes).map(Held::Write),
+            change => change.map(Held::Change),
+        };
+        let Some(older) = older else { return !held.is_change() || self.busy.is_empty() };
+        let Some(entry) = self.entry(older) else { return false };
+        let last = entry.followers.map(|(_, last)| last);
+        entry.followers = Some((entry.followers.map_or(held, |(first, _)| first), held));
+        if let Some(last) = last.and_then(|last| self.entry(last)) {
+            last.next = Some(held);
+        }
+        if let Some(entry) = self.entry(held) {
+            entry.follows = true;
+        }
+        false
     }
 
     /// Whether the unregistered writes have ended that the changes wait for.
@@ -314,55 +355,53 @@ impl State {
             return;
         }
         self.busy.retain(|gate| gate.is_busy());
-        if self.busy.is_empty() {
-            let State { members, changes, .. } = self;
-            for entry in changes {
-                entry.less(Held::Change, members, ring);
+        if !self.busy.is_empty() {
+            return;
+        }
+        for at in 0..self.changes.len() {
+            if !self.changes[at].follows {
+                self.grant(Held::Change(self.changes[at].ticket), ring);
             }
         }
     }
 
     /// Takes an entry out, and grants what waited for it alone. One that is not there is none's.
     fn remove(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
-        let State { members, changes, writes, .. } = self;
-        let (list, ticket) = match held {
-            Held::Write(ticket) => (&mut *writes, ticket),
-            Held::Change(ticket) => (&mut *changes, ticket),
-            Held::Unregistered => return,
-        };
-        let found = list.binary_search_by_key(&ticket, |entry| entry.ticket).ok();
+        let list = self.list(held);
+        let found = list.binary_search_by_key(&held.ticket(), |entry| entry.ticket).ok();
         let Some(gone) = found.and_then(|at| list.remove(at)) else { return };
-        for entry in changes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
-            entry.less(Held::Change, members, ring);
-        }
-        if matches!(held, Held::Change(_)) {
-            for entry in writes.iter_mut().filter(|entry| entry.waited_for(&gone)) {
-                entry.less(Held::Write, members, ring);
+        let mut next = gone.followers.map(|(first, _)| first);
+        while let Some(follower) = next {
+            next = self.entry(follower).and_then(|entry| entry.next.take());
+            if self.place(follower) {
+                self.grant(follower, ring);
             }
         }
     }
 
-    /// Something that holds or waits.
-    fn any(&self, is_it: impl Fn(&Entry) -> bool) -> Option<Held> {
-        let first = |list: &VecDeque<Entry>| list.iter().find(|entry| is_it(entry)).map(|entry| entry.ticket);
-        first(&self.changes).map(Held::Change).or_else(|| first(&self.writes).map(Held::Write))
-    }
-}
-
-impl Entry {
-    fn waited_for(&self, gone: &Entry) -> bool {
-        self.ticket > gone.ticket && overlap(&self.range, &gone.range)
-    }
-
-    /// It waits for one thing less; for none: it is granted.
-    fn less(&mut self, held: fn(u64) -> Held, members: &mut [Member], ring: &mut Vec<Arc<Gate>>) {
-        self.waits = self.waits.saturating_sub(1);
-        if self.waits > 0 {
-            return;
+    /// Takes out all of some: what a channel holds and waits for.
+    fn remove_all(&mut self, is_one: impl Fn(&Entry) -> bool, ring: &mut Vec<Arc<Gate>>) {
+        let mut waiting = Vec::new();
+        for (list, held) in
+            [(&mut self.changes, Held::Change as fn(u64) -> Held), (&mut self.writes, Held::Write)]
+        {
+            list.retain(|entry| !is_one(entry));
+            for entry in list {
+                (entry.followers, entry.next) = (None, None);
+                waiting.extend(entry.follows.then_some(held(entry.ticket)));
+            }
         }
-        // None: it is being dropped, and this entry with it.
-        let Some(member) = members.iter_mut().find(|member| member.number == self.channel) else { return };
-        member.granted.push_back((self.slot, Hold(held(self.ticket))));
+        for held in waiting {
+            if self.place(held) {
+                self.grant(held, ring);
+            }
+        }
+    }
+
+    fn grant(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
+        let Some((number, slot)) = self.entry(held).map(|entry| (entry.channel, entry.slot)) else { return };
+        let Some(member) = self.members.iter_mut().find(|member| member.number == number) else { return };
+        member.granted.push_back((slot, Hold(held)));
         if !member.gate.rung.load(Ordering::Relaxed) {
             member.gate.rung.store(true, Ordering::Relaxed);
             ring.push(Arc::clone(&member.gate));
@@ -370,14 +409,59 @@ impl Entry {
     }
 }
 
+impl Held {
+    fn ticket(self) -> u64 {
+        match self {
+            Held::Unregistered => 0,
+            Held::Write(ticket) | Held::Change(ticket) => ticket,
+        }
+    }
+
+    fn is_change(self) -> bool {
+        matches!(self, Held::Change(_))
+    }
+}
+
 fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    #[cfg(test)]
+    COMPARED.with(|compared| compared.set(compared.get() + 1));
     one.start < other.end && other.start < one.end
 }
 
-fn overlapping(entries: &VecDeque<Entry>, range: &Range<u64>) -> u32 {
-    entries.iter().map(|entry| u32::from(overlap(&entry.range, range))).sum()
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has compared two ranges.
+    pub(super) static COMPARED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(test)]
-#[path = "exclusion_tests.rs"]
-mod tests;
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Exclusion {
+    /// Whether writes pay for nothing but the look.
+    pub(super) fn is_changing(&self) -> bool {
+        self.changing.0.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is held but by unregistered writes, and nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.changes.is_empty() && state.writes.is_empty() && state.busy.is_empty() && !self.is_changing()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Holder {
+    /// Whether unregistered writes are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.gate.is_busy()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Hold {
+    pub(super) fn is_registered(&self) -> bool {
+        self.0 != Held::Unregistered
+    }
+}

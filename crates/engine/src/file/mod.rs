@@ -14,6 +14,8 @@ mod channel;
 mod discard;
 mod durability;
 mod exclusion;
+#[cfg(test)]
+mod exclusion_tests;
 mod format;
 mod inline;
 mod lock;

@@ -88,8 +88,8 @@ impl Lane {
                 self.queue.complete(slot, status);
             }
             Outcome::Pending => {
-                for operation in self.operations.drain(..) {
-                    self.queue.begin(&mut self.uring, slot, operation);
+                for mut operation in self.operations.drain(..) {
+                    self.queue.begin(&mut self.uring, slot, &mut operation);
                 }
             }
             Outcome::Again => self.again.push_back(slot),
@@ -100,6 +100,31 @@ impl Lane {
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.go_on(slot, self.queue.request(slot), decisions, &mut self.operations);
         self.proceed(slot, outcome);
+    }
+
+    /// Lets the next operation end and does not begin what comes after it, but puts the request back into its ring, as a lane that stops
+    /// does. It must be the last one that was taken.
+    pub fn put_back_after_an_operation(&mut self) {
+        let begin = Instant::now();
+        let finished = loop {
+            self.wait(Duration::from_secs(1));
+            self.submit();
+            match self.uring.next_event() {
+                Some(Event::Finished(finished)) => break finished,
+                _ => assert!(begin.elapsed() < Duration::from_secs(60), "it hangs"),
+            }
+        };
+        let (slot, completion) = self.queue.finish(finished).expect("of this queue");
+        let (decisions, request) = (self.decisions[usize::from(slot.0)], self.queue.request(slot));
+        let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
+        assert_eq!(outcome, Outcome::Pending);
+        self.put_back(slot);
+    }
+
+    pub fn put_back(&mut self, slot: Slot) {
+        self.operations.clear();
+        assert!(self.queue.put_back(slot), "the last one");
+        self.channel.forget(slot);
     }
 
     /// Has what was begun submitted.

@@ -9,8 +9,8 @@ use vlane_engine::Uring;
 use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, probes};
 
-use super::events::LaneEvent;
 use super::Lane;
+use super::events::LaneEvent;
 use crate::call::Call;
 use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
