@@ -190,7 +190,10 @@ impl Workload {
             return invalid(format!("the device is read-only, and `{}` writes", self.pattern));
         }
         if self.idle >= negotiated.queues {
-            return invalid(format!("{} of {} queues idle: nobody is left to work", self.idle, negotiated.queues));
+            return invalid(format!(
+                "{} of {} queues idle: nobody is left to work",
+                self.idle, negotiated.queues
+            ));
         }
         if self.flush_every == Some(0) {
             return invalid("a flush after every 0 writes makes no sense".into());

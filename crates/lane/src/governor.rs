@@ -338,7 +338,9 @@ impl Governor {
     fn even(&self, held: &[Held], from: usize) -> Option<Step> {
         let many = held[from].working.len();
         let others = (0..held.len()).filter(|to| self.over[from] >= LONG && self.of_late[*to] > BUSY);
-        let to = others.min_by_key(|to| held[*to].working.len()).filter(|to| held[*to].working.len() + 2 <= many)?;
+        let to = others
+            .min_by_key(|to| held[*to].working.len())
+            .filter(|to| held[*to].working.len() + 2 <= many)?;
         let (lane, _) = held[from].working.last()?;
         Some(Step { lane: *lane, thread: to })
     }
@@ -350,7 +352,8 @@ impl Governor {
         {
             self.ban(kept, busy);
         }
-        let present = |step: &Step| look.lanes.iter().find(|lane| lane.lane == step.lane).map(|lane| lane.thread);
+        let present =
+            |step: &Step| look.lanes.iter().find(|lane| lane.lane == step.lane).map(|lane| lane.thread);
         let undo =
             steps.iter().filter_map(|step| Some(Step { lane: step.lane, thread: present(step)? })).collect();
         self.trial = Some(Trial {
@@ -434,8 +437,10 @@ fn held(look: &Look) -> Vec<Held> {
         let all: f64 = here().map(|lane| count(lane.requests)).sum();
         let share = |lane: &LaneLook| if all > 0.0 { count(lane.requests) / all } else { 0.0 };
         held.lanes = here().map(|lane| (lane.lane, held.busy * share(lane))).collect();
-        held.working =
-            here().filter(|lane| share(lane) >= WORK).map(|lane| (lane.lane, held.busy * share(lane))).collect();
+        held.working = here()
+            .filter(|lane| share(lane) >= WORK)
+            .map(|lane| (lane.lane, held.busy * share(lane)))
+            .collect();
         held.working.sort_by(|a, b| b.1.total_cmp(&a.1));
     }
     threads

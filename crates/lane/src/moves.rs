@@ -21,7 +21,9 @@ use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
-use crate::{Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder};
+use crate::{
+    Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder,
+};
 
 const DEPTH: u16 = 8;
 const BLOCK: u32 = 4096;
@@ -218,7 +220,9 @@ impl Guest {
                 let block = (block + u64::from(left)) % BLOCKS;
                 *out = Some(block);
                 let sector = block * u64::from(BLOCK) / 512;
-                self.driver.submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio: 0 }).unwrap();
+                self.driver
+                    .submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio: 0 })
+                    .unwrap();
             }
         }
         if self.driver.publish() {
@@ -231,7 +235,8 @@ impl Guest {
         let mut done = Vec::new();
         self.driver.reap(&mut done).unwrap();
         for completion in done {
-            let block = self.out[usize::from(completion.slot)].take().expect("answered twice, or never asked");
+            let block =
+                self.out[usize::from(completion.slot)].take().expect("answered twice, or never asked");
             self.answered += 1;
             if completion.status != 0 {
                 self.errors += 1;
@@ -284,18 +289,48 @@ fn is_at(pool: &Pool, lane: u16, thread: usize) -> bool {
 /// Something that happens while requests run.
 #[derive(Debug, Clone, Copy)]
 enum Act {
-    Submit { lane: usize, block: u64, count: u16 },
-    Reap { lane: usize },
-    Move { lane: u16, to: usize },
-    Stay { lane: u16 },
-    Call { lane: usize },
-    Memory { lane: usize, drain: bool },
+    Submit {
+        lane: usize,
+        block: u64,
+        count: u16,
+    },
+    Reap {
+        lane: usize,
+    },
+    Move {
+        lane: u16,
+        to: usize,
+    },
+    Stay {
+        lane: u16,
+    },
+    Call {
+        lane: usize,
+    },
+    Memory {
+        lane: usize,
+        drain: bool,
+    },
     /// Reads beyond half of the device are refused from now on, or not.
-    Sectors { lane: usize, half: bool },
-    WriteThrough { lane: usize, on: bool },
-    Record { lane: usize, on: bool },
-    Hint { lane: usize },
-    Restart { lane: usize, hold: bool },
+    Sectors {
+        lane: usize,
+        half: bool,
+    },
+    WriteThrough {
+        lane: usize,
+        on: bool,
+    },
+    Record {
+        lane: usize,
+        on: bool,
+    },
+    Hint {
+        lane: usize,
+    },
+    Restart {
+        lane: usize,
+        hold: bool,
+    },
 }
 
 const LANES: u16 = 3;
@@ -454,7 +489,10 @@ fn a_lane_that_the_storage_holds_up_stays_until_it_answers_and_serves_again_when
     pool.set_write_through(0, true, &[]).unwrap();
     guest.submit(8, 1);
     pool.set_write_through(0, false, &[]).unwrap();
-    assert!(is_at(&pool, 0, 0) && guest.counters.snapshot().reads == 1, "it goes on as if nothing were asked");
+    assert!(
+        is_at(&pool, 0, 0) && guest.counters.snapshot().reads == 1,
+        "it goes on as if nothing were asked"
+    );
     pool.routes().call_off(0);
     wait_for("it does not serve any more", || guest.counters.snapshot().reads == 2);
     pool.move_lane(0, 1);
@@ -525,7 +563,8 @@ fn a_pool_ends_while_lanes_move() {
     for _ in 0..50 {
         let engine = files(true);
         let pool = pool(2, 2);
-        let mut guests: Vec<_> = (0..2).map(|index| Guest::new(index, Format::Split, &engine, true)).collect();
+        let mut guests: Vec<_> =
+            (0..2).map(|index| Guest::new(index, Format::Split, &engine, true)).collect();
         guests.iter().for_each(|guest| guest.start(&pool, None));
         guests.iter_mut().for_each(|guest| guest.submit(3, DEPTH));
         pool.move_lane(0, 1);

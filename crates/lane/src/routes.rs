@@ -89,7 +89,9 @@ impl Routes {
     /// Asks a lane that runs to go to another thread.
     pub(crate) fn move_lane(&self, index: u16, to: usize) {
         let places = self.lock();
-        let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some()) else { return };
+        let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some()) else {
+            return;
+        };
         if place.thread != to && to < self.outboxes.len() {
             let _ = self.outboxes[place.thread].send(Message::Move { index, to });
         }

@@ -314,9 +314,7 @@ impl Thread {
                     let _ = reply.send(Ok(()));
                 }
             },
-            Message::SetCall { index, call, reply } => {
-                self.with(index, &reply, |lane| lane.set_call(call))
-            }
+            Message::SetCall { index, call, reply } => self.with(index, &reply, |lane| lane.set_call(call)),
             Message::SetLog { index, log, ring, reply } => {
                 self.with(index, &reply, |lane| lane.set_log(log, ring));
             }

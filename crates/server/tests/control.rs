@@ -275,7 +275,11 @@ fn threads_that_choose_their_number_are_told_as_they_are_now() {
     assert!((0..).zip(&rings).all(|(index, ring)| wire.start(index, ring)));
     let volume = json(&path, "/v1/volume");
     let topology = &volume["topology"];
-    assert_eq!((&topology["adapts"], &topology["threads"]), (&Value::from(true), &Value::from(2)), "{volume}");
+    assert_eq!(
+        (&topology["adapts"], &topology["threads"]),
+        (&Value::from(true), &Value::from(2)),
+        "{volume}"
+    );
     // They have done nothing yet.
     assert_eq!(topology["threads_used"], 1, "{volume}");
     assert_eq!(volume["session"]["lanes"], Value::from(vec![0, 1]), "{volume}");

@@ -55,7 +55,12 @@ impl Host {
     }
 
     /// What happens in a period.
-    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a model")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::cast_possible_truncation,
+        reason = "a model"
+    )]
     fn look(&self) -> Look {
         let length = PERIOD.as_secs_f64();
         let busy_threads = self.working_threads();
@@ -63,11 +68,8 @@ impl Host {
         // CPUs that are too few are shared.
         let speed = (self.cpus as f64 / busy_threads.max(1) as f64).min(1.0);
         let capacity = speed / cost;
-        let mut look = Look {
-            length: PERIOD,
-            threads: vec![ThreadLook::default(); self.threads],
-            lanes: Vec::new(),
-        };
+        let mut look =
+            Look { length: PERIOD, threads: vec![ThreadLook::default(); self.threads], lanes: Vec::new() };
         let mut rates = vec![0.0; self.demands.len()];
         for thread in 0..self.threads {
             let here: Vec<_> = (0..self.demands.len()).filter(|lane| self.places[*lane] == thread).collect();
@@ -227,7 +229,11 @@ fn lanes_come_and_go() {
     host.demands.truncate(1);
     host.places.truncate(1);
     host.run(&mut governor, SECOND);
-    assert!(governor.decide(&Look { length: PERIOD, threads: vec![ThreadLook::default(); 2], lanes: Vec::new() }).is_empty());
+    assert!(
+        governor
+            .decide(&Look { length: PERIOD, threads: vec![ThreadLook::default(); 2], lanes: Vec::new() })
+            .is_empty()
+    );
 }
 
 #[test]
