@@ -31,8 +31,10 @@ const OVER: Duration = Duration::from_millis(40);
 const LONG: Duration = Duration::from_millis(100);
 /// For how long threads have room for each other before that is believed.
 const UNDER: Duration = Duration::from_millis(200);
-/// How long a change is measured, after a period in which it may still be settling.
-const TRIAL: Duration = Duration::from_millis(80);
+/// How long a change may take to show: threads learn anew whether to poll, and the host where to run them.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How long it is measured then. On a host whose CPUs are all busy, less than this is noise.
+const TRIAL: Duration = Duration::from_millis(200);
 /// For how long a change is waited for: storage that hangs can hold a lane where it is.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Fewer requests than these say nothing about a change.
@@ -113,7 +115,7 @@ impl Cost {
     /// What was long ago counts less.
     fn fade(&mut self) {
         for part in [&mut self.seconds, &mut self.requests, &mut self.cpu, &mut self.waited] {
-            *part *= 0.7;
+            *part *= 0.9;
         }
     }
 
@@ -167,7 +169,8 @@ struct Trial {
     /// What all threads had to do, in CPUs.
     busy: f64,
     since: Duration,
-    has_settled: bool,
+    /// When the lanes were there.
+    arrived: Option<Duration>,
     after: Cost,
 }
 
@@ -363,7 +366,7 @@ impl Governor {
             before: self.before,
             busy,
             since: self.now,
-            has_settled: false,
+            arrived: None,
             after: Cost::default(),
         });
         steps
@@ -387,7 +390,8 @@ impl Governor {
             self.forget();
             return Vec::new();
         }
-        if !std::mem::replace(&mut trial.has_settled, true) {
+        let arrived = *trial.arrived.get_or_insert(self.now);
+        if self.now - arrived < SETTLE {
             self.trial = Some(trial);
             return Vec::new();
         }

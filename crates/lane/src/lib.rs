@@ -44,5 +44,7 @@ pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
-pub use topology::{CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, online_cpus, parse_cpu_list};
+pub use topology::{
+    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, online_cpus, parse_cpu_list,
+};
 pub use watch::{Waiting, WaitingKind, Watch};

@@ -262,9 +262,9 @@ fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_st
         assert_eq!(submitted.lock().unwrap().len(), 1, "{format:?}");
         let (reply, stopped) = channel();
         lane.stop(reply);
-        assert!(!lane.settle(), "one is still under way");
+        assert_eq!(lane.settle(), Settled::Stays, "one is still under way");
         lane.go_on(&mut uring, first(&submitted));
-        assert!(lane.settle(), "{format:?}");
+        assert_eq!(lane.settle(), Settled::Ends, "{format:?}");
         let stopped = stopped.recv().unwrap().unwrap();
         assert_eq!(stopped.base & 0x7fff, 1, "{format:?}: the five that wait are the next ones");
     }
@@ -285,7 +285,7 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
         let (reply, stopped) = channel();
         lane.stop(reply);
         lane.serve(&mut uring, false);
-        assert!(lane.settle(), "{format:?}");
+        assert_eq!(lane.settle(), Settled::Ends, "{format:?}");
         let base = stopped.recv().unwrap().unwrap().base;
         assert_eq!(base & 0x7fff, 0, "{format:?}: it is the next one again");
         let mut done = Vec::new();
