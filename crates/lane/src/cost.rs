@@ -54,14 +54,15 @@ fn engine() -> Arc<dyn Engine> {
     Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); recorded, if `VLANE_COST_RECORD` is set; with a hint
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
 /// that is `off` or `armed`, if `VLANE_COST_HINT` says so.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
         std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
+    let is_packed = std::env::var_os("VLANE_COST_PACKED").is_some();
     let options = BlkOptions {
-        format: Format::Split,
+        format: if is_packed { Format::Packed } else { Format::Split },
         size: None,
         depth: DEPTH,
         data: 4096,

@@ -26,8 +26,6 @@ pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 const BUDGET: usize = 128;
 /// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
 const BUDGET_BYTES: u64 = 32 << 20;
-/// Requests in parts that go on in one turn, a part each.
-const PARTS: usize = 4;
 /// What a lane has begun and not answered: no more requests are begun beyond any of the two. A single request may be larger.
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20 };
 /// What a lane takes, and decides on, while there is no room to begin it.
@@ -181,7 +179,7 @@ impl Lane {
     /// to be woken gets the next ones together: waking it for each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
-        let mut worked = !self.again.is_empty() && self.go_on_with_parts(uring);
+        let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
         self.observers.turn_begins(|| self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
@@ -332,7 +330,7 @@ impl Lane {
     }
 
     /// Goes on with a request that its channel named.
-    fn go_on(&mut self, uring: &mut Uring, slot: Slot) {
+    pub(crate) fn go_on(&mut self, uring: &mut Uring, slot: Slot) {
         self.is_touched = true;
         let request = self.queue.request(slot);
         if !request.is_in_flight() {
@@ -345,14 +343,11 @@ impl Lane {
         }
     }
 
-    /// Some requests in parts go on, each by one.
+    /// The next request in parts goes on by one, which may take some milliseconds.
     #[cold]
-    fn go_on_with_parts(&mut self, uring: &mut Uring) -> bool {
-        for _ in 0..PARTS {
-            let Some(slot) = self.again.pop(&self.links) else { break };
-            self.go_on(uring, slot);
-        }
-        true
+    fn go_on_with_a_part(&mut self, uring: &mut Uring) -> bool {
+        let next = self.again.pop(&self.links);
+        next.inspect(|slot| self.go_on(uring, *slot)).is_some()
     }
 
     /// Collects what the storage can go on with; says whether there was anything.

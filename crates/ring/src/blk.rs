@@ -123,10 +123,6 @@ pub struct Request {
     pub(crate) taken: u32,
 }
 
-// SAFETY: the pointers refer to guest memory, which any thread may access (through volatile operations or the
-// kernel) as long as the queue that owns the request keeps it mapped, which it does.
-unsafe impl Send for Request {}
-
 impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Request")
