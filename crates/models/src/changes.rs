@@ -22,6 +22,8 @@ pub enum Task {
     Writes(usize, usize),
     /// Writes half a block.
     Change(usize),
+    /// Half of each of two blocks, or two times of one, asked for together.
+    Changes(usize, usize),
     /// Its thread ends in the middle of a write.
     WriteAndEnd(usize),
     /// Its thread ends when it has asked for a change, whether it holds or waits.
@@ -94,6 +96,7 @@ impl Lane {
                     self.disk[block].change(value);
                     self.holder.end(hold);
                 }
+                Task::Changes(one, other) => self.changes([one, other], value),
                 Task::WriteAndEnd(block) => {
                     let hold = self.holder.begin_write(Slot(0), bytes(block));
                     let _hold = hold.unwrap_or_else(|| self.wait());
@@ -142,6 +145,26 @@ impl Lane {
         }
     }
 
+    fn changes(&mut self, blocks: [usize; 2], value: u32) {
+        let asked = [0, 1]
+            .map(|slot| (Slot(slot), self.holder.begin_change(Slot(slot), part(blocks[usize::from(slot)]))));
+        let mut held: Vec<_> = asked.into_iter().filter_map(|(slot, hold)| Some((slot, hold?))).collect();
+        let mut left = blocks.len();
+        loop {
+            left -= held.len();
+            for (slot, hold) in held.drain(..) {
+                self.disk[blocks[usize::from(slot.0)]].change(value);
+                self.holder.end(hold);
+            }
+            if left == 0 {
+                return;
+            }
+            self.doorbell.wait();
+            self.doorbell.clear();
+            held.extend(std::iter::from_fn(|| self.holder.granted()));
+        }
+    }
+
     /// As a lane's thread waits: it sleeps, reads the eventfd, and looks.
     fn wait(&mut self) -> Hold {
         loop {
@@ -172,7 +195,8 @@ pub fn no_change_undoes_a_write(lanes: &'static [&'static [Task]]) {
     let left: Vec<Lane> =
         running.into_iter().filter_map(|lane| lane.join().expect("a lane")).chain(first).collect();
     for block in disk.iter() {
-        assert_eq!(block.halves.load(Ordering::Relaxed), block.really.load(SeqCst));
+        let (seen, really) = (block.halves.load(Ordering::Relaxed), block.really.load(SeqCst));
+        assert_eq!(seen, really, "two that should have come one after the other did not");
     }
     // Not before: who is dropped wakes others.
     left.into_iter().for_each(|lane| drop(lane.end()));

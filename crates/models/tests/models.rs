@@ -2,7 +2,7 @@
 
 use loom::model::Builder;
 use vlane_models::Step::{Answer, Signal};
-use vlane_models::Task::{Change, ChangeAndEnd, Write, WriteAndEnd, Writes};
+use vlane_models::Task::{Change, ChangeAndEnd, Changes, Write, WriteAndEnd, Writes};
 use vlane_models::no_change_undoes_a_write;
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
@@ -40,6 +40,7 @@ fn no_change_of_part_of_a_block_undoes_a_write() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0), Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Writes(1, 0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0), Change(0)], &[Write(0), Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0), Write(1)], &[Write(0), Change(1)]]));
 }
 
 #[test]
@@ -48,6 +49,13 @@ fn changes_of_several_lanes_exclude_each_other_and_all_writes() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0)], &[Write(1)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(0)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(1)], &[Write(0)]]));
+}
+
+#[test]
+fn a_lane_that_waits_for_several_gets_them_all() {
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 0)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Changes(0, 1)]]));
 }
 
 #[test]

@@ -13,7 +13,9 @@
 //!   overlaps was there before it. Who cannot begin waits; whoever makes it possible hands the hold over and rings the waiting channel's doorbell.
 //! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
 //!
-//! Nobody overtakes what it overlaps, so neither writes nor changes starve, and all that is waited for is older, so nothing waits in a circle.
+//! No change overtakes what it overlaps, and nothing that overlaps a change overtakes it: neither starve. All that is waited for is older, or
+//! unregistered and waits for nobody, so nothing waits in a circle, as long as a channel ends what it holds without waiting for another hold.
+//! Writes among themselves are not ordered: two that overlap are the guest's business, as on any disk.
 //!
 //! Two threads that must not miss each other do so: each says what it does, and looks at what the other one does after a fence. One of the two
 //! looks later than the other one said. Every interleaving is tried by the models (crates/models).
@@ -330,8 +332,10 @@ impl State {
             // The newest one: of many that want one block, each has to look no further than at the one before it.
             list.range(..older).rev().find(|older| overlap(&older.range, &range)).map(|older| older.ticket)
         };
-        let older = before(&self.changes).map(Held::Change);
-        let older = older.or_else(|| before(&self.writes).filter(|_| held.is_change()).map(Held::Write));
+        let older = match before(&self.changes) {
+            None if held.is_change() => before(&self.writes).map(Held::Write),
+            change => change.map(Held::Change),
+        };
         let Some(older) = older else { return !held.is_change() || self.busy.is_empty() };
         let Some(entry) = self.entry(older) else { return false };
         let last = entry.followers.map(|(_, last)| last);

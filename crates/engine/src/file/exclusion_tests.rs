@@ -217,6 +217,19 @@ fn the_work_for_many_that_want_one_block_does_not_grow_with_their_square() {
 }
 
 #[test]
+fn a_write_beside_changes_looks_at_the_changes_only() {
+    let (exclusion, [mut changer, mut writer]) = lanes();
+    let change = changer.change(0, 1 << 40..(1 << 40) + 1).unwrap();
+    let compared = COMPARED.get();
+    let writes: Vec<Hold> = (0..100).map(|slot| writer.write(slot, 0..BLOCK).unwrap()).collect();
+    assert_eq!(COMPARED.get() - compared, 100);
+    writes.into_iter().for_each(|hold| writer.holder.end(hold));
+    assert_eq!(COMPARED.get() - compared, 100);
+    changer.holder.end(change);
+    assert!(exclusion.is_idle());
+}
+
+#[test]
 fn no_range_is_too_odd() {
     let (exclusion, [mut one, mut other]) = lanes();
     #[allow(clippy::reversed_empty_ranges, reason = "that is what is tried")]
