@@ -13,6 +13,7 @@
 mod board;
 mod changes;
 #[path = "../../engine/src/file/exclusion.rs"]
+#[allow(dead_code, reason = "only what the models need")]
 mod exclusion;
 #[path = "../../hint/src/lane.rs"]
 #[allow(dead_code, reason = "only what the models need")]

@@ -253,6 +253,8 @@ enum Step {
     /// One of what the channel holds ends.
     End(usize, prop::sample::Index),
     Look(usize),
+    /// One of what it holds or waits for is forgotten, as when a request goes back into its ring.
+    Forget(usize, prop::sample::Index),
     /// It is dropped, and another one takes its place.
     Replace(usize),
 }
@@ -267,6 +269,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..CHANNELS, bytes()).prop_map(|(channel, range)| Step::Change(channel, range)),
         8 => (0..CHANNELS, any::<prop::sample::Index>()).prop_map(|(channel, index)| Step::End(channel, index)),
         6 => (0..CHANNELS).prop_map(Step::Look),
+        2 => (0..CHANNELS, any::<prop::sample::Index>()).prop_map(|(channel, index)| Step::Forget(channel, index)),
         1 => (0..CHANNELS).prop_map(Step::Replace),
     ]
 }
@@ -330,6 +333,16 @@ proptest! {
                     if !its.is_empty() {
                         let id = *index.get(&its);
                         lanes[channel].holder.end(held.remove(&id).unwrap());
+                        specification.0.remove(&id);
+                    }
+                }
+                Step::Forget(channel, index) => {
+                    let of = |(id, known): (&u16, &Known)| (known.channel == channel).then_some(*id);
+                    let its: Vec<u16> = specification.0.iter().filter_map(of).collect();
+                    if !its.is_empty() {
+                        let id = *index.get(&its);
+                        lanes[channel].holder.forget(Slot(id));
+                        held.remove(&id).into_iter().for_each(|hold| lanes[channel].holder.end(hold));
                         specification.0.remove(&id);
                     }
                 }
