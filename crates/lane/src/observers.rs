@@ -57,7 +57,9 @@ impl Observers {
 
     #[inline(never)]
     fn tell_taken(&mut self, slot: Slot, request: &Request) {
-        if self.is_all_shown && let Some(hint) = &mut self.hint {
+        if self.is_all_shown
+            && let Some(hint) = &mut self.hint
+        {
             hint.submitted();
         }
         self.is_all_shown = false;

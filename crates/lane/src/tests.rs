@@ -158,17 +158,20 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
     assert!(device(&guest.arena, &guest.driver, false).went_on());
 }
 
+/// Slots, and what was decided for them.
+type Submitted = Arc<Mutex<Vec<(u16, Decisions)>>>;
+
 /// Storage that never answers, or goes on for ever; what it was asked for is written down.
 #[derive(Debug, Default)]
 struct Stuck {
-    submitted: Arc<Mutex<Vec<(u16, Decisions)>>>,
+    submitted: Submitted,
     /// Wants to go on again and again.
     is_busy: bool,
 }
 
 #[derive(Debug)]
 struct StuckChannel {
-    submitted: Arc<Mutex<Vec<(u16, Decisions)>>>,
+    submitted: Submitted,
     is_busy: bool,
     write_through: bool,
 }
@@ -232,12 +235,12 @@ impl Channel for StuckChannel {
     }
 }
 
-fn first(submitted: &Mutex<Vec<(u16, Decisions)>>) -> Slot {
+fn first(submitted: &Submitted) -> Slot {
     Slot(submitted.lock().unwrap()[0].0)
 }
 
 /// A lane with such storage, and what that was asked for.
-fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Arc<Mutex<Vec<(u16, Decisions)>>>) {
+fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Submitted) {
     let submitted = Arc::clone(&engine.submitted);
     let (guest, config) = guest_of(format, Arc::new(engine));
     let mut uring = Uring::new(64).unwrap();
@@ -302,6 +305,7 @@ fn what_is_under_way_becomes_durable_when_the_guest_switches_its_write_cache_off
     guest.submit(1, Kind::Write, 0);
     guest.driver.publish();
     lane.serve(&mut uring, false);
-    let durable: Vec<bool> = submitted.lock().unwrap().iter().map(|(_, decisions)| decisions.durable).collect();
+    let durable: Vec<bool> =
+        submitted.lock().unwrap().iter().map(|(_, decisions)| decisions.durable).collect();
     assert_eq!(durable, [false, true, true], "at its beginning, when it goes on, and the next one");
 }

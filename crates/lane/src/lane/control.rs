@@ -7,8 +7,8 @@ use std::sync::mpsc::Sender;
 use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, probes};
 
-use super::events::LaneEvent;
 use super::Lane;
+use super::events::LaneEvent;
 use crate::call::Call;
 use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
