@@ -16,6 +16,7 @@ use vlane_ring::{DirtyLog, GuestMemory};
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
+use crate::polling::{PollMode, Polling};
 use crate::recorder::Recorder;
 use crate::thread::Thread;
 use crate::topology::Topology;
@@ -28,7 +29,9 @@ const URING_ENTRIES: u32 = 1024;
 pub struct PoolConfig {
     /// Threads and their CPUs.
     pub topology: Topology,
-    /// The longest time that a thread looks for work before it sleeps; zero: it sleeps at once.
+    /// When a thread looks for work before it sleeps.
+    pub poll: PollMode,
+    /// The longest time that it does; zero: it sleeps at once.
     pub poll_max: Duration,
 }
 
@@ -63,7 +66,7 @@ impl Pool {
         let mut pool = Pool { workers: Vec::new() };
         for number in 0..usize::from(config.topology.threads) {
             let cpu = config.topology.cpus.get(number).copied();
-            pool.workers.push(spawn(number, cpu, config.poll_max)?);
+            pool.workers.push(spawn(number, cpu, config)?);
         }
         Ok(pool)
     }
@@ -235,7 +238,8 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
     }
 }
 
-fn spawn(number: usize, cpu: Option<usize>, poll_max: Duration) -> Result<Worker, LaneError> {
+fn spawn(number: usize, cpu: Option<usize>, config: &PoolConfig) -> Result<Worker, LaneError> {
+    let (poll, poll_max) = (config.poll, config.poll_max);
     let (outbox, inbox) = pair()?;
     let (ready, started) = channel();
     let body = move || {
@@ -251,7 +255,8 @@ fn spawn(number: usize, cpu: Option<usize>, poll_max: Duration) -> Result<Worker
         match Uring::new(URING_ENTRIES) {
             Ok(uring) => {
                 let _ = ready.send(Ok(()));
-                Thread::new(u32::try_from(number).unwrap_or(u32::MAX), uring, inbox, poll_max).run();
+                let number = u32::try_from(number).unwrap_or(u32::MAX);
+                Thread::new(number, uring, inbox, Polling::new(poll, poll_max)).run();
             }
             Err(error) => {
                 let _ = ready.send(Err(error));

@@ -17,8 +17,9 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use crate::cost::device;
 use crate::inbox::pair;
 use crate::lane::Lane;
+use crate::polling::Polling;
 use crate::thread::Thread;
-use crate::{Counters, LaneConfig, Pool, PoolConfig, Topology, event_channel};
+use crate::{Counters, LaneConfig, PollMode, Pool, PoolConfig, Topology, event_channel};
 
 /// A guest's queue, and what makes a lane of it.
 struct Guest {
@@ -98,7 +99,7 @@ fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
 #[test]
 fn a_pool_that_is_dropped_answers_what_is_in_flight() {
     let topology = Topology { queues: 1, threads: 1, cpus: Vec::new() };
-    let pool = Pool::new(&PoolConfig { topology, poll_max: Duration::ZERO }).unwrap();
+    let pool = Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO }).unwrap();
     let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     config.kick = Some(kick.try_clone().unwrap());
@@ -121,7 +122,7 @@ fn a_pool_that_is_dropped_answers_what_is_in_flight() {
 #[test]
 fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
     let (_outbox, inbox) = pair().unwrap();
-    let mut thread = Thread::new(0, Uring::new(64).unwrap(), inbox, Duration::ZERO);
+    let mut thread = Thread::new(0, Uring::new(64).unwrap(), inbox, Polling::new(PollMode::Off, Duration::ZERO));
     let mut guests = Vec::new();
     for index in 0..3 {
         let (guest, config) = guest(null(None));

@@ -39,14 +39,14 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
+    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, polling: Polling) -> Thread {
         Thread {
             uring,
             inbox,
             lanes: Vec::new(),
             recorders: Vec::new(),
             hints: Vec::new(),
-            polling: Polling::new(poll_max),
+            polling,
             contention: Contention::new(),
             turn: Turn::Storage,
             complained: false,
@@ -73,10 +73,11 @@ impl Thread {
             if self.is_over() {
                 return;
             }
+            let deadline = self.deadline();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             let find =
                 || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
-            if !contention.is_shared() && polling.poll(*turn, find) {
+            if !contention.is_shared() && polling.poll(*turn, deadline, find) {
                 continue;
             }
             if !self.ask_for_kicks() {
@@ -180,10 +181,14 @@ impl Thread {
         }
     }
 
+    /// The first time at which a lane's storage answers by itself.
+    fn deadline(&self) -> Option<Instant> {
+        self.lanes.iter().flatten().filter_map(Lane::deadline).min()
+    }
+
     fn sleep(&mut self) {
         let begin = Instant::now();
-        let deadline = self.lanes.iter().flatten().filter_map(Lane::deadline).min();
-        let mut timeout = deadline.map(|deadline| deadline.saturating_duration_since(begin));
+        let mut timeout = self.deadline().map(|deadline| deadline.saturating_duration_since(begin));
         let looks = self.lanes.iter().flatten().any(|lane| lane.kick.is_none());
         if looks {
             timeout = Some(timeout.map_or(LOOK_WITHOUT_KICK, |t| t.min(LOOK_WITHOUT_KICK)));
@@ -191,12 +196,13 @@ impl Thread {
         if timeout.is_some_and(|t| t.is_zero()) {
             return;
         }
+        let sleep = self.polling.fall_asleep(self.turn, begin);
         probes::sleep(self.number);
         if let Err(error) = self.uring.wait(timeout) {
             complain(&mut self.complained, &error);
         }
         probes::wake(self.number);
-        self.polling.slept(self.turn, begin.elapsed());
+        self.polling.woke(&sleep);
     }
 
     fn read_mail(&mut self) {
