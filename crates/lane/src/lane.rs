@@ -14,6 +14,7 @@ use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::error::{LaneError, Stopped};
 use crate::mail::{Listener, Teller, news};
+use crate::pace::Pace;
 use crate::recorder::{CLOCK_EVERY, Recorder};
 use crate::sync::Wake;
 use crate::watch::{Watch, Watched};
@@ -150,6 +151,7 @@ pub(crate) struct Lane {
     /// Whether there is any of the two: one branch for both per request.
     is_observed: bool,
     watched: Option<Watched>,
+    pub(crate) pace: Pace,
 }
 
 impl Lane {
@@ -192,6 +194,7 @@ impl Lane {
             hint: None,
             is_observed: false,
             watched,
+            pace: Pace::new(),
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
@@ -215,7 +218,7 @@ impl Lane {
                 hint.submitted();
             }
         }
-        let (mut taken, mut show_after) = (0, 1);
+        let (mut taken, mut show_after) = (0, self.pace.show_after());
         // Everything that there was is answered: what comes next is the guest's answer to that.
         let mut is_all_shown = false;
         while taken < BUDGET {
@@ -243,13 +246,15 @@ impl Lane {
                 self.complete(slot, status);
                 if show_early && self.unpublished >= show_after {
                     is_all_shown = self.hint.is_some() && !self.queue.has_available();
-                    show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
+                    let woke = self.publish() == Shown::Signalled;
+                    show_after = self.pace.show_after().max(if woke { SHOW_AFTER_WAKE } else { 1 });
                 }
             }
         }
         // Before the answers are shown: what the guest does because of one is later.
         self.end_batch(false);
         self.publish();
+        self.pace.took(taken);
         if taken > 0 {
             probes::batch_taken(self.index, taken);
         }
@@ -430,6 +435,7 @@ impl Lane {
 
     /// After a sleep: kicks are not needed for now. A lane that takes nothing more has no wish, and may have left its place there.
     pub(crate) fn after_sleep(&mut self) {
+        self.pace.slept();
         if !self.broken && self.draining.is_none() {
             self.queue.disable_notify();
         }

@@ -17,6 +17,7 @@ mod error;
 mod inbox;
 mod lane;
 mod mail;
+mod pace;
 mod payoff;
 mod polling;
 mod pool;

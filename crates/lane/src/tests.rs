@@ -110,7 +110,8 @@ fn a_pool_that_is_dropped_answers_what_is_in_flight() {
 #[test]
 fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
     let (_outbox, inbox) = pair().unwrap();
-    let mut thread = Thread::new(0, Uring::new(64).unwrap(), inbox, Polling::new(PollMode::Off, Duration::ZERO));
+    let mut thread =
+        Thread::new(0, Uring::new(64).unwrap(), inbox, Polling::new(PollMode::Off, Duration::ZERO));
     let mut guests = Vec::new();
     for index in 0..3 {
         let (guest, config) = guest(null(None));

@@ -112,7 +112,13 @@ impl Server {
     ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
         let topology = Topology { queues, threads, cpus: Vec::new() };
-        let config = VolumeConfig { name: "test".into(), serial: "serial-42".into(), topology, poll: PollMode::Balanced, poll_max };
+        let config = VolumeConfig {
+            name: "test".into(),
+            serial: "serial-42".into(),
+            topology,
+            poll: PollMode::Balanced,
+            poll_max,
+        };
         let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
         let (sender, ended) = channel();
