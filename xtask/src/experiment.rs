@@ -32,6 +32,9 @@ pub(crate) struct Description {
     /// Sections of the report that belong to it; all if there are none.
     #[serde(default)]
     pub(crate) sections: Vec<String>,
+    /// Sections whose tables stand on the page.
+    #[serde(default)]
+    pub(crate) tables: Vec<String>,
     /// What was published, each to be held against what was measured.
     #[serde(default, rename = "claim")]
     pub(crate) claims: Vec<Claim>,

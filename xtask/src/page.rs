@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use vlane_lab::report::{Block, Report, Section, Severity, Spread, svg_file};
+use vlane_lab::report::{Block, Report, Section, Severity, Spread, markdown, svg_file};
 
 use crate::claim::{Claim, Outcome, Within};
 use crate::experiment::Experiment;
@@ -93,6 +93,12 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
     for note in report.notes.iter().filter(|note| note.severity == Severity::Warning) {
         let _ = writeln!(text, "> {}\n", note.text);
     }
+    if !about.tables.is_empty() {
+        for sentence in &report.summary {
+            let _ = writeln!(text, "- {sentence}");
+        }
+        text += "\n";
+    }
     if !about.claims.is_empty() {
         text += "## Then and here\n\n\
                  Direction: whether a ratio is on the same side of 1 as the published one. Size: the figure here over the published one. Bounds are\n\
@@ -111,8 +117,25 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
     if !about.discussion.trim().is_empty() {
         let _ = writeln!(text, "{}\n", about.discussion.trim());
     }
+    for section in report.sections.iter().filter(|section| about.tables.contains(&section.id)) {
+        text += &tables_of(section);
+    }
     if !pictures.is_empty() {
         let _ = write!(text, "## Figures\n\n{pictures}");
+    }
+    text
+}
+
+/// A section's title, text and tables.
+fn tables_of(section: &Section) -> String {
+    let mut text = format!("## {}\n\n", section.title);
+    for paragraph in &section.text {
+        let _ = writeln!(text, "{paragraph}\n");
+    }
+    for block in &section.blocks {
+        if let Block::Table(table) = block {
+            let _ = writeln!(text, "{}:\n\n{}", table.caption, markdown::table(table));
+        }
     }
     text
 }
@@ -229,6 +252,8 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use vlane_lab::report::{Cell, Column, Table};
+
     use super::*;
 
     fn outcome(direction: Within, size: f64, bounds: Option<Within>) -> Outcome {
@@ -249,6 +274,26 @@ mod tests {
         assert_eq!(words, "**other direction**, 0.30 of the size, **not** within 2 to 3");
         let words = compared(&claim("at_least = 2"), outcome(Within::All, 1.0, Some(Within::All)));
         assert_eq!(words, "same direction, 1.00 of the size, at least 2");
+    }
+
+    #[test]
+    fn a_sections_tables_stand_on_the_page_and_its_charts_do_not() {
+        let table = Table {
+            caption: "What it came to".into(),
+            columns: vec![Column::new("Load", ""), Column::new("CPU", "us")],
+            rows: vec![vec!["null".into(), Cell::Number(2.5)]],
+        };
+        let section = Section {
+            id: "verdicts".into(),
+            title: "At the same load".into(),
+            text: vec!["In words.".into()],
+            command: None,
+            blocks: vec![Block::Table(table)],
+        };
+        assert_eq!(
+            tables_of(&section),
+            "## At the same load\n\nIn words.\n\nWhat it came to:\n\n| Load | CPU (us) |\n|---|---:|\n| null | 2.50 |\n\n"
+        );
     }
 
     #[test]

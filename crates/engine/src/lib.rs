@@ -10,11 +10,13 @@
 //!
 //! # The contract
 //! * **I/O model.** [`Channel::submit`] either answers the request ([`Outcome::Done`]) or takes it
-//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::completed`], when a completion that it asked
-//!   the [`Uring`] for arrives, or from [`Channel::poll`]. It does not block for longer than a memory copy takes,
-//!   unless the data itself is memory.
-//! * **Lifetime.** A request's buffers stay mapped until it is answered. A channel is dropped, and its uring with it,
-//!   only when nothing is pending.
+//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::completed`], when an [`Operation`] that it asked for
+//!   completes, or from [`Channel::go_on`]. It does not block for longer than a memory copy of a few MiB takes: what takes longer is done in
+//!   parts ([`Outcome::Again`]).
+//! * **Decisions.** What was decided for a request when it was taken ([`Decisions`]) comes with each call for it, and stays the same, but for
+//!   one thing: a request that was not to be durable is, from the moment at which the guest switches its write cache off.
+//! * **Lifetime.** A request's buffers stay mapped until it is answered. Whoever submits operations sees to it
+//!   ([`IoQueue`]) that no request is answered while the kernel works on its memory.
 //! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
 //!   must still not panic for any request.
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], counted in [`Channel::stats`], and nothing else
@@ -25,21 +27,29 @@
 //!   `Ok`, for as long as the engine lives.
 
 pub mod file;
+mod io_queue;
 mod lost;
 pub mod null;
+mod operation;
+mod piece;
 mod signal;
 mod stats;
+mod sync;
 mod uring;
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub use io_queue::IoQueue;
 pub use lost::{LostWrite, Writeback};
+pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
+pub use piece::Piece;
 pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
-pub use uring::{Event, Uring, WAKE_TOKENS};
+pub use uring::{Event, Finished, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
 /// What a volume looks like to a guest.
@@ -84,37 +94,79 @@ pub trait Engine: Send + Sync + fmt::Debug {
         true
     }
 
-    /// A way into it for one lane, on the lane's thread. `lane` is the number that the thread gives to the lane; its
-    /// completions carry it. `slots` is the number of requests that can be in flight.
+    /// A way into it for one lane. `slots` is the number of requests that can be in flight.
     ///
     /// # Errors
     /// [`EngineError`] when the system refuses what the channel needs.
-    fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError>;
+    fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError>;
 }
 
-/// The answer to [`Channel::submit`].
+/// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Answered.
     Done(Status),
-    /// Will be answered later.
+    /// Goes on when one of its operations completes, or when [`Channel::poll`] names it.
     Pending,
+    /// There is more to do, after the lane's other work: [`Channel::go_on`].
+    Again,
 }
 
 /// One lane's way into an engine. See the [contract](crate).
-pub trait Channel: fmt::Debug {
-    /// Begins a request, which the lane has checked against the geometry. What it pushes to `uring` is submitted by
-    /// the lane, a batch at a time.
-    fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome;
+///
+/// What it asks of the storage it puts into `operations`; the lane has them submitted. A request is answered when none of its operations is
+/// under way.
+pub trait Channel: Send + fmt::Debug {
+    /// The files that its operations name by their number here. They stay the same.
+    fn files(&self) -> &[StorageFile] {
+        &[]
+    }
 
-    /// A completion for `slot` arrived with `result`, as the system gave it. Returns the answer, or nothing if
-    /// there is more to do for the request.
-    fn completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, result: i32) -> Option<Status>;
+    /// What holds for a request unless a policy decides otherwise.
+    fn defaults(&self) -> Decisions;
 
-    /// Collects requests that were answered by something else than the uring.
-    fn poll(&mut self, _now: Instant, _done: &mut Vec<(Slot, Status)>) {}
+    /// Begins a request, which the lane has checked against the geometry.
+    fn submit(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome;
 
-    /// When [`Channel::poll`] will have something, if it knows.
+    /// One of a request's operations completed.
+    fn completed(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        completion: Completion,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome;
+
+    /// Goes on with a request that [`Channel::poll`] named, or that asked for it with [`Outcome::Again`].
+    fn go_on(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome;
+
+    /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
+    /// [`Channel::submit`], and a wait of its ends.
+    fn forget(&mut self, _slot: Slot) {}
+
+    /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the
+    /// [deadline](Channel::deadline).
+    fn poll(&mut self, _now: Instant, _ready: &mut Vec<Slot>) {}
+
+    /// An eventfd that somebody else writes when [`Channel::poll`] has something. It stays the same.
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// When [`Channel::poll`] will have something, if it knows; in the past: it has.
     fn deadline(&self) -> Option<Instant> {
         None
     }

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use vlane_ring::Kind;
 
 use crate::{
-    Channel, ChannelStats, Engine, EngineError, ErrorKind, Geometry, Outcome, Request, Slot, Status, Uring,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation,
+    Outcome, Request, Slot, Status,
 };
 
 /// What a [`NullEngine`] is like.
@@ -88,7 +89,7 @@ impl Engine for NullEngine {
         false
     }
 
-    fn channel(&self, _uring: &mut Uring, _lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(match &self.model {
             None => Box::new(Instantly),
             Some(model) => Box::new(Modelled {
@@ -103,13 +104,28 @@ impl Engine for NullEngine {
 struct Instantly;
 
 impl Channel for Instantly {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
     #[inline]
-    fn submit(&mut self, _uring: &mut Uring, _slot: Slot, _request: &Request) -> Outcome {
+    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
-        None
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, _on: bool) {}
@@ -145,7 +161,11 @@ impl Model {
 }
 
 impl Channel for Modelled {
-    fn submit(&mut self, _uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
+    fn submit(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         if request.kind() == Kind::Flush {
             return Outcome::Done(Status::Ok);
         }
@@ -153,17 +173,29 @@ impl Channel for Modelled {
         Outcome::Pending
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
-        None
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
     }
 
-    fn poll(&mut self, now: Instant, done: &mut Vec<(Slot, Status)>) {
+    /// Its time has come.
+    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::Ok)
+    }
+
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
         while let Some(&Reverse((due, slot))) = self.waiting.peek() {
             if due > now {
                 return;
             }
             self.waiting.pop();
-            done.push((Slot(slot), Status::Ok));
+            ready.push(Slot(slot));
         }
     }
 

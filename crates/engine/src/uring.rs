@@ -2,12 +2,12 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
+use crate::operation::{FileKey, StorageFile};
 use crate::{EngineError, ErrorKind, Slot};
 
 /// Tokens below this are for wake-ups ([`Event::Wake`]).
@@ -16,12 +16,13 @@ pub const WAKE_TOKENS: u32 = 1 << 24;
 /// Files that a ring knows by a number of its own; more are used by their descriptors.
 const FIXED_FILES: u32 = 16;
 
-const TAG_WAKE: u64 = 1 << 56;
-const TAG_OP: u64 = 2 << 56;
-const TAG_IGNORED: u64 = 3 << 56;
+const TAG: u64 = 0xf << 60;
+const TAG_WAKE: u64 = 1 << 60;
+const TAG_OP: u64 = 2 << 60;
+const TAG_IGNORED: u64 = 3 << 60;
 
 /// Something that arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// The descriptor watched with this token became readable.
     Wake {
@@ -38,30 +39,59 @@ pub enum Event {
         /// What the system said.
         errno: i32,
     },
-    /// An operation of a channel completed.
-    Op {
-        /// The lane whose channel it was.
-        lane: u16,
-        /// The request.
-        slot: Slot,
-        /// As the system gave it: a count, or a negative error number.
-        result: i32,
-    },
+    /// An operation completed: for [`crate::IoQueue::finish`].
+    Finished(Finished),
 }
 
-/// What tells one open file from another for [`Uring::fix`], for the lifetime of the process: a descriptor's number
-/// may come to mean another file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileKey(u64);
+/// An operation that completed. There is one of them for each operation.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finished {
+    data: u64,
+    result: i32,
+}
 
-impl FileKey {
-    pub(crate) fn new() -> FileKey {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        FileKey(NEXT.fetch_add(1, Ordering::Relaxed))
+impl Finished {
+    /// The place of its queue, as given to [`crate::IoQueue::new`].
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)]
+    pub fn place(&self) -> u16 {
+        (self.data >> 24) as u16
+    }
+
+    pub(crate) fn result(&self) -> i32 {
+        self.result
     }
 }
 
-/// A file as an operation names it: by its descriptor, or by its number among the ring's fixed files, which spares
+/// How a queue marks its operations, and knows them again. From the lowest bit: number (8 bits), slot (16), place (16), which of the
+/// queues that were ever there (19), whether the queue holds something for it (1), and the tag (4).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticket(u64);
+
+const HELD: u64 = 1 << 59;
+const OWNER: u64 = ((1 << 35) - 1) << 24;
+
+impl Ticket {
+    pub(crate) fn new(place: u16, queue: u32) -> Ticket {
+        Ticket(TAG_OP | (u64::from(queue) << 40 & OWNER) | u64::from(place) << 24)
+    }
+
+    #[inline]
+    pub(crate) fn of(self, slot: Slot, number: u8, is_held: bool) -> u64 {
+        self.0 | u64::from(slot.0) << 8 | u64::from(number) | if is_held { HELD } else { 0 }
+    }
+
+    /// Slot, number, and whether something is held; nothing if another queue marked it.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)]
+    pub(crate) fn read(self, finished: &Finished) -> Option<(Slot, u8, bool)> {
+        let data = finished.data;
+        let is_ours = (data ^ self.0) & OWNER == 0;
+        is_ours.then_some((Slot((data >> 8) as u16), data as u8, data & HELD != 0))
+    }
+}
+
+/// A file as the ring knows it: by its descriptor, or by its number among the ring's fixed files, which spares
 /// each operation two updates of a counter that all lanes share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
@@ -78,7 +108,7 @@ pub struct Uring {
     fixed: Option<Vec<FileKey>>,
     /// Pushed and not yet submitted.
     unsubmitted: usize,
-    /// Operations of channels that have not completed. The kernel may write to their buffers.
+    /// Operations that have not completed.
     in_flight: usize,
     /// Watches that ended by themselves, and have not been seen to last since.
     ended: Vec<u32>,
@@ -116,8 +146,8 @@ impl Uring {
 
     /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
     /// ring exists.
-    pub(crate) fn fix(&mut self, key: FileKey, file: impl AsFd) -> Target {
-        let fd = file.as_fd().as_raw_fd();
+    pub(crate) fn fix(&mut self, file: &StorageFile) -> Target {
+        let (key, fd) = (file.key(), file.file().as_raw_fd());
         let by_descriptor = Target { fd: types::Fd(fd), flags: squeue::Flags::empty() };
         let Some(files) = &mut self.fixed else { return by_descriptor };
         let known = files.iter().position(|known| *known == key);
@@ -149,14 +179,14 @@ impl Uring {
         self.push_entry(&remove.user_data(TAG_IGNORED));
     }
 
-    /// Queues an operation of a channel.
+    /// Queues an operation, marked by a [`Ticket`].
     ///
     /// # Safety
     /// All memory that `entry` refers to must stay valid until its completion arrives.
     #[inline]
-    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, lane: u16, slot: Slot) {
+    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, data: u64) {
         self.in_flight += 1;
-        self.push_entry(&entry.user_data(TAG_OP | (u64::from(lane) << 16) | u64::from(slot.0)));
+        self.push_entry(&entry.user_data(data));
     }
 
     #[inline]
@@ -179,7 +209,7 @@ impl Uring {
         self.unsubmitted
     }
 
-    /// Operations of channels that have not completed.
+    /// Operations that have not completed.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -264,11 +294,10 @@ impl Uring {
             let entry = self.ring.completion().next()?;
             let data = entry.user_data();
             #[allow(clippy::cast_possible_truncation)]
-            match data & (0xff << 56) {
+            match data & TAG {
                 TAG_OP => {
                     self.in_flight -= 1;
-                    let (lane, slot) = ((data >> 16) as u16, Slot(data as u16));
-                    return Some(Event::Op { lane, slot, result: entry.result() });
+                    return Some(Event::Finished(Finished { data, result: entry.result() }));
                 }
                 // A poll that was cancelled is not armed and needs no answer.
                 TAG_WAKE if entry.result() != -libc::ECANCELED => {
@@ -283,9 +312,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Closing a ring does not wait for its operations, and the kernel would go on writing to buffers that are
-        // about to be unmapped. By the contract there are none left; if there are, waiting is the safe thing, however
-        // long it takes.
+        // Closing a ring does not wait for its operations, and the kernel would go on writing to memory that its owner has kept for
+        // them. Waiting is what its owner expects, however long it takes.
         while self.in_flight > 0 {
             if let Err(error) = self.enter(1) {
                 tracing::error!("io_uring_enter, waiting for {} operations: {error}", self.in_flight);

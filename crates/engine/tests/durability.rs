@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::places::{Loop, Mount, image, on_disk, open, skip};
 use common::{Op, Rig, bytes};
-use vlane_engine::Engine;
 use vlane_engine::file::Cache;
+use vlane_engine::{Engine, Status};
 
 /// Flushes that the device saw while `work` was done.
 fn flushes(device: &Loop, work: impl FnOnce()) -> u64 {
@@ -65,7 +65,7 @@ fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_ear
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         rig.ok(Op::write(0, bytes(1, 65536)));
-        rig.channel().set_write_through(true);
+        rig.set_write_through(true);
         assert!(flushes(device, || drop(rig.ok(Op::write(1024, bytes(2, 512))))) >= 1);
         // The write before the switch: the guest is never going to flush it.
         let name = device.device.file_name().and_then(|name| name.to_str()).expect("name");
@@ -75,9 +75,27 @@ fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_ear
         // Zeroes are writes.
         let zeroes = Op::WriteZeroes { ranges: vec![(0, 8)], unmap: false };
         assert!(flushes(device, || drop(rig.ok(zeroes))) >= 1, "{cache:?}");
-        rig.channel().set_write_through(false);
+        rig.set_write_through(false);
         let more = flushes(device, || drop(rig.ok(Op::write(64, bytes(3, 4096)))));
         assert_eq!(more > 0, cache == Cache::WriteThrough, "{cache:?}");
+    });
+}
+
+#[test]
+fn a_write_that_is_under_way_when_the_write_cache_goes_off_is_durable_when_it_is_answered() {
+    on_device(|device, cache| {
+        let mut rig = Rig::new(open(&device.device, cache));
+        // Too large to be done at once; aligned, and not.
+        for pieces in [vec![(0, 1 << 20)], vec![(1, 1 << 20)]] {
+            let seen = flushes(device, || {
+                rig.start(Op::Write { sector: 8, pieces: pieces.clone(), data: bytes(4, 1 << 20) });
+                rig.begin();
+                rig.set_write_through(true);
+                assert_eq!(rig.drain()[0].status, Status::Ok);
+            });
+            assert!(seen >= 1, "{cache:?} {pieces:?}");
+            rig.set_write_through(false);
+        }
     });
 }
 
@@ -96,7 +114,7 @@ fn a_flush_of_a_file_reaches_the_device_below_its_file_system() {
         assert!(flushes(device, || drop(rig.ok(Op::Flush))) >= 1, "{cache:?}");
         rig.ok(Op::write(8, bytes(1, 4096)));
         assert!(flushes(device, || engine.sync().expect("sync")) >= 1, "{cache:?}");
-        rig.channel().set_write_through(true);
+        rig.set_write_through(true);
         assert!(flushes(device, || drop(rig.ok(Op::write(16, bytes(1, 4096))))) >= 1, "{cache:?}");
     }
 }

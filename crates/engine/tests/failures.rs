@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip, try_open};
 use common::{Op, Rig, bytes};
 use vlane_engine::Status;
-use vlane_engine::file::Cache;
+use vlane_engine::file::{Cache, FileEngine, FileOptions};
 
 /// A volume on a file system that has no room for all of it.
 fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
@@ -227,4 +227,79 @@ fn one_broken_range_fails_the_request_and_no_other() {
     let mut answers = rig.drain();
     answers.sort_by_key(|answer| answer.place);
     assert_eq!((answers[0].status, answers[1].status), (Status::IoErr, Status::Ok));
+}
+
+/// Counts warnings, and remembers the last one's text.
+#[derive(Default)]
+struct Warnings(std::sync::Mutex<Vec<String>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Gives a loop device sectors of another size, while it is open.
+fn set_sector_size(device: &Loop, size: libc::c_ulong) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    const LOOP_SET_BLOCK_SIZE: libc::Ioctl = 0x4c09;
+    let file = OpenOptions::new().read(true).write(true).open(&device.device)?;
+    // SAFETY: an open descriptor and a plain number.
+    match unsafe { libc::ioctl(file.as_raw_fd(), LOOP_SET_BLOCK_SIZE, size) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn storage_that_refuses_direct_io_after_all_fails_what_it_refuses_and_is_told_of_once() {
+    let dir = on_disk();
+    let device = match Loop::new(&image(dir.path(), 1 << 20), 512) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    // One that is written to is claimed, and cannot be changed so.
+    let options = FileOptions { cache: Cache::None, read_only: true, ..FileOptions::default() };
+    let engine = Arc::new(FileEngine::open(&device.device, options).expect("open"));
+    if let Err(error) = set_sector_size(&device, 4096) {
+        return skip(format!("the loop device's sectors stay as they are: {error}"));
+    }
+    let warnings = Arc::new(Warnings::default());
+    let _until_the_end = tracing::subscriber::set_default(Arc::clone(&warnings));
+    let mut lanes = [0, 1].map(|_| Rig::new(Arc::clone(&engine) as Arc<dyn vlane_engine::Engine>));
+    for rig in &mut lanes {
+        assert_eq!(rig.run(Op::read(1, 512)).status, Status::IoErr);
+        assert_eq!(rig.run(Op::read(3, 1024)).status, Status::IoErr);
+        // The others go on, and go no other way.
+        assert_eq!(rig.ok(Op::read(8, 4096)), [0; 4096]);
+        assert_eq!((rig.stats().device_errors, rig.stats().inline), (2, 0));
+    }
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let says_it_all = |words: [&str; 3]| words.iter().all(|word| warnings[0].contains(word));
+    assert!(says_it_all(["/dev/loop", "refuses direct I/O", "--cache writeback"]), "{warnings:?}");
 }

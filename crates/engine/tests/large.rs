@@ -31,12 +31,14 @@ static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: passes everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: as the trait demands, which is what the system's does.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: as above.
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: as the caller promises.
@@ -122,8 +124,8 @@ fn a_gibibyte_in_one_descriptor_is_read_in_parts_with_others_in_between() {
         // One byte more than 1 GiB and a sector is no request.
         let more = guest.offer(0, 0, &[(0, u32::try_from(GIB).unwrap()), (GIB, 512)]);
         let slot = guest.take();
-        assert_eq!(guest.device.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
-        guest.device.complete(slot, Status::IoErr);
+        assert_eq!(guest.lane.queue.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
+        guest.lane.queue.complete(slot, Status::IoErr);
         assert_eq!(guest.status(more), Some(Status::IoErr));
     }
 }
@@ -226,5 +228,33 @@ fn what_a_request_of_many_buffers_took_is_given_back() {
         // Ten slots that keep a thousand buffers take 160 KiB, twice that with lists of their own. Bounce buffers are kept, some.
         let bounces = if cache == Cache::None { 9 << 20 } else { 0 };
         assert!(grown < bounces + (100 << 10), "{cache:?}: {grown} bytes are kept");
+    }
+}
+
+#[test]
+fn more_requests_than_there_are_bounce_buffers_for_wait_and_are_all_answered() {
+    let _one = one_at_a_time();
+    const REQUESTS: usize = 300;
+    let dir = on_disk();
+    let path = image(dir.path(), 16 * MIB);
+    let Some(engine) = engine(&path, Cache::None) else { return };
+    let data = bytes(3, usize::try_from(16 * MIB).unwrap());
+    std::fs::write(&path, &data).expect("write");
+    let mut guest = Apart::new(&engine, 2 * REQUESTS, 512 * MIB);
+    for len in [512u32, 256 << 10] {
+        let before = ALLOCATED.load(Ordering::Relaxed);
+        let at = |n: usize| n as u64 * MIB + 1;
+        let sector = |n: usize| n as u64 % 32 * 32 + 1;
+        let numbers: Vec<usize> = (0..REQUESTS).map(|n| guest.offer(0, sector(n), &[(at(n), len)])).collect();
+        let slots: Vec<_> = numbers.iter().map(|_| guest.take()).collect();
+        slots.into_iter().for_each(|slot| guest.begin(slot));
+        let taken = ALLOCATED.load(Ordering::Relaxed).saturating_sub(before);
+        assert!(taken < 33 << 20, "{taken} bytes for what {REQUESTS} requests of {len} asked for");
+        guest.drain();
+        for (n, number) in numbers.into_iter().enumerate() {
+            assert_eq!(guest.status(number), Some(Status::Ok), "{len}: request {n}");
+            let from = usize::try_from(sector(n)).unwrap() * 512;
+            assert!(guest.get(at(n), len as usize) == data[from..from + len as usize], "{len}: request {n}");
+        }
     }
 }

@@ -44,8 +44,8 @@ fn a_write_whose_data_is_lost_fails_and_leaves_the_disk_as_it_was() {
             ];
             let slots = [guest.take(), guest.take(), guest.take()];
             guest.data.set_len(0).expect("cut short");
-            guest.device.request(slots[2]).fill(b"serial");
-            guest.device.complete(slots[2], Status::Ok);
+            guest.lane.queue.request(slots[2]).fill(b"serial");
+            guest.lane.queue.complete(slots[2], Status::Ok);
             for slot in &slots[..2] {
                 guest.begin(*slot);
             }
@@ -53,19 +53,14 @@ fn a_write_whose_data_is_lost_fails_and_leaves_the_disk_as_it_was() {
             for number in &numbers[..2] {
                 assert_eq!(guest.status(*number), Some(Status::IoErr), "{cache:?} shift {shift}");
             }
-            assert_eq!(
-                guest.channel.stats().errors(),
-                0,
-                "the storage did not fail: {:?}",
-                guest.channel.stats()
-            );
+            assert_eq!(guest.stats().errors(), 0, "the storage did not fail: {:?}", guest.stats());
             assert!(
                 std::fs::read(&path).expect("read") == old,
                 "{cache:?} shift {shift}: the disk was written to"
             );
             // Nothing more is taken.
             guest.offer(8, 0, &[(0, 20)]);
-            assert_eq!(guest.device.pop(), Err(Broken::MemoryLost));
+            assert_eq!(guest.lane.queue.pop(), Err(Broken::MemoryLost));
         }
     }
 }

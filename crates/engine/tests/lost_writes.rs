@@ -117,7 +117,7 @@ fn a_flush_in_flight_beside_the_one_that_fails_is_not_answered_ok() {
         let begin = Instant::now();
         while statuses.len() < 2 {
             for rig in &mut lanes {
-                rig.uring.wait(Some(Duration::from_micros(50))).expect("wait");
+                rig.lane.wait(Duration::from_micros(50));
                 rig.reap(Instant::now());
                 statuses.extend(rig.collect().into_iter().map(|answer| answer.status));
             }
@@ -133,7 +133,7 @@ fn a_write_that_is_answered_ok_with_write_through_is_on_the_device() {
     for by_guest in [false, true] {
         let engine = storage.open(if by_guest { Cache::Writeback } else { Cache::WriteThrough });
         let mut lanes = [lane(&engine), lane(&engine)];
-        lanes.iter_mut().for_each(|rig| rig.channel().set_write_through(true));
+        lanes.iter_mut().for_each(|rig| rig.set_write_through(true));
         let mut answered = Vec::new();
         let mut failed = 0;
         for round in 0..8 {
@@ -178,12 +178,12 @@ fn what_was_written_before_the_switch_to_write_through_is_not_forgotten() {
     let engine = storage.open(Cache::Writeback);
     let mut lanes = [lane(&engine), lane(&engine)];
     overfill(&mut lanes[0]);
-    lanes.iter_mut().for_each(|rig| rig.channel().set_write_through(true));
+    lanes.iter_mut().for_each(|rig| rig.set_write_through(true));
     // Fits, and pays for all before.
     assert_eq!(lanes[0].run(Op::write(0, bytes(0, 4096))).status, Status::IoErr);
     for rig in &mut lanes {
         assert_eq!(rig.run(Op::write(0, bytes(0, 4096))).status, Status::IoErr);
-        rig.channel().set_write_through(false);
+        rig.set_write_through(false);
         assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
     }
 }

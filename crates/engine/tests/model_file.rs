@@ -130,7 +130,7 @@ impl Model {
             let seed = number as u64;
             let (op, expected) = match step {
                 Step::WriteThrough(on) => {
-                    rig.channel().set_write_through(*on);
+                    rig.set_write_through(*on);
                     continue;
                 }
                 Step::Read { sector, sectors, cut: how } => {

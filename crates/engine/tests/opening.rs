@@ -88,6 +88,43 @@ fn a_file_on_large_sectors_takes_small_requests() {
     assert!(std::fs::read(&path).expect("read")[..65536] == expected);
 }
 
+/// A write of the last block of direct I/O would make the file longer.
+#[test]
+fn a_file_that_ends_within_a_block_of_the_storage_is_not_served_with_direct_writes() {
+    let dir = on_disk();
+    let mount = match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
+        Ok(mount) => mount,
+        Err(why) => return skip(why),
+    };
+    let path = image(mount.path(), (1 << 20) + 1024);
+    let error = FileEngine::open(&path, common::places::options(Cache::None)).expect_err("refused");
+    assert_eq!(error.kind, ErrorKind::OddSize);
+    assert!(
+        error.to_string().contains("multiple of the 4096") && error.to_string().contains("--cache writeback"),
+        "{error}"
+    );
+    let read_only = FileOptions { read_only: true, ..common::places::options(Cache::None) };
+    let engine = FileEngine::open(&path, read_only).expect("nothing is written");
+    let mut rig = Rig::new(Arc::new(engine));
+    assert_eq!(rig.ok(Op::read(2048, 1024)).len(), 1024);
+    drop(rig);
+    let engine = open(&path, Cache::Auto);
+    assert_eq!(engine.cache(), Cache::Writeback);
+    let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn Engine>);
+    rig.ok(Op::write(2049, bytes(1, 512)));
+    rig.ok(Op::Flush);
+    drop((rig, engine));
+    assert_eq!(std::fs::metadata(&path).expect("metadata").len(), (1 << 20) + 1024);
+    // Nor may it come to end there.
+    resize(&path, 1 << 20);
+    let engine = open(&path, Cache::Auto);
+    assert_eq!(engine.cache(), Cache::None);
+    resize(&path, (1 << 20) + 512);
+    assert_eq!(engine.refresh().expect_err("refused").kind, ErrorKind::OddSize);
+    resize(&path, (1 << 20) + 8192);
+    assert!(engine.refresh().expect("whole blocks"));
+}
+
 #[test]
 fn a_large_misaligned_request_goes_in_pieces() {
     let dir = on_disk();

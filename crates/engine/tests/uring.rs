@@ -74,7 +74,7 @@ fn a_descriptor_that_nobody_can_wait_for_ends_up_unwatched() {
             Event::Wake { armed: true, .. } => {}
             Event::Wake { token, armed: false } => uring.watch(fds[token as usize], token),
             Event::Unwatchable { token, .. } => assert!(gone.insert(token), "named twice"),
-            other @ Event::Op { .. } => panic!("{other:?}"),
+            other @ Event::Finished(_) => panic!("{other:?}"),
         }
         wakes += 1;
         assert!(wakes < 20, "it spins");

@@ -9,6 +9,7 @@ pub mod compare;
 pub mod control;
 pub mod date;
 pub mod error;
+mod guests;
 pub mod image;
 pub mod interrupt;
 pub mod loans;

@@ -13,13 +13,18 @@ use crate::error::{Error, ErrorKind, Result};
 /// How long a back end that is ready may refuse connections.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Requests that vlane's null device works on at the same time where it has a latency. (qemu-storage-daemon's works on all.)
+pub const AT_ONCE: u16 = 32;
+
 /// What a back end serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage<'a> {
-    /// A device without a medium, of so many bytes: requests succeed at once and no data are touched.
+    /// A device without a medium, of so many bytes: no data are touched.
     Null {
         /// Its capacity in bytes.
         bytes: u64,
+        /// How long each request takes, beside others (vlane: beside as many as [`AT_ONCE`]); nothing: it succeeds at once.
+        latency: Duration,
     },
     /// A file or a block device.
     File {
@@ -28,6 +33,13 @@ pub enum Storage<'a> {
         /// With O_DIRECT, around the host's page cache.
         direct: bool,
     },
+}
+
+impl Storage<'_> {
+    /// A device without a medium that answers at once.
+    pub fn null(bytes: u64) -> Self {
+        Self::Null { bytes, latency: Duration::ZERO }
+    }
 }
 
 /// A program that stays on some CPUs, if CPUs are given: `taskset`, which replaces itself by the program (what the standard library
@@ -75,7 +87,13 @@ impl Server {
         let socket = fresh_socket(dir, "vlane");
         let mut words: Vec<OsString> = vec!["serve".into()];
         match storage {
-            Storage::Null { bytes } => words.extend(["--null".into(), bytes.to_string().into()]),
+            Storage::Null { bytes, latency } => {
+                words.extend(["--null".into(), bytes.to_string().into()]);
+                if !latency.is_zero() {
+                    words.extend(["--latency".into(), format!("{}us", latency.as_micros()).into()]);
+                    words.extend(["--parallel".into(), AT_ONCE.to_string().into()]);
+                }
+            }
             Storage::File { path, direct } => {
                 let cache = if direct { "none" } else { "writeback" };
                 words.extend([path.into(), "--cache".into(), cache.into()]);
@@ -101,7 +119,13 @@ impl Server {
         // A comma inside a value is doubled.
         let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
         let device = match storage {
-            Storage::Null { bytes } => format!("driver=null-co,node-name=n,size={bytes},read-zeroes=off"),
+            Storage::Null { bytes, latency } => {
+                let latency = match latency.as_nanos() {
+                    0 => String::new(),
+                    ns => format!(",latency-ns={ns}"),
+                };
+                format!("driver=null-co,node-name=n,size={bytes},read-zeroes=off{latency}")
+            }
             Storage::File { path, direct } => {
                 let driver = if is_block_device(path) { "host_device" } else { "file" };
                 let direct = if direct { "on" } else { "off" };

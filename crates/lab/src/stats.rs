@@ -151,6 +151,23 @@ pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict
     judge(differences, &rank_sum(x.len(), y.len()), better, threshold)
 }
 
+/// How far measurements of one and the same thing differ from each other (A/A): the largest ratio of the medians of two halves of them, over
+/// all ways to split them. 1 for a single one, and where there is no ratio.
+///
+/// The upper half against the lower one is the split that differs most; of an odd number the middle one may be in either.
+pub fn halves(values: &[f64]) -> f64 {
+    if logs(values).is_none() {
+        return 1.0;
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let ratio = |at: usize| match (&sorted[..at], &sorted[at..]) {
+        ([], _) | (_, []) => 1.0,
+        (low, high) => vlane_driver::median(high) / vlane_driver::median(low),
+    };
+    ratio(sorted.len() / 2).max(ratio(sorted.len().div_ceil(2)))
+}
+
 /// Logarithms; `None` if a value has none.
 fn logs(values: &[f64]) -> Option<Vec<f64>> {
     values.iter().map(|v| (v.is_finite() && *v > 0.0).then(|| v.ln())).collect()

@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vlane_engine::Uring;
+use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
@@ -41,14 +42,27 @@ pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue
     Queue::new(config, memory).unwrap()
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); recorded, if `VLANE_COST_RECORD` is set; with a hint
+/// The null device; or the image that `VLANE_COST_IMAGE` names, of at least 1 GiB, in the cache mode that `VLANE_COST_CACHE` says (`none`,
+/// otherwise writeback).
+fn engine() -> Arc<dyn Engine> {
+    let Some(image) = std::env::var_os("VLANE_COST_IMAGE") else {
+        let config = NullConfig { size: 1 << 30, latency: None, parallelism: 1 };
+        return Arc::new(NullEngine::new(config).unwrap());
+    };
+    let is_direct = std::env::var("VLANE_COST_CACHE").is_ok_and(|cache| cache == "none");
+    let cache = if is_direct { Cache::None } else { Cache::Writeback };
+    Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
+}
+
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
 /// that is `off` or `armed`, if `VLANE_COST_HINT` says so.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
         std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
+    let is_packed = std::env::var_os("VLANE_COST_PACKED").is_some();
     let options = BlkOptions {
-        format: Format::Split,
+        format: if is_packed { Format::Packed } else { Format::Split },
         size: None,
         depth: DEPTH,
         data: 4096,
@@ -58,14 +72,13 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     };
     let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
     let mut driver = BlkQueue::new(&arena, options).unwrap();
-    let engine = NullEngine::new(NullConfig { size: 1 << 30, latency: None, parallelism: 1 }).unwrap();
     let (events, _receiver) = event_channel().unwrap();
     let counters = Arc::new(Counters::default());
     // As with storage that can hang.
     let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
     let config = LaneConfig {
         queue: device(&arena, &driver, true),
-        engine: Arc::new(engine),
+        engine: engine(),
         kick: None,
         call: None,
         serial: [0; 20],
@@ -75,7 +88,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         watch: watched.then(Arc::default),
     };
     let mut uring = Uring::new(64).unwrap();
-    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     let (recorder, mut recorded) =
         recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
     let is_recorded = std::env::var_os("VLANE_COST_RECORD").is_some();
@@ -100,6 +113,16 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         driver.publish();
         assert!(lane.serve(&mut uring, false));
         driver.reap(&mut done).unwrap();
+        while done.len() < usize::from(DEPTH) {
+            uring.wait(None).unwrap();
+            while let Some(event) = uring.next_event() {
+                if let Event::Finished(finished) = event {
+                    lane.finished(&mut uring, finished);
+                }
+            }
+            lane.round_ends();
+            driver.reap(&mut done).unwrap();
+        }
         assert_eq!(done.len(), usize::from(DEPTH));
         assert!(done.iter().all(|completion| completion.status == 0));
         done.clear();

@@ -1,26 +1,36 @@
-//! One lane: a virtqueue, its way into the storage, and what control has asked of it.
+//! One lane: a virtqueue, its way into the storage, and the four steps of a request: **take** it out of the ring, **decide** what is to
+//! happen to it, **begin** it when there is room, **complete** it.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod control;
+mod events;
+
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use vlane_engine::{Channel, Engine, EngineError, Outcome, Uring};
-use vlane_hint::LaneHint;
-use vlane_ring::{Broken, GuestMemory, Kind, Queue, Request, Slot, Status, probes};
+use vlane_engine::{
+    Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
+};
+use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
-use crate::error::{LaneError, Stopped};
-use crate::mail::{Listener, Teller, news};
+use crate::lists::{Links, List, Waiting};
+use crate::observers::Observers;
 use crate::pace::Pace;
-use crate::recorder::{CLOCK_EVERY, Recorder};
-use crate::sync::Wake;
-use crate::watch::{Watch, Watched};
+use crate::watch::Watch;
+
+use control::Draining;
+pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
+/// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
+const BUDGET_BYTES: u64 = 32 << 20;
+/// What a lane has begun and not answered: no more requests are begun beyond any of the two. A single request may be larger.
+const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20 };
+/// What a lane takes, and decides on, while there is no room to begin it.
+const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20 };
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -50,61 +60,16 @@ pub struct LaneConfig {
     pub watch: Option<Arc<Watch>>,
 }
 
-/// Something that the session must know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneEvent {
-    /// The driver broke the rules; the lane takes no more requests.
-    Broken {
-        /// The queue's index.
-        index: u16,
-        /// Which rule.
-        reason: Broken,
-    },
-    /// Its thread ended by a fault of its own. What was in flight is not answered, and nobody knows how far it came.
-    Lost {
-        /// The queue's index.
-        index: u16,
-    },
-}
-
-/// Carries events from lanes to their session.
-#[derive(Debug, Clone)]
-pub struct EventSender(Teller<LaneEvent>);
-
-/// The session's end.
-#[derive(Debug)]
-pub struct EventReceiver(Listener<LaneEvent>);
-
-/// A channel for lane events that can be waited for together with other descriptors.
-///
-/// # Errors
-/// When the system gives no eventfd.
-pub fn event_channel() -> io::Result<(EventSender, EventReceiver)> {
-    let (teller, listener) = news(Wake::new()?);
-    Ok((EventSender(teller), EventReceiver(listener)))
-}
-
-impl EventSender {
-    fn send(&self, event: LaneEvent) {
-        self.0.send(event);
-    }
-}
-
-impl EventReceiver {
-    /// Readable when there is an event.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.0.wake().fd()
-    }
-
-    /// The next event, without waiting. Call until there is none.
-    pub fn next(&self) -> Option<LaneEvent> {
-        self.0.next()
-    }
+/// How many requests, and how many bytes they ask for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    requests: usize,
+    bytes: u64,
 }
 
 /// What became of a lane's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shown {
+enum Shown {
     /// There were none.
     Nothing,
     /// The guest can see them, and is looking.
@@ -113,193 +78,202 @@ pub(crate) enum Shown {
     Signalled,
 }
 
-/// What a lane does once nothing is in flight.
-enum Draining {
-    /// Wait for one of the others.
-    Hold,
-    Stop(Sender<Option<Stopped>>),
-    Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
-    /// The thread ends.
-    Exit,
-}
-
 pub(crate) struct Lane {
     pub(crate) index: u16,
     pub(crate) token: u32,
-    queue: Queue,
+    queue: IoQueue,
     channel: Box<dyn Channel>,
-    pub(crate) kick: Option<OwnedFd>,
-    call: Option<Call>,
-    serial: [u8; 20],
+    /// What the channel asks of the storage; empty between two calls.
+    operations: Vec<Operation>,
+    /// By slot.
+    decisions: Box<[Decisions]>,
+    /// What is decided for a request that no policy knows better.
+    defaults: Decisions,
+    links: Links,
+    /// Taken and not begun; and what that weighs.
+    waiting: Waiting,
+    ahead: Load,
+    /// Begun, and wanting to go on after the lane's other work.
+    again: List,
+    /// Begun and not answered.
+    begun: Load,
     sectors: u64,
     read_only: bool,
-    events: EventSender,
-    shared_counters: Arc<Counters>,
-    counters: Snapshot,
-    /// What was counted before this lane was made.
-    counted_before: Snapshot,
-    draining: Option<Draining>,
-    broken: bool,
+    serial: [u8; 20],
     /// Answers that the guest has not been shown.
     unpublished: usize,
     has_answered: bool,
-    done: Vec<(Slot, Status)>,
-    /// Told of every request, if somebody wants to know.
-    recorder: Option<Box<Recorder>>,
-    /// Tells the vCPU scheduler, if there is one.
-    hint: Option<Box<LaneHint>>,
-    /// Whether there is any of the two: one branch for both per request.
-    is_observed: bool,
-    watched: Option<Watched>,
+    /// Something happened since the counters were stored.
+    is_touched: bool,
+    counters: Snapshot,
+    observers: Observers,
     pub(crate) pace: Pace,
+    pub(crate) kick: Option<OwnedFd>,
+    call: Option<Call>,
+    draining: Option<Draining>,
+    broken: bool,
+    ready: Vec<Slot>,
+    events: EventSender,
+    shared_counters: Arc<Counters>,
+    /// What was counted before this lane was made.
+    counted_before: Snapshot,
 }
 
 impl Lane {
+    /// `place` is the lane's in its thread, `token` and the one after it are those of its wake-ups.
     pub(crate) fn new(
         index: u16,
-        number: u16,
+        place: u16,
         token: u32,
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let LaneConfig { mut queue, engine, kick, call, serial, write_through, counters, events, watch } =
-            config;
+        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch } = config;
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
-        let watched = watch.map(|watch| Watched::new(watch, index, queue.config().size));
-        let mut channel = engine.channel(uring, number, queue.config().size)?;
+        let slots = queue.config().size;
+        let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
+        let files: &[StorageFile] = channel.files();
+        let mut queue = IoQueue::new(queue, place, files, uring);
         queue.disable_notify();
         queue.set_index(index);
         let lane = Lane {
             index,
             token,
             queue,
+            operations: Vec::with_capacity(4),
+            decisions: vec![Decisions::default(); usize::from(slots)].into_boxed_slice(),
+            defaults: channel.defaults(),
             channel,
-            kick,
-            call: call.map(Call::new),
-            serial,
+            links: Links::new(slots),
+            waiting: Waiting::EMPTY,
+            ahead: Load::default(),
+            again: List::EMPTY,
+            begun: Load::default(),
             sectors: geometry.sectors,
             read_only: geometry.read_only,
-            events,
-            shared_counters: counters,
-            counters: counted_before,
-            counted_before,
-            draining: None,
-            broken: false,
+            serial,
             unpublished: 0,
             has_answered: false,
-            done: Vec::new(),
-            recorder: None,
-            hint: None,
-            is_observed: false,
-            watched,
+            is_touched: true,
+            counters: counted_before,
+            observers: Observers::new(index, slots, watch),
             pace: Pace::new(),
+            kick,
+            call: call.map(Call::new),
+            draining: None,
+            broken: false,
+            ready: Vec::new(),
+            events,
+            shared_counters: counters,
+            counted_before,
         };
         // An interrupt may have been lost with the back end that was here before: one more does no harm.
         lane.write_call();
         Ok(lane)
     }
 
-    /// Takes what the guest has made available; says whether there was anything.
+    /// One turn: goes on with what was begun, takes what the guest has made available, begins what there is room for; says whether there
+    /// was anything.
     ///
     /// With `show_early`, answers that the storage gives at once are shown to the guest at once: it works on the first
     /// ones while the lane goes on with the others, and need not fall asleep between two batches. A guest that had
     /// to be woken gets the next ones together: waking it for each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
-        if self.broken || self.draining.is_some() {
-            return false;
-        }
-        if let Some(hint) = &mut self.hint {
-            // While nobody wants to know, requests are not looked at one by one.
-            self.is_observed = self.recorder.is_some() || hint.is_armed();
-            if hint.is_pending() && self.queue.has_available() {
-                hint.submitted();
-            }
-        }
-        let (mut taken, mut show_after) = (0, self.pace.show_after());
-        // Everything that there was is answered: what comes next is the guest's answer to that.
-        let mut is_all_shown = false;
-        while taken < BUDGET {
-            let slot = match self.queue.pop() {
-                Ok(Some(slot)) => slot,
-                Ok(None) => break,
-                Err(reason) => {
-                    self.break_down(reason);
-                    break;
-                }
-            };
-            taken += 1;
-            if is_all_shown && let Some(hint) = &mut self.hint {
-                hint.submitted();
-            }
-            is_all_shown = false;
-            if self.recorder.is_some() && taken.is_multiple_of(CLOCK_EVERY) {
-                self.end_batch(true);
-            }
+        let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
+        self.observers.turn_begins(|| self.queue.has_available());
+        let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, self.pace.show_after());
+        while left > 0 && bytes > 0 && self.has_room() {
+            let Some(slot) = self.next() else { break };
+            left -= 1;
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
-            if let Some(status) = self.begin(uring, slot) {
-                self.complete(slot, status);
-                if show_early && self.unpublished >= show_after {
-                    is_all_shown = self.hint.is_some() && !self.queue.has_available();
-                    let woke = self.publish() == Shown::Signalled;
-                    show_after = self.pace.show_after().max(if woke { SHOW_AFTER_WAKE } else { 1 });
-                }
+            let Some(status) = self.begin(uring, slot) else { continue };
+            bytes = bytes.saturating_sub(self.queue.request(slot).len());
+            self.complete(slot, status);
+            if show_early && self.unpublished >= show_after {
+                self.observers.shown_early(|| !self.queue.has_available());
+                let together = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
+                show_after = self.pace.show_after().max(together);
             }
         }
+        self.pace.took(BUDGET - left);
+        if left < BUDGET {
+            worked = true;
+            self.is_touched = true;
+        }
+        if !self.has_room() {
+            self.take_ahead();
+        }
         // Before the answers are shown: what the guest does because of one is later.
-        self.end_batch(false);
+        worked |= self.observers.turn_ends() > 0;
         self.publish();
-        self.pace.took(taken);
-        if taken > 0 {
-            probes::batch_taken(self.index, taken);
-        }
-        taken > 0
+        worked
     }
 
-    /// Answers one request.
+    /// The next request to begin: the first of those that wait, or the next of the ring.
+    #[inline(always)]
+    fn next(&mut self) -> Option<Slot> {
+        if self.ahead.requests == 0 { self.take() } else { self.next_waiting() }
+    }
+
+    /// Takes a request out of the ring and decides what is to happen to it.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Slot> {
+        if self.takes_no_more() {
+            return None;
+        }
+        match self.queue.pop() {
+            Ok(slot) => {
+                let slot = slot?;
+                self.observers.taken(slot, self.queue.request(slot));
+                self.decisions[usize::from(slot.0)] = self.defaults;
+                Some(slot)
+            }
+            Err(reason) => {
+                self.break_down(reason);
+                None
+            }
+        }
+    }
+
+    /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
+    #[cold]
+    fn take_ahead(&mut self) {
+        while self.ahead.is_below(MOST_AHEAD)
+            && let Some(slot) = self.take()
+        {
+            self.wait(slot);
+        }
+    }
+
+    fn wait(&mut self, slot: Slot) {
+        let class = self.decisions[usize::from(slot.0)].class;
+        self.waiting.push(&mut self.links, class, slot);
+        self.ahead.add(self.queue.request(slot));
+    }
+
+    #[cold]
+    fn next_waiting(&mut self) -> Option<Slot> {
+        let slot = self.waiting.pop(&self.links)?;
+        self.ahead.remove(self.queue.request(slot));
+        Some(slot)
+    }
+
+    /// Whether another request may be begun.
     #[inline]
-    fn complete(&mut self, slot: Slot, status: Status) {
-        if self.is_observed {
-            self.observe(slot, status);
-        }
-        if let Some(watched) = &self.watched {
-            watched.end(slot);
-        }
-        self.queue.complete(slot, status);
-        self.unpublished += 1;
+    fn has_room(&self) -> bool {
+        self.begun.is_below(MOST_BEGUN)
     }
 
-    /// Tells those who want to know that a request was answered.
-    fn observe(&mut self, slot: Slot, status: Status) {
-        let request = self.queue.request(slot);
-        if let Some(recorder) = &mut self.recorder {
-            recorder.complete(slot, request, status);
-        }
-        if let Some(hint) = &mut self.hint {
-            hint.completed(request);
-        }
-    }
-
-    /// For the recorder: some requests were begun, or answered, together.
-    #[inline]
-    pub(crate) fn end_batch(&mut self, goes_on: bool) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.end_batch(goes_on);
-        }
-    }
-
-    /// Begins one request; returns its answer if it has one already.
-    #[inline]
+    /// Begins a request; returns its answer if it has one already.
+    #[inline(always)]
     fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
-        if let Some(recorder) = &mut self.recorder {
-            recorder.begin(slot, request);
-        }
         // Counted once it is known that it is not refused.
         match request.kind() {
             Kind::In if request.fits(self.sectors) => {
@@ -322,14 +296,117 @@ impl Lane {
             Kind::Refused(status) => return Some(self.refuse(status)),
             _ => return Some(self.refuse(Status::IoErr)),
         }
-        if let Some(watched) = &mut self.watched {
-            watched.begin(slot, request);
+        self.observers.submitted(slot, request);
+        let decisions = self.decisions[usize::from(slot.0)];
+        let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
+        if let Outcome::Done(status) = outcome {
+            return Some(status);
         }
-        probes::request_submit(request);
-        match self.channel.submit(uring, slot, request) {
-            Outcome::Done(status) => Some(status),
-            Outcome::Pending => None,
+        self.begun.add(request);
+        self.proceed(uring, slot, outcome)
+    }
+
+    /// Does what the channel wants for a request; returns its answer if it has one.
+    #[inline]
+    fn proceed(&mut self, uring: &mut Uring, slot: Slot, outcome: Outcome) -> Option<Status> {
+        match outcome {
+            Outcome::Done(status) => return Some(status),
+            _ if self.draining.is_some() && self.put_back(slot) => {}
+            Outcome::Pending => {
+                self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
+                self.operations.clear();
+            }
+            Outcome::Again => self.again.push(&mut self.links, slot),
         }
+        None
+    }
+
+    /// The storage has a result for one of this lane's operations.
+    #[inline]
+    pub(crate) fn finished(&mut self, uring: &mut Uring, finished: Finished) {
+        let Some((slot, completion)) = self.queue.finish(finished) else { return };
+        self.is_touched = true;
+        let request = self.queue.request(slot);
+        let decisions = self.decisions[usize::from(slot.0)];
+        let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
+        if let Some(status) = self.proceed(uring, slot, outcome) {
+            self.end(slot, status);
+        }
+    }
+
+    /// Goes on with a request that its channel named.
+    pub(crate) fn go_on(&mut self, uring: &mut Uring, slot: Slot) {
+        self.is_touched = true;
+        let request = self.queue.request(slot);
+        if !request.is_in_flight() {
+            return;
+        }
+        let decisions = self.decisions[usize::from(slot.0)];
+        let outcome = self.channel.go_on(slot, request, decisions, &mut self.operations);
+        if let Some(status) = self.proceed(uring, slot, outcome) {
+            self.end(slot, status);
+        }
+    }
+
+    /// The next request in parts goes on by one, which may take some milliseconds.
+    #[cold]
+    fn go_on_with_a_part(&mut self, uring: &mut Uring) -> bool {
+        let next = self.again.pop(&self.links);
+        next.inspect(|slot| self.go_on(uring, *slot)).is_some()
+    }
+
+    /// Collects what the storage can go on with; says whether there was anything.
+    pub(crate) fn poll_channel(&mut self, uring: &mut Uring, now: Instant) -> bool {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.channel.poll(now, &mut ready);
+        let any = !ready.is_empty();
+        for slot in ready.drain(..) {
+            self.go_on(uring, slot);
+        }
+        self.ready = ready;
+        any
+    }
+
+    /// Answers a request that was begun before.
+    #[inline]
+    fn end(&mut self, slot: Slot, status: Status) {
+        self.begun.remove(self.queue.request(slot));
+        self.complete(slot, status);
+    }
+
+    /// Answers a request.
+    #[inline]
+    fn complete(&mut self, slot: Slot, status: Status) {
+        self.observers.answered(slot, self.queue.request(slot), status);
+        self.queue.complete(slot, status);
+        self.unpublished += 1;
+    }
+
+    /// Puts a large request that is half done back into its ring, so that nobody need stay for it: whoever serves the ring next does all
+    /// of it again. That is possible if it was taken last, which a large one is: nothing is begun beside it, and what waits behind it is put
+    /// back first. Not a discard: a device that is at it cannot be called back, and would hit what is written next.
+    #[cold]
+    fn put_back(&mut self, slot: Slot) -> bool {
+        let request = self.queue.request(slot);
+        let load = Load::of(request);
+        if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
+            return false;
+        }
+        self.begun.requests -= load.requests;
+        self.begun.bytes -= load.bytes;
+        self.operations.clear();
+        self.channel.forget(slot);
+        self.observers.put_back(slot);
+        true
+    }
+
+    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun.
+    fn put_back_waiting(&mut self) {
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| self.next_waiting()).collect();
+        while let Some(at) = slots.iter().rposition(|slot| self.queue.put_back(*slot)) {
+            self.observers.put_back(slots.remove(at));
+        }
+        slots.into_iter().for_each(|slot| self.wait(slot));
     }
 
     #[cold]
@@ -338,248 +415,129 @@ impl Lane {
         status
     }
 
-    /// The uring has a result for one of this lane's requests.
+    /// The end of a round: shows and counts what happened in it; says whether the guest was shown an answer. Does nothing for a lane that is
+    /// idle.
     #[inline]
-    pub(crate) fn completed(&mut self, uring: &mut Uring, slot: Slot, result: i32) {
-        let request: &Request = self.queue.request(slot);
-        if let Some(status) = self.channel.completed(uring, slot, request, result) {
-            self.complete(slot, status);
+    pub(crate) fn round_ends(&mut self) -> bool {
+        if !std::mem::take(&mut self.is_touched) {
+            return false;
         }
-    }
-
-    /// Collects what the storage answered without the uring; says whether there was anything.
-    pub(crate) fn poll_channel(&mut self, now: Instant) -> bool {
-        let mut done = std::mem::take(&mut self.done);
-        self.channel.poll(now, &mut done);
-        let any = !done.is_empty();
-        for (slot, status) in done.drain(..) {
-            self.complete(slot, status);
-        }
-        self.done = done;
-        any
-    }
-
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.channel.deadline()
+        self.observers.end_batch();
+        self.publish();
+        self.store_counters();
+        std::mem::take(&mut self.has_answered)
     }
 
     /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self) -> Shown {
+    fn publish(&mut self) -> Shown {
         if self.unpublished == 0 {
             return Shown::Nothing;
         }
         self.unpublished = 0;
         self.has_answered = true;
-        if let Some(recorder) = &mut self.recorder {
-            recorder.published();
-        }
-        let signals = self.queue.publish();
-        if let Some(hint) = &mut self.hint {
-            // First of all: when the interrupt comes, the vCPU is to run already.
-            hint.shown(signals);
-        }
-        if !signals {
+        if !self.observers.shown(|| self.queue.publish()) {
             return Shown::Answers;
         }
         self.counters.signals += 1;
-        probes::signal(self.index);
         self.write_call();
         Shown::Signalled
     }
 
-    /// Whether the guest was shown an answer since this was asked last.
-    pub(crate) fn take_answered(&mut self) -> bool {
-        std::mem::take(&mut self.has_answered)
+    /// When the channel has something to go on with by itself.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 
-    /// Makes public what was counted; once a round.
-    pub(crate) fn store_counters(&mut self) {
-        self.counters.take_channel(&self.channel.stats(), &self.counted_before);
-        self.shared_counters.publish(&self.counters);
-    }
-
-    fn write_call(&self) {
-        if let Some(call) = &self.call {
-            call.signal();
-        }
-    }
-
-    /// Whether the guest has made something available since the last look.
+    /// Whether there is something to do that nobody will tell of: a request that the guest has made available since the last look, or one that
+    /// can go on.
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
-        !self.broken && self.draining.is_none() && self.queue.has_available()
+        !self.again.is_empty()
+            || (self.has_room()
+                && (self.ahead.requests > 0 || (!self.takes_no_more() && self.queue.has_available())))
     }
 
-    /// Before sleeping: asks for kicks. Returns whether there is work after all.
-    pub(crate) fn before_sleep(&mut self) -> bool {
-        if self.broken || self.draining.is_some() {
-            return false;
-        }
-        if self.queue.is_memory_lost() {
-            self.break_down(Broken::MemoryLost);
-            return false;
-        }
-        match self.queue.enable_notify() {
-            Ok(true) => {
-                self.queue.disable_notify();
-                true
-            }
-            Ok(false) => false,
-            Err(reason) => {
-                self.break_down(reason);
-                false
-            }
-        }
+    /// Takes nothing more out of the ring, for now or for good.
+    #[inline]
+    fn takes_no_more(&self) -> bool {
+        self.broken || self.draining.is_some()
     }
 
-    /// After a sleep: kicks are not needed for now. A lane that takes nothing more has no wish, and may have left its place there.
-    pub(crate) fn after_sleep(&mut self) {
-        self.pace.slept();
-        if !self.broken && self.draining.is_none() {
-            self.queue.disable_notify();
-        }
-    }
-
-    pub(crate) fn count_kick(&mut self) {
-        self.counters.kicks += 1;
-        probes::kick(self.index);
-    }
-
-    #[cold]
-    fn break_down(&mut self, reason: Broken) {
-        self.broken = true;
-        self.events.send(LaneEvent::Broken { index: self.index, reason });
-    }
-
-    pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {
-        self.draining = Some(Draining::Stop(reply));
-    }
-
-    /// Takes no more requests, and goes once those in flight are answered.
-    pub(crate) fn exit(&mut self) {
-        if matches!(self.draining, None | Some(Draining::Hold)) {
-            self.draining = Some(Draining::Exit);
-        }
-    }
-
-    /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
-    pub(crate) fn hold(&mut self) {
-        self.draining.get_or_insert(Draining::Hold);
-    }
-
-    pub(crate) fn set_memory(
-        &mut self,
-        memory: Arc<GuestMemory>,
-        drain: bool,
-        reply: Sender<Result<(), LaneError>>,
-    ) {
-        if drain {
-            self.draining = Some(Draining::Memory(memory, reply));
-        } else {
-            let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
-        }
-    }
-
-    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
-        self.call = call.map(Call::new);
-        // What was completed while there was none, or while the old one had lost its reader.
-        self.write_call();
-    }
-
-    pub(crate) fn set_log(&mut self, log: Option<Arc<vlane_ring::DirtyLog>>, ring: Option<u64>) {
-        self.queue.set_log(log, ring);
-    }
-
-    pub(crate) fn set_write_through(&mut self, on: bool) {
-        self.channel.set_write_through(on);
-    }
-
-    pub(crate) fn set_sectors(&mut self, sectors: u64) {
-        self.sectors = sectors;
-    }
-
-    /// Tells a recorder of every request from now on, or nobody.
-    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) {
-        self.recorder = recorder;
-        self.is_observed = self.recorder.is_some() || self.hint.is_some();
-        if let Some(recorder) = &mut self.recorder {
-            recorder.start(self.queue.config().size, self.queue.in_flight());
-        }
-    }
-
-    /// Takes the recorder out, for the lane that comes next.
-    pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
-        self.end_batch(false);
-        self.recorder.take()
-    }
-
-    /// Tells the vCPU scheduler of what completes from now on, or nobody.
-    pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
-        self.hint = hint;
-        self.is_observed = self.recorder.is_some() || self.hint.is_some();
-    }
-
-    /// Takes the hint out, for the lane that comes next.
-    pub(crate) fn take_hint(&mut self) -> Option<Box<LaneHint>> {
-        let mut hint = self.hint.take()?;
-        hint.forget();
-        Some(hint)
-    }
-
+    /// Has the uring tell of the guest's kick, and of the channel's doorbell.
     pub(crate) fn watch(&self, uring: &mut Uring) {
+        self.watch_kick(uring);
+        self.watch_doorbell(uring);
+    }
+
+    fn watch_kick(&self, uring: &mut Uring) {
         if let Some(kick) = &self.kick {
             uring.watch(kick.as_fd(), self.token);
         }
     }
 
-    /// Does what waits for the last request in flight, if it was that. Returns true when the lane is to go.
-    pub(crate) fn settle(&mut self) -> bool {
-        if self.draining.is_none() || self.queue.in_flight() > 0 {
-            return false;
+    fn watch_doorbell(&self, uring: &mut Uring) {
+        if let Some(doorbell) = self.channel.doorbell() {
+            uring.watch(doorbell, self.token + 1);
         }
-        match self.draining.take() {
-            Some(Draining::Hold) => {
-                // The end may not come, if another lane's storage hangs: whoever serves the ring next finds it in order.
-                self.publish();
-                self.queue.leave_place();
-                self.draining = Some(Draining::Hold);
-                false
+    }
+
+    pub(crate) fn unwatch(&self, uring: &mut Uring) {
+        if self.kick.is_some() {
+            uring.unwatch(self.token);
+        }
+        if self.channel.doorbell().is_some() {
+            uring.unwatch(self.token + 1);
+        }
+    }
+
+    /// One of the two was written. Without `armed` it must be watched anew.
+    pub(crate) fn woken(&mut self, uring: &mut Uring, token: u32, armed: bool) {
+        if token == self.token {
+            self.count_kick();
+            if !armed {
+                self.watch_kick(uring);
             }
-            Some(Draining::Stop(reply)) => {
-                self.publish();
-                self.queue.leave_place();
-                self.store_counters();
-                let _ = reply.send(Some(Stopped {
-                    base: self.queue.base(),
-                    counters: self.counters.since(&self.counted_before),
-                }));
-                true
+        } else {
+            if !armed {
+                self.watch_doorbell(uring);
             }
-            Some(Draining::Memory(memory, reply)) => {
-                let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
-                false
-            }
-            Some(Draining::Exit) => {
-                self.publish();
-                self.store_counters();
-                true
-            }
-            None => false,
+            self.poll_channel(uring, Instant::now());
         }
     }
 }
 
-impl Drop for Lane {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.events.send(LaneEvent::Lost { index: self.index });
-        }
+impl Load {
+    #[inline]
+    fn is_below(self, most: Load) -> bool {
+        self.requests < most.requests && self.bytes < most.bytes
     }
-}
 
-impl std::fmt::Debug for Lane {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lane").field("index", &self.index).field("queue", &self.queue).finish_non_exhaustive()
+    /// What a request weighs: its bytes are to be moved, or to be zeroed.
+    #[inline]
+    fn of(request: &Request) -> Load {
+        let bytes = match request.kind() {
+            Kind::In | Kind::Out => request.len(),
+            Kind::Discard | Kind::WriteZeroes => {
+                request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
+            }
+            Kind::Flush | Kind::GetId | Kind::Refused(_) => 0,
+        };
+        Load { requests: 1, bytes }
+    }
+
+    #[inline]
+    fn add(&mut self, request: &Request) {
+        let load = Load::of(request);
+        self.requests += load.requests;
+        self.bytes += load.bytes;
+    }
+
+    #[inline]
+    fn remove(&mut self, request: &Request) {
+        let load = Load::of(request);
+        self.requests -= load.requests;
+        self.bytes -= load.bytes;
     }
 }

@@ -129,6 +129,15 @@ impl Recorder {
         self.seq = self.seq.wrapping_add(1);
     }
 
+    /// The request that was taken last was not: it will be taken again.
+    pub(crate) fn put_back(&mut self, slot: Slot) {
+        if let Some(begun) = self.begun.get_mut(usize::from(slot.0))
+            && std::mem::take(begun).is_recorded
+        {
+            self.seq = self.seq.wrapping_sub(1);
+        }
+    }
+
     /// The request was answered; called while it is still in its slot.
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, request: &Request, status: Status) {

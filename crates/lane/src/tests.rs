@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_engine::{Engine, Uring};
+use vlane_engine::{
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
+    Request as Asked, Slot, Status, Uring,
+};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
@@ -63,13 +67,21 @@ impl Guest {
     fn submit(&mut self, slot: u16, kind: Kind, sector: u64) {
         self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     }
+
+    /// One range of zeroes.
+    fn zeroes(&mut self, slot: u16, sectors: u32) {
+        let mut range = [0; 16];
+        range[8..12].copy_from_slice(&sectors.to_le_bytes());
+        self.driver.data_mut(slot).unwrap().copy_in(0, &range).unwrap();
+        self.driver.submit(slot, Request { kind: Kind::WriteZeroes, sector: 0, len: 16, ioprio: 0 }).unwrap();
+    }
 }
 
 #[test]
 fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
     let (mut guest, config) = guest(null(None));
     let mut uring = Uring::new(64).unwrap();
-    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     // The volume has 2048 sectors.
     guest.submit(0, Kind::Write, 2048);
     guest.submit(1, Kind::Read, 2041);
@@ -132,7 +144,7 @@ fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
 fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wakes() {
     let (mut guest, config) = guest_of(Format::Packed, null(None));
     let mut uring = Uring::new(64).unwrap();
-    let mut lane = Lane::new(0, 0, 1, config, &mut uring).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     guest.submit(0, Kind::Read, 0);
     guest.driver.publish();
     assert!(lane.serve(&mut uring, false));
@@ -146,4 +158,156 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
     }
     // The process ends here; the next one begins without knowing where.
     assert!(device(&guest.arena, &guest.driver, false).went_on());
+}
+
+/// Slots, and what was decided for them.
+type Submitted = Arc<Mutex<Vec<(u16, Decisions)>>>;
+
+/// Storage that never answers, or goes on for ever; what it was asked for is written down.
+#[derive(Debug, Default)]
+struct Stuck {
+    submitted: Submitted,
+    /// Wants to go on again and again.
+    is_busy: bool,
+}
+
+#[derive(Debug)]
+struct StuckChannel {
+    submitted: Submitted,
+    is_busy: bool,
+    write_through: bool,
+}
+
+impl Engine for Stuck {
+    fn geometry(&self) -> Geometry {
+        Geometry { sectors: 1 << 32, ..null(None).geometry() }
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+        let submitted = Arc::clone(&self.submitted);
+        Ok(Box::new(StuckChannel { submitted, is_busy: self.is_busy, write_through: false }))
+    }
+}
+
+impl StuckChannel {
+    fn outcome(&self) -> Outcome {
+        if self.is_busy { Outcome::Again } else { Outcome::Pending }
+    }
+}
+
+impl Channel for StuckChannel {
+    fn defaults(&self) -> Decisions {
+        Decisions { durable: self.write_through, ..Decisions::default() }
+    }
+
+    fn submit(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        self.submitted.lock().unwrap().push((slot.0, decisions));
+        self.outcome()
+    }
+
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Asked,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn go_on(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        self.submitted.lock().unwrap().push((slot.0, decisions));
+        match self.is_busy {
+            true => Outcome::Again,
+            false => Outcome::Done(Status::Ok),
+        }
+    }
+
+    fn set_write_through(&mut self, on: bool) {
+        self.write_through = on;
+    }
+
+    fn stats(&self) -> ChannelStats {
+        ChannelStats::default()
+    }
+}
+
+fn first(submitted: &Submitted) -> Slot {
+    Slot(submitted.lock().unwrap()[0].0)
+}
+
+/// A lane with such storage, and what that was asked for.
+fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Submitted) {
+    let submitted = Arc::clone(&engine.submitted);
+    let (guest, config) = guest_of(format, Arc::new(engine));
+    let mut uring = Uring::new(64).unwrap();
+    let lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+    (guest, lane, uring, submitted)
+}
+
+#[test]
+fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_stops() {
+    for format in [Format::Split, Format::Packed] {
+        let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), format);
+        // 2 GiB of zeroes fill a lane; the small ones come behind it.
+        guest.zeroes(0, 4 << 20);
+        (1..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+        guest.driver.publish();
+        assert!(lane.serve(&mut uring, false));
+        assert!(!lane.serve(&mut uring, false), "there is room for none of them");
+        assert!(!lane.has_work() && !lane.before_sleep(), "it would never sleep");
+        assert_eq!(submitted.lock().unwrap().len(), 1, "{format:?}");
+        let (reply, stopped) = channel();
+        lane.stop(reply);
+        assert!(!lane.settle(), "one is still under way");
+        lane.go_on(&mut uring, first(&submitted));
+        assert!(lane.settle(), "{format:?}");
+        let stopped = stopped.recv().unwrap().unwrap();
+        assert_eq!(stopped.base & 0x7fff, 1, "{format:?}: the five that wait are the next ones");
+    }
+}
+
+#[test]
+fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
+    for format in [Format::Split, Format::Packed] {
+        let engine = Stuck { is_busy: true, ..Stuck::default() };
+        let (mut guest, mut lane, mut uring, submitted) = lane_of(engine, format);
+        guest.zeroes(0, 4 << 20);
+        guest.submit(1, Kind::Read, 0);
+        guest.driver.publish();
+        for _ in 0..5 {
+            assert!(lane.serve(&mut uring, false) && lane.has_work() && lane.before_sleep());
+        }
+        assert_eq!(submitted.lock().unwrap().len(), 5, "a part each turn");
+        let (reply, stopped) = channel();
+        lane.stop(reply);
+        lane.serve(&mut uring, false);
+        assert!(lane.settle(), "{format:?}");
+        let base = stopped.recv().unwrap().unwrap().base;
+        assert_eq!(base & 0x7fff, 0, "{format:?}: it is the next one again");
+        let mut done = Vec::new();
+        guest.driver.reap(&mut done).unwrap();
+        assert!(done.is_empty(), "{format:?}: it was answered");
+    }
+}
+
+#[test]
+fn what_is_under_way_becomes_durable_when_the_guest_switches_its_write_cache_off() {
+    let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Split);
+    guest.submit(0, Kind::Write, 0);
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    lane.set_write_through(true);
+    lane.go_on(&mut uring, first(&submitted));
+    guest.submit(1, Kind::Write, 0);
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    let durable: Vec<bool> =
+        submitted.lock().unwrap().iter().map(|(_, decisions)| decisions.durable).collect();
+    assert_eq!(durable, [false, true, true], "at its beginning, when it goes on, and the next one");
 }

@@ -14,7 +14,7 @@ use crate::lane::Lane;
 use crate::polling::{Polling, Turn};
 use crate::recorder::Recorder;
 
-/// The inbox's wake-up token; lanes have the others.
+/// The inbox's wake-up token; each lane has an even one and the next.
 const INBOX: u32 = 0;
 /// How often a lane without a kick descriptor is looked at.
 const LOOK_WITHOUT_KICK: Duration = Duration::from_micros(50);
@@ -52,7 +52,7 @@ impl Thread {
             contention: Contention::new(),
             turn: Turn::Storage,
             complained: false,
-            next_token: 1,
+            next_token: 2,
             exit: false,
             number,
             origin: Instant::now(),
@@ -138,7 +138,7 @@ impl Thread {
             worked |= lane.serve(uring, show_early);
             if let Some(deadline) = lane.deadline() {
                 let now = Instant::now();
-                worked |= deadline <= now && lane.poll_channel(now);
+                worked |= deadline <= now && lane.poll_channel(uring, now);
             }
         }
         if let Err(error) = uring.submit() {
@@ -153,12 +153,7 @@ impl Thread {
         let mut answered = false;
         for place in lanes {
             let Some(lane) = place else { continue };
-            lane.end_batch(false);
-            lane.publish();
-            answered |= lane.take_answered();
-            if worked {
-                lane.store_counters();
-            }
+            answered |= lane.round_ends();
             if lane.settle() {
                 if let Some(recorder) = lane.take_recorder() {
                     recorders.push((lane.index, recorder));
@@ -166,9 +161,7 @@ impl Thread {
                 if let Some(hint) = lane.take_hint() {
                     hints.push((lane.index, hint));
                 }
-                if lane.kick.is_some() {
-                    uring.unwatch(lane.token);
-                }
+                lane.unwatch(uring);
                 // Before the descriptor is closed and its number used again.
                 let _ = uring.submit();
                 *place = None;
@@ -183,9 +176,9 @@ impl Thread {
     #[inline]
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Op { lane, slot, result } => {
-                if let Some(Some(lane)) = self.lanes.get_mut(usize::from(lane)) {
-                    lane.completed(&mut self.uring, slot, result);
+            Event::Finished(finished) => {
+                if let Some(Some(lane)) = self.lanes.get_mut(usize::from(finished.place())) {
+                    lane.finished(&mut self.uring, finished);
                 }
             }
             Event::Wake { token: INBOX, armed } => {
@@ -205,11 +198,8 @@ impl Thread {
             }
             Event::Wake { token, armed } => {
                 // One that belongs to no lane is the echo of a watch that ended.
-                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
-                    lane.count_kick();
-                    if !armed {
-                        lane.watch(&mut self.uring);
-                    }
+                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token | 1 == token | 1) {
+                    lane.woken(&mut self.uring, token, armed);
                 }
             }
         }
@@ -317,7 +307,7 @@ impl Thread {
         let place = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
         let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
         let token = self.next_token;
-        self.next_token = if token + 1 == vlane_engine::WAKE_TOKENS { 1 } else { token + 1 };
+        self.next_token = if token + 2 == vlane_engine::WAKE_TOKENS { 2 } else { token + 2 };
         let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
         if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
             lane.set_recorder(Some(self.recorders.swap_remove(at).1));

@@ -1,7 +1,7 @@
 //! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
 //!
-//! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox
-//! and of both ends of the scheduler's board are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
+//! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox,
+//! of both ends of the scheduler's board, and of the exclusion of writes by changes of part of a block, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
 //! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
 //! that loom reports.
 //!
@@ -11,6 +11,10 @@
 #![forbid(unsafe_code)]
 
 mod board;
+mod changes;
+#[path = "../../engine/src/file/exclusion.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod exclusion;
 #[path = "../../hint/src/lane.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod lane;
@@ -26,6 +30,7 @@ use std::mem::ManuallyDrop;
 use loom::thread;
 
 use crate::board::{Board, Classes};
+pub use crate::changes::{Task, no_change_undoes_a_write};
 use crate::lane::LaneHint;
 use crate::mail::{mailbox, news};
 use crate::sync::{Arc, Wake, now};

@@ -1,10 +1,10 @@
-//! Loom's, in the place of `sync` in the lane's crate and in the hints'.
+//! Loom's, in the place of `sync` in the lane's crate, the hints' and the engine's.
 
 use std::cell::Cell;
 
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use loom::sync::mpsc::{Receiver, Sender, channel};
-pub(crate) use loom::sync::{Arc, Condvar, Mutex};
+pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// An eventfd: a count that can be waited for.
 #[derive(Debug)]

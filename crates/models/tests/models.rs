@@ -2,6 +2,8 @@
 
 use loom::model::Builder;
 use vlane_models::Step::{Answer, Signal};
+use vlane_models::Task::{Change, ChangeAndEnd, Changes, Write, WriteAndEnd, Writes};
+use vlane_models::no_change_undoes_a_write;
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
 fn every(model: impl Fn() + Sync + Send + 'static) {
@@ -30,4 +32,35 @@ fn a_mark_wakes_the_scheduler_or_is_seen() {
 fn every_signal_is_counted_once_while_the_guest_answers() {
     every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer]));
     every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer, Signal]));
+}
+
+#[test]
+fn no_change_of_part_of_a_block_undoes_a_write() {
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0), Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Writes(1, 0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0), Change(0)], &[Write(0), Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0), Write(1)], &[Write(0), Change(1)]]));
+}
+
+#[test]
+fn changes_of_several_lanes_exclude_each_other_and_all_writes() {
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0)], &[Write(1)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(0)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(1)], &[Write(0)]]));
+}
+
+#[test]
+fn a_lane_that_waits_for_several_gets_them_all() {
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 0)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Changes(0, 1)]]));
+}
+
+#[test]
+fn a_lane_that_ends_keeps_nobody_waiting() {
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[WriteAndEnd(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[ChangeAndEnd(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Write(0)], &[ChangeAndEnd(0)], &[Change(0)]]));
 }

@@ -119,11 +119,9 @@ pub struct Request {
     pub(crate) lane: u16,
     /// Which of its queue's guest memories the pointers lead into.
     pub(crate) epoch: u32,
+    /// How many requests its queue had taken before.
+    pub(crate) taken: u32,
 }
-
-// SAFETY: the pointers refer to guest memory, which any thread may access (through volatile operations or the
-// kernel) as long as the queue that owns the request keeps it mapped, which it does.
-unsafe impl Send for Request {}
 
 impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -155,6 +153,7 @@ impl Request {
             slot: 0,
             lane: 0,
             epoch: 0,
+            taken: 0,
         }
     }
 
@@ -241,6 +240,49 @@ impl Request {
                 }
                 each(&copy[..n]);
                 at += n;
+            }
+        }
+    }
+
+    /// Whether it was taken and not answered.
+    #[inline]
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    /// Copies the data from its byte `from` on into `bytes`, as much as there is; each byte is read once, since the guest may change it at any
+    /// time.
+    pub fn copy_from(&self, from: u64, bytes: &mut [u8]) {
+        self.parts(from, bytes.len(), |at, guest, n| {
+            // SAFETY: `n` bytes of guest memory that the queue keeps mapped while this request is in flight, which `parts` checks, and
+            // `n` bytes of `bytes` from `at` on; a guest that writes meanwhile changes what is copied and nothing else.
+            unsafe { std::ptr::copy_nonoverlapping(guest.cast_const(), bytes.as_mut_ptr().add(at), n) };
+        });
+    }
+
+    /// Copies `bytes` into the data from its byte `from` on, as much as there is room for.
+    pub fn copy_into(&self, from: u64, bytes: &[u8]) {
+        self.parts(from, bytes.len(), |at, guest, n| {
+            // SAFETY: as in `copy_from`; nothing in this process holds a reference into guest memory.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(at), guest, n) };
+        });
+    }
+
+    /// Calls `each` with (offset from the first byte, address, length) of the parts of the buffers that make up `len` bytes of the data
+    /// from byte `from` on.
+    fn parts(&self, from: u64, len: usize, mut each: impl FnMut(usize, *mut u8, usize)) {
+        if !self.in_flight {
+            return;
+        }
+        let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
+        let mut done = 0;
+        for buffer in self.buffers() {
+            let here = skip.min(buffer.iov_len);
+            skip -= here;
+            let n = (buffer.iov_len - here).min(len - done);
+            if n > 0 {
+                each(done, buffer.iov_base.cast::<u8>().wrapping_add(here), n);
+                done += n;
             }
         }
     }

@@ -54,6 +54,9 @@ pub(crate) unsafe fn read_words(at: *const u8) -> [u64; 2] {
 }
 
 /// Legal for indirect tables and headers, and never seen.
+///
+/// # Safety
+/// As [`read_words`].
 #[cold]
 unsafe fn read_words_unaligned(at: *const u8) -> [u64; 2] {
     // SAFETY: as the caller of `read_words` promises; bytes need no alignment.

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -89,9 +90,6 @@ pub enum MemoryError {
 /// A file mapped readable, writable and shared, and guarded against its truncation.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// Goes before `pages` (fields are dropped in this order): what is mapped at that address after the unmapping
-    /// is not this guard's.
-    guard: Guard,
     pages: Pages,
 }
 
@@ -110,9 +108,12 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
-        let pages = Pages { base, len };
-        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE))?;
-        Ok(Mapping { guard, pages })
+        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE)).inspect_err(|_| {
+            // SAFETY: what `mmap` returned, which nobody uses yet.
+            let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
+        })?;
+        let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };
+        Ok(Mapping { pages })
     }
 
     /// Address of the first byte.
@@ -126,6 +127,7 @@ impl Mapping {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    guard: ManuallyDrop<Guard>,
 }
 
 // SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers and volatile or
@@ -136,6 +138,8 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
+        unsafe { ManuallyDrop::drop(&mut self.guard) };
         // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             debug_assert!(false, "munmap: {error}");
@@ -302,7 +306,7 @@ impl GuestMemory {
 
     /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
     pub fn is_lost(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.guard.tripped()))
+        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.pages.guard.tripped()))
     }
 
     /// Guest physical addresses at which regions begin.

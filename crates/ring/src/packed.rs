@@ -41,11 +41,20 @@ struct Position {
 impl Position {
     #[inline]
     fn advance(&mut self, by: u16, size: u16) {
-        let next = u32::from(self.index) + u32::from(by);
-        if next >= u32::from(size) {
+        // At most the size, which is at most 32768, is added to less: this does not overflow.
+        self.index += by;
+        if self.index >= size {
+            self.index -= size;
             self.wrap = !self.wrap;
         }
-        self.index = u16::try_from(next % u32::from(size)).unwrap_or(0);
+    }
+
+    fn retreat(&mut self, by: u16, size: u16) {
+        if by > self.index {
+            self.wrap = !self.wrap;
+            self.index += size;
+        }
+        self.index -= by;
     }
 
     fn encode(self) -> u16 {
@@ -201,6 +210,12 @@ impl PackedQueue {
             return request.parse(readable);
         }
         Err(Broken::Loop)
+    }
+
+    /// The chain that was taken last, of `descriptors` ring entries, was not: it is taken again.
+    pub(crate) fn put_back(&mut self, descriptors: u16) {
+        self.outstanding -= descriptors;
+        self.avail.retreat(descriptors, self.size);
     }
 
     /// Writes a used descriptor for a chain of `descriptors` ring entries. The driver sees it after

@@ -69,6 +69,8 @@ pub struct Queue {
     unlogged: bool,
     /// Losses of memory, of anybody's, that were not of this queue's.
     trips: u64,
+    /// Requests that were taken, but for those that were put back; modulo 2^32.
+    taken: u32,
 }
 
 /// Guest memory that is replaced, and still used by requests in flight.
@@ -116,6 +118,7 @@ impl Queue {
             broken,
             unlogged: false,
             trips: 0,
+            taken: 0,
         })
     }
 
@@ -129,7 +132,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`Broken`], now and ever after.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
         if let Some(broken) = self.broken {
             return Err(broken);
@@ -141,7 +144,7 @@ impl Queue {
         result
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_pop(&mut self) -> Result<Option<Slot>, Broken> {
         let available = match &mut self.ring {
             Ring::Split(ring) => ring.available()? > 0,
@@ -168,9 +171,37 @@ impl Queue {
         }
         request.in_flight = true;
         request.epoch = self.epoch;
+        request.taken = self.taken;
+        self.taken = self.taken.wrapping_add(1);
         self.free.pop();
         probes::request_start(request);
         Ok(Some(Slot(slot)))
+    }
+
+    /// Puts the request that was taken last back into the ring, as if it had not been taken: for one that would hold up the end of the
+    /// device, and whose effects may happen twice. Then the one before it is the last, unless it was answered already. Says whether it was
+    /// the last, and is back.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    pub fn put_back(&mut self, slot: Slot) -> bool {
+        let request = &mut self.requests[usize::from(slot.0)];
+        if request.taken != self.taken.wrapping_sub(1) || !request.in_flight {
+            return false;
+        }
+        request.in_flight = false;
+        self.taken = request.taken;
+        match &mut self.ring {
+            Ring::Split(ring) => ring.put_back(),
+            Ring::Packed(ring) => ring.put_back(request.descriptors),
+        }
+        let epoch = request.epoch;
+        request.give_back();
+        self.free.push(slot.0);
+        if !self.retired.is_empty() {
+            self.release(epoch);
+        }
+        true
     }
 
     /// Whether [`Queue::pop`] would find something.

@@ -141,6 +141,11 @@ impl SplitQueue {
         Err(Broken::Loop)
     }
 
+    /// The chain that was taken last was not: it is taken again.
+    pub(crate) fn put_back(&mut self) {
+        self.next_avail = self.next_avail.wrapping_sub(1);
+    }
+
     /// Fills the next used entry. The driver sees it after [`SplitQueue::publish`].
     #[inline]
     pub(crate) fn put_used(&mut self, id: u16, len: u32) {

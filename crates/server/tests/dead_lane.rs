@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 
 /// The sector at which the storage's code is wrong.
@@ -30,7 +31,7 @@ impl Engine for Faulty {
         Ok(())
     }
 
-    fn channel(&self, _: &mut Uring, _: u16, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(Box::new(FaultyChannel))
     }
 }
@@ -39,13 +40,28 @@ impl Engine for Faulty {
 struct FaultyChannel;
 
 impl Channel for FaultyChannel {
-    fn submit(&mut self, _: &mut Uring, _: Slot, request: &Request) -> Outcome {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
+    fn submit(&mut self, _: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         assert_ne!(request.sector(), WRONG, "a fault, on purpose");
         Outcome::Done(Status::Ok)
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
-        None
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, _: bool) {}

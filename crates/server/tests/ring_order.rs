@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Engine, EngineError, Geometry, Outcome, Request, Slot, Status, Uring,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 
@@ -205,8 +206,7 @@ fn a_reset_device_starts_afresh_on_the_same_memory() {
 struct Driven {
     arena: Arena,
     queue: BlkQueue,
-    kick: std::os::fd::OwnedFd,
-    call: std::os::fd::OwnedFd,
+    door: Door,
 }
 
 impl Driven {
@@ -216,28 +216,19 @@ impl Driven {
             BlkOptions { format, size, depth: 32, data: 4096, segments: 1, indirect: false, event_idx };
         let arena = Arena::new(1 << 32, options.arena_bytes().unwrap()).unwrap();
         let queue = BlkQueue::new(&arena, options).unwrap();
-        Driven { arena, queue, kick: event(), call: event() }
+        Driven { arena, queue, door: Door::new() }
     }
 
     /// Negotiates for this queue, on its memory.
     fn connect(&self, server: &Server) -> Wire {
         let wire = server.connect();
         wire.negotiate(USUAL | PACKED | EVENT_IDX);
-        let region = words(&[0, self.arena.base(), self.arena.size(), self.arena.user_addr(), 0]);
-        assert!(wire.set(code::ADD_MEM_REG, &region, &[self.arena.fd().unwrap()]));
+        assert!(wire.add_arena(&self.arena));
         wire
     }
 
     fn start(&self, wire: &Wire, base: u32) {
-        let layout = self.queue.layout();
-        let user = |guest| self.arena.to_user(guest);
-        assert!(wire.vring(code::SET_VRING_NUM, 0, layout.size.into()));
-        assert!(wire.vring(code::SET_VRING_BASE, 0, base));
-        let mut body = halves(&[0, 0]);
-        body.extend(words(&[user(layout.desc), user(layout.device), user(layout.driver), 0]));
-        assert!(wire.set(code::SET_VRING_ADDR, &body, &[]));
-        assert!(wire.fd(code::SET_VRING_KICK, 0, &self.kick) && wire.fd(code::SET_VRING_CALL, 0, &self.call));
-        assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1));
+        assert!(wire.start_driven(0, &self.arena, self.queue.layout(), base, &self.door));
     }
 
     fn submit(&mut self, slots: std::ops::Range<u16>, kick: bool) {
@@ -246,7 +237,7 @@ impl Driven {
             self.queue.submit(slot, request).unwrap();
         }
         if self.queue.publish() && kick {
-            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+            self.door.kick();
         }
     }
 
@@ -261,7 +252,10 @@ impl Driven {
         let (begin, mut done) = (Instant::now(), 0);
         while done < count {
             if !self.queue.enable_interrupts() {
-                assert!(signalled(&self.call, LIMIT.saturating_sub(begin.elapsed())), "{done} of {count}");
+                assert!(
+                    signalled(&self.door.call, LIMIT.saturating_sub(begin.elapsed())),
+                    "{done} of {count}"
+                );
             }
             done += self.reap();
         }
@@ -280,9 +274,7 @@ fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
         let wire = server.connect();
         wire.negotiate(USUAL | packed | if event_idx { EVENT_IDX } else { 0 });
         let mut driven = Driven::new(format, event_idx);
-        let arena = &driven.arena;
-        let region = words(&[0, arena.base(), arena.size(), arena.user_addr(), 0]);
-        assert!(wire.set(code::ADD_MEM_REG, &region, &[arena.fd().unwrap()]));
+        assert!(wire.add_arena(&driven.arena));
         let mut base = if packed == 0 { 0 } else { 0x8000_8000 };
         // Enough rounds that a ring of 100 or 128 entries wraps more than once.
         for round in 0..8 {
@@ -346,10 +338,8 @@ fn a_packed_ring_whose_back_end_was_killed_is_said_to_be_lost_and_left_alone() {
     let at = driven.queue.layout().device - driven.arena.base();
     let memory = std::fs::File::from(driven.arena.fd().unwrap().try_clone_to_owned().unwrap());
     std::os::unix::fs::FileExt::write_all_at(&memory, &0x0001_7fffu32.to_le_bytes(), at).unwrap();
-    let err = event();
-    assert!(wire.fd(code::SET_VRING_ERR, 0, &err));
     driven.start(&wire, 0x8000_8000);
-    assert!(signalled(&err, LIMIT), "the front end is told");
+    assert!(signalled(&driven.door.err, LIMIT), "the front end is told");
     assert_eq!(driven.reap(), 0);
     assert!(wire.is_alive());
 }
@@ -440,18 +430,33 @@ impl Engine for Probe {
         Ok(())
     }
 
-    fn channel(&self, _: &mut Uring, _: u16, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
         Ok(Box::new(ProbeChannel(Arc::clone(&self.mode))))
     }
 }
 
 impl Channel for ProbeChannel {
-    fn submit(&mut self, _: &mut Uring, _: Slot, _: &Request) -> Outcome {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
+    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 
-    fn completed(&mut self, _: &mut Uring, _: Slot, _: &Request, _: i32) -> Option<Status> {
-        None
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, on: bool) {

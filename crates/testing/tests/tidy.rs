@@ -2,27 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod common;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-/// The repository's own files and what is in them; binary ones are left out.
-fn files() -> Result<Vec<(String, String)>, String> {
-    let listed = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root())
-        .output()
-        .map_err(|error| format!("git: {error}"))?;
-    if !listed.status.success() {
-        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr)));
-    }
-    let names = String::from_utf8(listed.stdout).unwrap();
-    let read = |name: &str| Some((name.to_owned(), std::fs::read_to_string(root().join(name)).ok()?));
-    Ok(names.split_terminator('\0').filter_map(read).collect())
-}
+use common::files;
 
 /// The part of a Rust file that is tests, with the number of lines before it.
 fn tests_of<'a>(name: &str, text: &'a str) -> Option<(usize, &'a str)> {

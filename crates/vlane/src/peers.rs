@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use vlane_boot::Install;
-use vlane_lab::peers::{self, Options, RowResult};
+use vlane_lab::peers::{self, Options, RowResult, fixed};
 use vlane_lab::report::Report;
 use vlane_lab::{Interrupt, Machine, Output, date};
 
@@ -18,18 +18,27 @@ use crate::values;
 ///
 /// Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk. Images of 1 GiB on a RAM disk and 2 GiB on a disk are written
 /// for it and removed afterwards.
+///
+/// With --fixed-load the question is another one: not how much each can do, but what each costs at the same rate. Then the client is fio with
+/// libblkio, and fio in a User-Mode Linux guest and in a QEMU guest.
 #[derive(Debug, Args)]
 pub struct PeersArgs {
-    /// Measurements of each contender per row
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u32>(1..=10_000))]
-    pairs: u32,
-    /// Time of each measurement
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = values::time)]
-    time: Duration,
-    /// Time before each measurement that does not count
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::time_or_none)]
-    ramp: Duration,
-    /// Rows to measure, as --list names them [default: all]
+    /// CPU time and latency per request at given rates, instead of throughput
+    #[arg(long)]
+    fixed_load: bool,
+    /// With --fixed-load: also measure vlane with further options of `vlane serve`, such as "--poll-us 0"; may be given several times
+    #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true, value_parser = parse_also)]
+    also: Vec<Also>,
+    /// Measurements of each contender per row [default: 5; with --fixed-load: 3]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
+    pairs: Option<u32>,
+    /// Time of each measurement [default: 3s; with --fixed-load: 1.5s]
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    time: Option<Duration>,
+    /// Time before each measurement that does not count [default: 1s; with --fixed-load: 0.4s]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    ramp: Option<Duration>,
+    /// Rows to measure, as --list names them; with --fixed-load also groups of them (null, uml) [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
     rows: Vec<String>,
     /// Name the rows and end
@@ -42,7 +51,7 @@ pub struct PeersArgs {
     #[arg(long)]
     markdown: bool,
     /// Also print the project's own targets, and which of them are met
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fixed_load")]
     targets: bool,
     /// Write every single measurement to a file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -67,9 +76,41 @@ pub struct PeersArgs {
     disk_dir: Option<PathBuf>,
 }
 
-/// Parses the name of a row.
+/// Further options of `vlane serve`.
+#[derive(Debug, Clone)]
+struct Also(Vec<String>);
+
+/// Parses options of `vlane serve`, by its own definition.
+fn parse_also(text: &str) -> Result<Also, String> {
+    let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    let all = ["vlane", "serve", "--null", "1G", "--socket", "s"].map(str::to_owned).into_iter();
+    match words.first() {
+        Some(first) if first.starts_with("--") => {
+            let taken = crate::command().try_get_matches_from(all.chain(words.clone())).map(drop);
+            taken.map(|()| Also(words)).map_err(|error| {
+                let said = error.to_string();
+                let line = said.lines().next().unwrap_or_default();
+                format!("no options of `vlane serve`: {}", line.trim_start_matches("error: "))
+            })
+        }
+        _ => Err(format!("`{text}` is no option of `vlane serve`; write it like \"--poll-us 0\"")),
+    }
+}
+
+/// Parses the name of a row, or of a group of rows.
 fn parse_row(text: &str) -> Result<String, String> {
-    values::one_of(text, "row", peers::rows().iter().map(|row| row.id))
+    let named = |text: &&str| fixed::rows().iter().any(|row| row.is_called(text));
+    let usual = peers::rows().into_iter().map(|row| row.id);
+    let more = Some(text).filter(named).into_iter();
+    values::one_of(text, "row", usual.chain(fixed::groups().iter().map(|group| group.id)).chain(more))
+}
+
+/// Prints the names of rows.
+fn list(fixed_load: bool) {
+    match fixed_load {
+        true => fixed::rows().iter().for_each(|row| println!("{:<22} {}", row.id(), row.title())),
+        false => peers::rows().iter().for_each(|row| println!("{:<16} {}", row.id, row.title)),
+    }
 }
 
 /// Runs the command.
@@ -78,9 +119,7 @@ fn parse_row(text: &str) -> Result<String, String> {
 /// Whatever keeps the measurements from being made.
 pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if args.list {
-        for row in peers::rows() {
-            println!("{:<16} {}", row.id, row.title);
-        }
+        list(args.fixed_load);
         return Ok(());
     }
     if let Some(path) = &args.html {
@@ -89,9 +128,9 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
         rows: args.rows.clone(),
-        pairs: args.pairs,
-        time: args.time,
-        ramp: args.ramp,
+        pairs: args.pairs.unwrap_or(if args.fixed_load { 3 } else { 5 }),
+        time: args.time.unwrap_or(Duration::from_millis(if args.fixed_load { 1500 } else { 3000 })),
+        ramp: args.ramp.unwrap_or(Duration::from_millis(if args.fixed_load { 400 } else { 1000 })),
         install: if args.install { Install::Allowed } else { Install::Never },
         server_cpu: args.server_cpu,
         driver_cpu: args.driver_cpu,
@@ -101,6 +140,9 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     let json = args.json.as_deref().map(|path| peers::json_output(path, args.overwrite.force));
     json.as_ref().map_or(Ok(()), Output::check)?;
     let interrupt = Interrupt::listen()?;
+    if args.fixed_load {
+        return fixed_load(args, &options, json.as_ref(), &interrupt);
+    }
     let (created, start) = (date::now(), Instant::now());
     let mut so_far: Vec<RowResult> = Vec::new();
     let results = peers::run(&options, &interrupt, |result| {
@@ -124,6 +166,39 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         let seconds = start.elapsed().as_secs_f64();
         peers::report(&results, &command_line(), created, seconds, machine)
             .write_to(path, args.overwrite.force)?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// The measurements at given rates.
+fn fixed_load(
+    args: &PeersArgs,
+    options: &Options,
+    json: Option<&Output>,
+    interrupt: &Interrupt,
+) -> anyhow::Result<()> {
+    let (created, start) = (date::now(), Instant::now());
+    let also: Vec<Vec<String>> = args.also.iter().map(|also| also.0.clone()).collect();
+    let mut so_far: Vec<fixed::RowResult> = Vec::new();
+    let outcome = fixed::run(options, &also, interrupt, |result| {
+        print!("{}", fixed::lines(result));
+        so_far.push(result.clone());
+        // After every row: an interrupted run keeps what it has.
+        json.map_or(Ok(()), |output| peers::write_json(output, &so_far))
+    })?;
+    let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon"]);
+    let seconds = start.elapsed().as_secs_f64();
+    let report = fixed::report(&outcome, options, &command_line(), created, seconds, machine);
+    println!();
+    for sentence in &report.summary {
+        println!("{sentence}");
+    }
+    if args.markdown {
+        println!("\n{}", fixed::markdown(&outcome.rows));
+    }
+    if let Some(path) = &args.html {
+        report.write_to(path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())

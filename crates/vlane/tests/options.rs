@@ -144,7 +144,7 @@ fn a_value_that_cannot_be_is_a_usage_error_that_names_the_option() {
 
 #[test]
 fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
-    let cases: [(&str, &str, &str, &[&str]); 14] = [
+    let cases: [(&str, &str, &str, &[&str]); 16] = [
         ("serve", "queues", "0", &["at least 1", "auto"]),
         ("serve", "queues", "257", &["at most 256"]),
         ("serve", "poll-us", "50 parsecs", &["no unit of time"]),
@@ -158,7 +158,9 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
         ("replay", "speed", "0", &["from 0.000001"]),
         ("topologies", "patterns", "reed", &["`reed` is no pattern", "randread"]),
         ("sched simulate", "policy", "cfs", &["always-boost"]),
-        ("peers", "rows", "no-such", &["`no-such` is no row", "null-poll"]),
+        ("peers", "rows", "no-such", &["`no-such` is no row", "null-poll", "uml"]),
+        ("peers", "also", "fast", &["`fast` is no option of `vlane serve`", "--poll-us 0"]),
+        ("peers", "also", "--pole-us 0", &["no options of `vlane serve`", "--pole-us"]),
     ];
     for (command, option, value, parts) in cases {
         let command = command.split(' ').map(str::to_owned).collect();

@@ -142,7 +142,7 @@ fn a_conversion_and_every_report_replace_nothing_that_is_not_theirs() {
     let socket = place.socket.to_str().unwrap().to_owned();
     assert_eq!(ends(&mut run(&["trace", "convert", "a.log", "a.trc"])).0, Some(0));
     std::fs::write(place.path("r.json"), example()).unwrap();
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 12] = [
         &["trace", "convert", "a.log", "@"],
         &["trace", "convert", "a.trc", "@", "--to", "iolog"],
         &["analyze", "a.trc", "--html", "@.html"],
@@ -154,6 +154,7 @@ fn a_conversion_and_every_report_replace_nothing_that_is_not_theirs() {
         &["topologies", "--quick", "--json", "@.json"],
         &["work", "--no-guest", "--json", "@.json"],
         &["peers", "--json", "@"],
+        &["peers", "--fixed-load", "--html", "@.html"],
     ];
     for words in commands {
         let name = words.iter().find(|word| word.starts_with('@')).unwrap();

@@ -1,121 +1,86 @@
-//! Aligned memory for requests that direct I/O cannot take as they are.
+//! Buffers for what direct I/O cannot take as it is.
 //!
-//! A request goes through it in pieces of at most [`PIECE`] bytes, and a channel has at most [`BUDGET`] bytes at a
-//! time: what a guest asks for must not decide how much memory the host needs.
+//! A request goes through them in pieces of at most [`PIECE`] bytes, and a channel has at most [`BUDGET`] bytes at a
+//! time: what a guest asks for must not decide how much memory the host needs. Who gets none stands in line.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
+use std::collections::VecDeque;
 
-const PAGE: usize = 4096;
-/// The largest buffer, bytes.
+use crate::{Piece, Slot};
+
+/// The largest buffer, bytes, unless a block of the storage is larger.
 pub(super) const PIECE: usize = 256 << 10;
+/// A buffer for less.
+const SMALL: usize = 16 << 10;
 /// Bytes that one channel has in buffers at a time.
 const BUDGET: usize = 32 << 20;
 /// Buffers that are kept for the next requests.
 const KEPT: usize = 32;
 
-/// A buffer aligned to a page.
-#[derive(Debug)]
-pub(super) struct Bounce {
-    base: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: plain owned memory.
-unsafe impl Send for Bounce {}
-
-impl Bounce {
-    fn new(len: usize) -> Bounce {
-        let rounded = len.max(1).next_multiple_of(PAGE);
-        let layout = Layout::from_size_align(rounded, PAGE).unwrap_or_else(|_| Layout::new::<[u8; PAGE]>());
-        // SAFETY: the layout's size is not zero. What is in the memory is overwritten before it is read: by `gather`
-        // before a write, by the device before `scatter`, which copies no more than the device gave.
-        let Some(base) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        Bounce { base, layout }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.layout.size()
-    }
-
-    pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
-    /// Copies `len` bytes of guest buffers, from their byte `skip` on, to the start of this one.
-    ///
-    /// # Safety
-    /// The buffers must be mapped.
-    pub(super) unsafe fn gather(&mut self, buffers: &[libc::iovec], skip: u64, len: usize) {
-        let base = self.base.as_ptr();
-        pieces(buffers, skip, len.min(self.len()), |at, guest, n| {
-            // SAFETY: `n` bytes from `at` are inside our memory; the guest's buffer is mapped, as promised.
-            unsafe { std::ptr::copy_nonoverlapping(guest.cast_const(), base.add(at), n) };
-        });
-    }
-
-    /// Copies `len` bytes from this buffer's byte `from` on to guest buffers, from their byte `skip` on.
-    ///
-    /// # Safety
-    /// The buffers must be mapped, and the bytes must have been written by the device.
-    pub(super) unsafe fn scatter(&self, from: usize, buffers: &[libc::iovec], skip: u64, len: usize) {
-        let from = from.min(self.len());
-        let base = self.base.as_ptr().cast_const();
-        pieces(buffers, skip, len.min(self.len() - from), |at, guest, n| {
-            // SAFETY: as in `gather`.
-            unsafe { std::ptr::copy_nonoverlapping(base.add(from + at), guest, n) };
-        });
-    }
-}
-
-impl Drop for Bounce {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
-    }
-}
-
-/// Calls `each` with (offset from the first byte, address, length) of the pieces of buffers that make up `len` bytes
-/// from byte `skip` on.
-fn pieces(buffers: &[libc::iovec], skip: u64, len: usize, mut each: impl FnMut(usize, *mut u8, usize)) {
-    let mut skip = usize::try_from(skip).unwrap_or(usize::MAX);
-    let mut done = 0;
-    for buffer in buffers {
-        let here = skip.min(buffer.iov_len);
-        skip -= here;
-        let n = (buffer.iov_len - here).min(len - done);
-        if n > 0 {
-            each(done, buffer.iov_base.cast::<u8>().wrapping_add(here), n);
-            done += n;
-        }
-    }
-}
-
 /// A channel's buffers.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    kept: Vec<Bounce>,
+    kept: Vec<Piece>,
     lent: usize,
+    /// Who waits for a buffer, and of how many bytes; the first one is served first.
+    waiting: VecDeque<(Slot, usize)>,
 }
 
 impl Pool {
-    /// A buffer of at least `len` bytes, unless too much is lent already.
-    pub(super) fn take(&mut self, len: usize) -> Option<Bounce> {
-        let bounce = match self.kept.iter().rposition(|kept| kept.len() >= len) {
-            Some(at) => self.kept.swap_remove(at),
-            None if self.lent + len > BUDGET => return None,
-            None => Bounce::new(len),
-        };
-        self.lent += bounce.len();
-        Some(bounce)
+    /// A buffer of at least `len` bytes. If too much is lent already, or others wait, the request waits in line: [`Pool::next_ready`].
+    pub(super) fn take(&mut self, slot: Slot, len: usize) -> Option<Piece> {
+        if self.waiting.is_empty() && self.has_room(len) {
+            return Some(self.lend(len));
+        }
+        self.waiting.push_back((slot, len));
+        None
     }
 
-    pub(super) fn give_back(&mut self, bounce: Bounce) {
-        self.lent -= bounce.len();
+    /// The first one that waits, with its buffer, if there is one by now.
+    pub(super) fn next_ready(&mut self) -> Option<(Slot, Piece)> {
+        let &(slot, len) = self.waiting.front().filter(|(_, len)| self.has_room(*len))?;
+        self.waiting.pop_front();
+        Some((slot, self.lend(len)))
+    }
+
+    /// Whether [`Pool::next_ready`] has something.
+    pub(super) fn is_ready(&self) -> bool {
+        self.waiting.front().is_some_and(|(_, len)| self.has_room(*len))
+    }
+
+    pub(super) fn give_back(&mut self, piece: Piece) {
+        self.write_off(piece.len());
         if self.kept.len() < KEPT {
-            self.kept.push(bounce);
+            self.kept.push(piece);
         }
     }
+
+    /// A buffer that was lent for `len` bytes does not come back.
+    pub(super) fn write_off(&mut self, len: usize) {
+        self.lent -= size(len);
+    }
+
+    /// A request does not wait any more.
+    pub(super) fn forget(&mut self, slot: Slot) {
+        self.waiting.retain(|(waiting, _)| *waiting != slot);
+    }
+
+    fn has_room(&self, len: usize) -> bool {
+        self.lent + size(len) <= BUDGET
+    }
+
+    fn lend(&mut self, len: usize) -> Piece {
+        let size = size(len);
+        self.lent += size;
+        match self.kept.iter().rposition(|kept| kept.len() == size) {
+            Some(at) => self.kept.swap_remove(at),
+            None => Piece::new(size),
+        }
+    }
+}
+
+/// How large a buffer for `len` bytes is: one of few sizes, so that it fits the next request too.
+fn size(len: usize) -> usize {
+    if len <= SMALL { SMALL } else { len.next_power_of_two().max(PIECE) }
 }
 
 #[cfg(test)]
@@ -123,34 +88,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_reach_exactly_the_bytes_named() {
-        let mut guest = [[0u8; 10], [0; 10], [0; 10]];
-        for (n, byte) in guest.iter_mut().flatten().zip(1..) {
-            *n = byte;
-        }
-        let buffers: Vec<libc::iovec> = guest
-            .iter_mut()
-            .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() })
-            .collect();
-        let mut bounce = Bounce::new(30);
-        // SAFETY: the buffers are arrays that outlive the calls.
-        unsafe {
-            bounce.gather(&buffers, 7, 15);
-            bounce.scatter(2, &buffers, 12, 6);
-        }
-        let flat: Vec<u8> = guest.iter().flatten().copied().collect();
-        let expected: Vec<u8> = (1..=12).chain(10..=15).chain(19..=30).collect();
-        assert_eq!(flat, expected);
+    fn a_pool_lends_no_more_than_its_budget_and_keeps_what_comes_back() {
+        let mut pool = Pool::default();
+        let lent: Vec<Piece> = std::iter::from_fn(|| pool.take(Slot(0), PIECE)).collect();
+        assert_eq!(lent.len(), BUDGET / PIECE);
+        assert!(pool.take(Slot(1), 1).is_none());
+        lent.into_iter().for_each(|piece| pool.give_back(piece));
+        assert_eq!((pool.lent, pool.kept.len()), (0, KEPT));
+        assert!(pool.is_ready());
     }
 
     #[test]
-    fn a_pool_lends_no_more_than_its_budget_and_keeps_what_comes_back() {
+    fn who_came_first_is_served_first_and_nobody_overtakes() {
         let mut pool = Pool::default();
-        let lent: Vec<Bounce> = std::iter::from_fn(|| pool.take(PIECE)).collect();
-        assert_eq!(lent.len(), BUDGET / PIECE);
-        assert!(pool.take(1).is_none());
-        lent.into_iter().for_each(|bounce| pool.give_back(bounce));
-        assert_eq!((pool.lent, pool.kept.len()), (0, KEPT));
-        assert!(pool.take(1).is_some());
+        let mut lent: Vec<Piece> = std::iter::from_fn(|| pool.take(Slot(0), PIECE)).collect();
+        pool.forget(Slot(0));
+        assert!(pool.take(Slot(1), PIECE).is_none() && pool.take(Slot(2), 512).is_none());
+        assert!(!pool.is_ready() && pool.next_ready().is_none());
+        pool.give_back(lent.pop().expect("one"));
+        // There would be room, but others were before.
+        assert!(pool.take(Slot(3), 512).is_none());
+        let (first, piece) = pool.next_ready().expect("room");
+        assert_eq!((first, piece.len(), pool.is_ready()), (Slot(1), PIECE, false));
+        pool.forget(Slot(2));
+        pool.give_back(piece);
+        assert_eq!(pool.next_ready().map(|(slot, piece)| (slot, piece.len())), Some((Slot(3), SMALL)));
+        assert!(pool.next_ready().is_none());
     }
 }

@@ -1,15 +1,15 @@
 //! BLKDISCARD, for block devices. It is a system call that lasts as long as the device takes and io_uring has no
-//! equivalent before Linux 6.12, so one thread per volume does it, started by the first DISCARD; the lane learns of
-//! the end from an eventfd that it reads through its io_uring.
+//! equivalent before Linux 6.12, so one thread per volume does it, started by the first DISCARD. It puts what came of it
+//! into a queue of the channel that asked, and rings the channel's doorbell.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{Sender, channel};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::EventfdFlags;
-
 use super::Shared;
+use crate::Slot;
+use crate::sync::{Waker, wake};
 
 /// `_IO(0x12, 119)`
 const BLKDISCARD: libc::Ioctl = 0x1277;
@@ -18,7 +18,9 @@ struct Job {
     shared: Arc<Shared>,
     /// Offset and length, bytes.
     span: [u64; 2],
-    done: Arc<OwnedFd>,
+    slot: Slot,
+    results: Sender<(Slot, i32)>,
+    doorbell: Arc<Waker>,
 }
 
 /// The way to the thread.
@@ -28,11 +30,42 @@ pub(super) struct Discarder {
     sender: Mutex<Option<Sender<Job>>>,
 }
 
+/// What came of a channel's discards.
+#[derive(Debug)]
+pub(super) struct Results {
+    sender: Sender<(Slot, i32)>,
+    receiver: Receiver<(Slot, i32)>,
+    doorbell: Arc<Waker>,
+}
+
+impl Results {
+    pub(super) fn new(doorbell: Arc<Waker>) -> Results {
+        let (sender, receiver) = channel();
+        Results { sender, receiver, doorbell }
+    }
+
+    /// The next one: whose discard, and 0 or a negative error number.
+    pub(super) fn next(&mut self) -> Option<(Slot, i32)> {
+        self.receiver.try_recv().ok()
+    }
+}
+
 impl Discarder {
-    /// Begins a discard; returns the eventfd that says when it is done, and how: see [`outcome`].
-    pub(super) fn begin(&self, shared: &Arc<Shared>, offset: u64, len: u64) -> io::Result<Arc<OwnedFd>> {
-        let done = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
-        let job = Job { shared: Arc::clone(shared), span: [offset, len], done: Arc::clone(&done) };
+    /// Begins a discard, `len` bytes at `offset`. Its result comes to `results`.
+    pub(super) fn begin(
+        &self,
+        shared: &Arc<Shared>,
+        slot: Slot,
+        (offset, len): (u64, u64),
+        results: &Results,
+    ) -> io::Result<()> {
+        let job = Job {
+            shared: Arc::clone(shared),
+            span: [offset, len],
+            slot,
+            results: results.sender.clone(),
+            doorbell: Arc::clone(&results.doorbell),
+        };
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *sender {
             Some(sender) => sender,
@@ -45,22 +78,16 @@ impl Discarder {
                 none.insert(sender)
             }
         };
-        sender.send(job).map_err(|_| io::ErrorKind::BrokenPipe)?;
-        Ok(done)
+        sender.send(job).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
 #[allow(clippy::needless_pass_by_value)]
 fn run(job: Job) {
     // SAFETY: an open device and a pair of numbers, as BLKDISCARD wants them.
-    let result = unsafe { libc::ioctl(job.shared.file.as_raw_fd(), BLKDISCARD, &job.span) };
+    let result = unsafe { libc::ioctl(job.shared.file().as_raw_fd(), BLKDISCARD, &job.span) };
     let errno = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
-    let value = u64::from(errno.unsigned_abs()) + 1;
-    // The lane waits for it: an eventfd that nobody else writes to takes it.
-    let _ = rustix::io::write(&job.done, &value.to_ne_bytes());
-}
-
-/// What the value read from the eventfd means: 0, or a negative error number.
-pub(super) fn outcome(value: u64) -> i32 {
-    i32::try_from(value.saturating_sub(1)).map_or(-libc::EIO, |errno| -errno)
+    // Nobody may want to know any more.
+    let _ = job.results.send((job.slot, -errno));
+    wake(&job.doorbell);
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,9 +19,6 @@ const PIECES_AT_OPEN: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Map {
-    /// Goes before `pages` (fields are dropped in this order): what is mapped at that address after the unmapping
-    /// is not this guard's.
-    guard: Guard,
     pages: Pages,
     /// One bit per page that is known to exist. Losing a bit costs a system call, nothing else.
     present: Box<[AtomicU64]>,
@@ -31,6 +29,7 @@ pub(super) struct Map {
 struct Pages {
     base: *mut u8,
     len: usize,
+    guard: ManuallyDrop<Guard>,
 }
 
 // SAFETY: shared memory accessed through raw copies only; unmapped once, in `Drop`.
@@ -40,6 +39,8 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
+        unsafe { ManuallyDrop::drop(&mut self.guard) };
         // SAFETY: what `mmap` returned, unmapped once.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
@@ -54,11 +55,14 @@ impl Map {
             rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)
         }?
         .cast::<u8>();
-        let pages = Pages { base, len };
-        let guard = Guard::new(base, len)?;
+        let guard = Guard::new(base, len).inspect_err(|_| {
+            // SAFETY: what `mmap` returned, which nobody uses yet.
+            let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
+        })?;
+        let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };
         let words = (len / 4096).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let map = Map { guard, pages, present };
+        let map = Map { pages, present };
         let mut at = 0;
         // An image in a few pieces is known from the start; a scattered one is learnt as it is used.
         for _ in 0..PIECES_AT_OPEN {
@@ -75,7 +79,7 @@ impl Map {
     #[inline]
     pub(super) fn address(&self, offset: u64, len: u64) -> Option<*const u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.pages.len as u64);
-        if !inside || !self.is_present(offset, len) || self.guard.tripped() {
+        if !inside || !self.is_present(offset, len) || self.is_lost() {
             return None;
         }
         // SAFETY: inside the mapping, as just checked.
@@ -86,7 +90,7 @@ impl Map {
     /// Whether pages vanished under the mapping: an access before that may have met zeroes, or have been lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        self.guard.tripped()
+        self.pages.guard.tripped()
     }
 
     /// Bytes of the mapping.

@@ -14,12 +14,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use io_uring::opcode;
 use rustix::fs::FallocateFlags;
 use vlane_ring::{Kind, SECTOR};
 
 use super::{PART, Shared, span};
-use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status, Uring};
+use crate::io_queue::select;
+use crate::operation::{Completion, Decisions, Operation};
+use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
 const ZEROES_PART: u64 = 16 << 20;
@@ -28,18 +29,15 @@ const ZEROES_PART: u64 = 16 << 20;
 #[derive(Debug)]
 pub(super) struct MappedChannel {
     shared: Arc<Shared>,
-    lane: u16,
     /// By slot, bytes that are done of a request that is worked on in parts.
     done: Box<[u64]>,
-    /// The buffers of one part.
-    part: Vec<libc::iovec>,
     stats: ChannelStats,
 }
 
 impl MappedChannel {
-    pub(super) fn new(shared: Arc<Shared>, lane: u16, slots: u16) -> MappedChannel {
+    pub(super) fn new(shared: Arc<Shared>, slots: u16) -> MappedChannel {
         let done = vec![0; usize::from(slots)].into_boxed_slice();
-        MappedChannel { shared, lane, done, part: Vec::new(), stats: ChannelStats::default() }
+        MappedChannel { shared, done, stats: ChannelStats::default() }
     }
 
     #[inline]
@@ -72,13 +70,13 @@ impl MappedChannel {
     #[cold]
     fn read_by_call(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(&self.shared.file, buffers, offset, false) } {
+        if let Err(error) = unsafe { transfer_all(self.shared.file(), buffers, offset, false) } {
             return self.fail(request, &error);
         }
         if let Some(map) = &self.shared.map
             && !map.is_lost()
         {
-            map.learn_after_read(&self.shared.file, offset, len);
+            map.learn_after_read(self.shared.file(), offset, len);
         }
         Status::Ok
     }
@@ -93,7 +91,7 @@ impl MappedChannel {
     #[inline]
     fn write_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(&self.shared.file, buffers, offset, true) } {
+        if let Err(error) = unsafe { transfer_all(self.shared.file(), buffers, offset, true) } {
             return self.fail(request, &error);
         }
         if let Some(map) = &self.shared.map
@@ -105,18 +103,11 @@ impl MappedChannel {
         Status::Ok
     }
 
-    /// Begins a request that would keep the lane from its other work for too long: a part each time that its operation, which does nothing,
-    /// comes back.
+    /// Begins a request that would keep the lane from its other work for too long: a part each time that the lane has done that.
     #[cold]
-    fn begin_in_parts(&mut self, uring: &mut Uring, slot: Slot) -> Outcome {
+    fn begin_in_parts(&mut self, slot: Slot) -> Outcome {
         self.done[usize::from(slot.0)] = 0;
-        self.come_back(uring, slot);
-        Outcome::Pending
-    }
-
-    fn come_back(&self, uring: &mut Uring, slot: Slot) {
-        // SAFETY: refers to no memory.
-        unsafe { uring.push(opcode::Nop::new().build(), self.lane, slot) };
+        Outcome::Again
     }
 
     /// The next part of a request; its status, if that is not the end.
@@ -128,13 +119,12 @@ impl MappedChannel {
             _ => return self.next_zeroes(request, done),
         };
         let Some((start, _)) = span(request.sector(), request.len()) else { return (0, Status::IoErr) };
-        let mut part = std::mem::take(&mut self.part);
-        let len = super::channel::select(&mut part, request.buffers(), done);
+        let mut part = Vec::new();
+        let len = select(&mut part, request.buffers(), done, PART);
         let status = match write {
             true => self.write_at(request, &part, start + done, len),
             false => self.read_at(request, &part, start + done, len),
         };
-        self.part = part;
         (len, status)
     }
 
@@ -187,10 +177,10 @@ impl MappedChannel {
     }
 
     /// All ranges of a DISCARD or WRITE_ZEROES at once, if that does not take long.
-    fn zero_all(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+    fn zero_all(&mut self, slot: Slot, request: &Request) -> Outcome {
         let total = ranges_len(request);
         if total > ZEROES_PART {
-            return self.begin_in_parts(uring, slot);
+            return self.begin_in_parts(slot);
         }
         let mut done = 0;
         while done < total {
@@ -205,7 +195,7 @@ impl MappedChannel {
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         loop {
-            match rustix::fs::fallocate(&self.shared.file, flags, offset, len) {
+            match rustix::fs::fallocate(self.shared.file(), flags, offset, len) {
                 Err(rustix::io::Errno::INTR) => {}
                 result => return result.map_err(io::Error::from),
             }
@@ -214,36 +204,52 @@ impl MappedChannel {
 }
 
 impl Channel for MappedChannel {
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
     #[inline]
-    fn submit(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+    fn submit(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
-            Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(uring, slot),
+            Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(slot),
             Kind::In => self.read(request),
             Kind::Out => self.write(request),
             // Memory is as durable as it gets.
             Kind::Flush => Status::Ok,
-            Kind::Discard | Kind::WriteZeroes => return self.zero_all(uring, slot, request),
+            Kind::Discard | Kind::WriteZeroes => return self.zero_all(slot, request),
             Kind::GetId | Kind::Refused(_) => Status::Unsupported,
         })
     }
 
-    fn completed(&mut self, uring: &mut Uring, slot: Slot, request: &Request, _: i32) -> Option<Status> {
+    /// It has none.
+    fn completed(
+        &mut self,
+        _: Slot,
+        _: &Request,
+        _: Decisions,
+        _: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    /// Does the next part.
+    fn go_on(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         let done = self.done[usize::from(slot.0)];
         let (len, status) = self.next_part(request, done);
         if status != Status::Ok {
-            return Some(status);
+            return Outcome::Done(status);
         }
         let total = match request.kind() {
             Kind::In | Kind::Out => request.len(),
             _ => ranges_len(request),
         };
         if len == 0 || done + len >= total {
-            return Some(Status::Ok);
+            return Outcome::Done(Status::Ok);
         }
         self.done[usize::from(slot.0)] = done + len;
-        self.come_back(uring, slot);
-        None
+        Outcome::Again
     }
 
     fn set_write_through(&mut self, _on: bool) {}
@@ -285,7 +291,9 @@ unsafe fn transfer_all(file: &File, buffers: &[libc::iovec], offset: u64, write:
             Ok(n) => {
                 done += n as u64;
                 if done < total {
-                    super::channel::advance(rest.get_or_insert_with(|| buffers.to_vec()), n);
+                    let mut left = Vec::new();
+                    select(&mut left, buffers, done, u64::MAX);
+                    rest = Some(left);
                 }
             }
             Err(_) => match io::Error::last_os_error() {

@@ -3,7 +3,7 @@
 //! | where the image lies | how a request is served |
 //! |---|---|
 //! | memory (tmpfs) | read from a mapping, without a system call; written by `pwrite` (`mapped.rs`) |
-//! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer (`channel.rs`) |
+//! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer (`channel.rs`, `transfer.rs`) |
 //! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once (`channel.rs`, `inline.rs`) |
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`.
@@ -13,6 +13,9 @@ mod bounce;
 mod channel;
 mod discard;
 mod durability;
+mod exclusion;
+#[cfg(test)]
+mod exclusion_tests;
 mod format;
 mod inline;
 mod lock;
@@ -20,6 +23,7 @@ mod map;
 mod mapped;
 mod open;
 mod ranges;
+mod transfer;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -28,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use vlane_ring::SECTOR;
 
-use crate::uring::FileKey;
-use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Uring, Writeback};
+use crate::operation::StorageFile;
+use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 
 /// What the host's page cache is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,13 +89,12 @@ pub struct FileEngine {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    file: File,
-    key: FileKey,
-    /// The same image without O_DIRECT, for what direct I/O cannot do.
-    buffered: Option<(File, FileKey)>,
-    /// Set for good by the first write that is not aligned to the device's blocks: mixing direct and buffered writes
-    /// to one block could lose one of them.
-    direct_off: AtomicBool,
+    /// The image; if that is for direct I/O, then also the same image through the page cache.
+    files: Vec<StorageFile>,
+    /// For writes of part of a block; none if a block is not more than a sector.
+    exclusion: Option<Arc<exclusion::Exclusion>>,
+    /// Somebody was told that the storage refuses direct I/O.
+    has_warned: AtomicBool,
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
@@ -100,9 +103,8 @@ struct Shared {
     sectors: AtomicU64,
     block_size: u32,
     physical_exponent: u8,
-    /// What direct I/O demands, bytes.
-    memory_align: usize,
-    offset_align: u64,
+    /// What operations on the first of the files must be aligned to.
+    align: transfer::Align,
     read_only: bool,
     is_device: bool,
     can_discard: bool,
@@ -134,9 +136,10 @@ impl FileEngine {
     /// # Errors
     /// As [`FileEngine::open`] for an image of that size.
     pub fn refresh(&self) -> Result<bool, EngineError> {
-        let size = open::checked_size(&self.shared.path, &self.shared.file)?;
+        let size = open::checked_size(&self.shared.path, self.shared.file())?;
         if !self.shared.read_only {
             open::check_file_limit(&self.shared.path, self.shared.is_device, size)?;
+            open::check_whole_blocks(&self.shared.path, self.shared.align.block, size)?;
         }
         let sectors = size / vlane_ring::SECTOR;
         Ok(self.shared.sectors.swap(sectors, Ordering::Relaxed) != sectors)
@@ -164,7 +167,7 @@ impl Engine for FileEngine {
         }
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
-        let synced = self.shared.file.sync_data();
+        let synced = self.shared.file().sync_data();
         if let Err(error) = &synced {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
@@ -176,25 +179,37 @@ impl Engine for FileEngine {
         self.shared.durability.lost()
     }
 
-    fn channel(&self, uring: &mut Uring, lane: u16, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+    fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
         Ok(match shared.map {
-            Some(_) => Box::new(mapped::MappedChannel::new(shared, lane, slots)),
-            None => Box::new(channel::FileChannel::new(shared, uring, lane, slots)),
+            Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
+            None => Box::new(channel::FileChannel::new(shared, slots)?),
         })
     }
 }
 
 impl Shared {
-    fn is_direct(&self) -> bool {
-        self.cache == Cache::None && !self.direct_off.load(Ordering::Relaxed)
+    /// The image itself.
+    fn file(&self) -> &File {
+        self.files[0].file()
     }
 
-    /// Ends direct I/O for good.
+    /// Which of the files goes through the page cache.
+    #[inline]
+    fn cached_file(&self) -> u8 {
+        u8::from(self.files.len() > 1)
+    }
+
+    /// The storage refused direct I/O that is aligned as it announced.
     #[cold]
-    fn leave_direct(&self, why: &str) {
-        if !self.direct_off.swap(true, Ordering::Relaxed) {
-            tracing::warn!("{}: {why}; going on through the page cache", self.path.display());
+    fn warn_of_refusal(&self) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let transfer::Align { block, memory } = self.align;
+            tracing::warn!(
+                "{}: the storage refuses direct I/O of whole blocks of {block} bytes in memory aligned to {memory}, which it \
+                 announced to take; the guest gets errors: serve the image with --cache writeback",
+                self.path.display()
+            );
         }
     }
 }

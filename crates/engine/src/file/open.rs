@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::time::{Duration, Instant};
@@ -12,9 +12,11 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
+use super::exclusion::Exclusion;
+use super::transfer::Align;
 use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
-use crate::uring::FileKey;
-use crate::{EngineError, ErrorKind};
+use crate::operation::StorageFile;
+use crate::{EngineError, ErrorKind, Piece};
 
 /// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
@@ -58,26 +60,13 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
             (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
         }
         Cache::Writeback | Cache::WriteThrough => (buffered, None, cache),
-        Cache::Auto | Cache::None => match open_with(path, read_only, libc::O_DIRECT) {
-            Ok(direct) if direct_alignment(&direct, is_device).is_some() => {
-                (direct, Some(buffered), Cache::None)
-            }
-            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
-                return Err(open_error(path, read_only, error));
-            }
-            _ if cache == Cache::Auto => {
-                tracing::info!("{}: no direct I/O on this file; using --cache writeback", path.display());
+        Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
+            Ok(direct) => (direct, Some(buffered), Cache::None),
+            Err(refusal) if cache == Cache::Auto => {
+                tracing::info!("{}: {}; using --cache writeback", path.display(), refusal.why);
                 (buffered, None, Cache::Writeback)
             }
-            refused => {
-                let text =
-                    "there is no direct I/O on this file, which --cache none needs; use --cache writeback";
-                let error = fail(ErrorKind::NoDirectIo, text);
-                return Err(match refused {
-                    Err(source) => error.with_source(source),
-                    Ok(_) => error,
-                });
-            }
+            Err(refusal) => return Err(refusal.into_error(path)),
         },
     };
     let file = match is_device && !read_only {
@@ -91,11 +80,11 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         false => Some(open_again(path, &file)?),
     };
 
-    let (memory_align, offset_align) = match cache {
-        Cache::None => direct_alignment(&file, is_device).unwrap_or((4096, 4096)),
-        _ => (1, 1),
+    let align = match cache {
+        Cache::None => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
+        _ => Align::NONE,
     };
-    let (block_size, physical) = block_sizes(&file, is_device, offset_align);
+    let (block_size, physical) = block_sizes(&file, is_device, align.block);
     let map = match in_memory {
         true => map::Map::new(&file, size)
             .inspect_err(|error| {
@@ -106,10 +95,9 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     };
     Ok(Shared {
         path: path.to_owned(),
-        file,
-        key: FileKey::new(),
-        buffered: second.map(|file| (file, FileKey::new())),
-        direct_off: AtomicBool::new(false),
+        files: [Some(file), second].into_iter().flatten().map(StorageFile::new).collect(),
+        exclusion: (align.block > SECTOR && !read_only).then(|| Exclusion::new(align.block)),
+        has_warned: AtomicBool::new(false),
         unknown_ways: AtomicU8::new(0),
         discarder: discard::Discarder::default(),
         durability: durability::Durability::new(witness),
@@ -117,8 +105,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         sectors: AtomicU64::new(size / SECTOR),
         block_size,
         physical_exponent: u8::try_from((physical / block_size).max(1).ilog2()).unwrap_or(0),
-        memory_align,
-        offset_align,
+        align,
         read_only,
         is_device,
         can_discard: !is_device || device_discards(&metadata),
@@ -283,20 +270,96 @@ fn check_loop_devices(path: &Path, file: &File, is_device: bool) -> Result<(), E
     Ok(())
 }
 
-/// What direct I/O demands of memory and offsets, bytes; nothing if the file has none (a file system that journals its
+/// Why there is no direct I/O.
+struct Refusal {
+    kind: ErrorKind,
+    why: String,
+    source: Option<io::Error>,
+}
+
+impl Refusal {
+    fn into_error(self, path: &Path) -> EngineError {
+        let text = format!("{}, which --cache none needs; use --cache writeback", self.why);
+        let error = EngineError::new(self.kind, Some(path), text);
+        match self.source {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
+/// Opens the image for direct I/O, and tries whether that is what it announces.
+fn open_direct(
+    path: &Path,
+    read_only: bool,
+    is_device: bool,
+    size: u64,
+) -> Result<Result<File, Refusal>, EngineError> {
+    let refusal = |why: &str, source| {
+        let why = format!("there is no direct I/O on this file{why}");
+        Ok(Err(Refusal { kind: ErrorKind::NoDirectIo, why, source }))
+    };
+    let direct = match open_with(path, read_only, libc::O_DIRECT) {
+        Ok(direct) => direct,
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return refusal("", Some(error)),
+        Err(error) => return Err(open_error(path, read_only, error)),
+    };
+    let Some(align) = direct_alignment(&direct, is_device) else { return refusal("", None) };
+    if let Err(error) = try_direct(&direct, align) {
+        return refusal(&format!(" (it refuses to read a block of {} bytes)", align.block), Some(error));
+    }
+    if !read_only && let Err(error) = check_whole_blocks(path, align.block, size) {
+        let (kind, source) = (error.kind, error.source);
+        let why = format!(
+            "has {size} bytes, not a multiple of the {} in which the storage does direct I/O",
+            align.block
+        );
+        return Ok(Err(Refusal { kind, why, source }));
+    }
+    Ok(Ok(direct))
+}
+
+/// Reads the first block as it is announced that it can be read. Errors of the medium do not matter here.
+fn try_direct(direct: &File, align: Align) -> io::Result<()> {
+    let block = usize::try_from(align.block).unwrap_or(4096);
+    let mut piece = Piece::new(block + align.memory);
+    // Not aligned to more than was announced.
+    match direct.read_at(&mut piece.bytes_mut()[align.memory..][..block], 0) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an image that ends within a block of direct I/O: a write of its end would make it longer.
+///
+/// # Errors
+/// [`ErrorKind::OddSize`].
+pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(), EngineError> {
+    if size.is_multiple_of(block) {
+        return Ok(());
+    }
+    let text = format!(
+        "has {size} bytes, which is not a multiple of the {block} in which the storage does direct I/O; round it up with `truncate -s \
+         {}`, or use --cache writeback",
+        size.next_multiple_of(block)
+    );
+    Err(EngineError::new(ErrorKind::OddSize, Some(path), text))
+}
+
+/// What direct I/O demands; nothing if the file has none (a file system that journals its
 /// data, or encrypts or compresses the file, takes the open and then goes through the page cache all the same).
-fn direct_alignment(file: &File, is_device: bool) -> Option<(usize, u64)> {
+fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(stat) = stat
         && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
     {
         let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-        let sane = memory.is_power_of_two() && offset.is_power_of_two() && offset <= 1 << 20;
-        return sane.then_some((memory as usize, u64::from(offset)));
+        let sane = memory.is_power_of_two() && offset.is_power_of_two() && offset.max(memory) <= 1 << 20;
+        return sane.then_some(Align { block: u64::from(offset), memory: memory as usize });
     }
     // Kernels or file systems that do not say: the device's block, or what every device can do.
     let block = if is_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 4096 };
-    Some((block as usize, u64::from(block)))
+    Some(Align { block: u64::from(block), memory: block as usize })
 }
 
 /// Logical and physical block that the guest is told, bytes.

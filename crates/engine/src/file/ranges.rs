@@ -1,14 +1,17 @@
 //! DISCARD and WRITE_ZEROES on a disk: one range after the other, each in the best way that the storage knows.
+//!
+//! Where direct I/O has blocks of more than a sector, a range is taken apart: the part of a block that it begins or ends with is not
+//! discarded, and zeroed as a write of zeroes is; what is between is whole blocks.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
-use io_uring::{opcode, types};
 use vlane_ring::{Kind, Range, SECTOR};
 
 use super::channel::{FileChannel, Stage};
-use super::{discard, span};
-use crate::{Outcome, Request, Slot, Status, Uring};
+use super::span;
+use super::transfer::{self, Data, Extent, Failure, Transfer};
+use crate::operation::{Decisions, Operation, Placement, What};
+use crate::{Outcome, Request, Slot, Status};
 
 /// A way to zero or discard a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,21 +26,7 @@ pub(super) enum Way {
     Device,
 }
 
-#[repr(C, align(4096))]
-struct Zeroes([u8; 64 << 10]);
-static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
-/// Bytes of zeroes written at a time.
-const WRITE_AT_ONCE: u64 = 1 << 20;
-
 impl Way {
-    fn mode(self) -> Option<i32> {
-        match self {
-            Way::Punch => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
-            Way::Zero => Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
-            Way::Write | Way::Device => None,
-        }
-    }
-
     fn bit(self) -> u8 {
         1 << self as u8
     }
@@ -55,122 +44,149 @@ impl FileChannel {
         }
     }
 
-    /// Begins the next range, or says that all are done.
-    pub(super) fn push_range(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Outcome {
+    /// Begins what is next of a request's ranges, or ends it.
+    pub(super) fn next_range(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let (_, align) = self.way_in(decisions.placement);
         loop {
             let progress = self.at(slot);
+            progress.stage = Stage::Range;
             let (index, way, done) = (progress.range, progress.way, progress.done);
-            let Some(range) = request.ranges().get(index) else { return Outcome::Done(Status::Ok) };
+            let Some(range) = request.ranges().get(index) else {
+                return self.all_done(slot, request, decisions, operations);
+            };
             let Some((start, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
-                return Outcome::Done(Status::IoErr);
+                return self.answer(slot, Status::IoErr);
             };
-            if start + done >= end {
-                self.next_range(slot);
+            let (at, left) = (start + done, end.saturating_sub(start + done));
+            if left == 0 {
+                (progress.range, progress.done, progress.way, progress.retries) = (index + 1, 0, 0, 0);
                 continue;
             }
-            let Some(way) = self.ways(request.kind(), range).get(way).copied() else {
+            // Part of a block, or whole ones.
+            let into = at % align.block;
+            let is_part = into > 0 || left < align.block;
+            let len = if is_part { left.min(align.block - into) } else { left - left % align.block };
+            progress.part = len;
+            if is_part && request.kind() == Kind::Discard {
+                // A discard is advice.
+                progress.done += len;
+                continue;
+            }
+            let ways = self.ways(request.kind(), range);
+            let way = if is_part { Some(Way::Write) } else { ways.get(way).copied() };
+            match way {
                 // A discard is advice; zeroes can always be written.
-                self.next_range(slot);
-                continue;
-            };
-            if self.shared.unknown_ways.load(Ordering::Relaxed) & way.bit() != 0 {
-                self.at(slot).way += 1;
-                continue;
+                None => {
+                    let FileChannel { progress, holder, .. } = self;
+                    transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
+                    self.range_part_done(slot);
+                }
+                Some(Way::Write) => return self.write_zeroes(slot, request, decisions, at, operations),
+                Some(way) if self.shared.unknown_ways.load(Ordering::Relaxed) & way.bit() != 0 => {
+                    self.at(slot).way += 1;
+                }
+                Some(way) => match self.begin_way(slot, decisions, way, at, operations) {
+                    true => return Outcome::Pending,
+                    false => self.at(slot).way += 1,
+                },
             }
-            if !self.push_way(uring, slot, way, start + done, end - start - done) {
-                self.at(slot).way += 1;
-                continue;
-            }
-            return Outcome::Pending;
         }
     }
 
-    /// Begins a range in one way; false if that cannot be.
-    fn push_way(&mut self, uring: &mut Uring, slot: Slot, way: Way, offset: u64, len: u64) -> bool {
-        let entry = match way {
-            Way::Punch | Way::Zero => {
-                // The descriptor that claimed a device: see `open::claim`.
-                let target = self.file;
-                let mode = way.mode().unwrap_or(0);
-                opcode::Fallocate::new(target.fd, len).offset(offset).mode(mode).build().flags(target.flags)
+    /// Writes zeroes to the present part of a range, as any write is written.
+    fn write_zeroes(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        offset: u64,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let (file, align) = self.way_in(decisions.placement);
+        let progress = self.at(slot);
+        progress.stage = Stage::Zeroes;
+        let extent = Extent { data: Data::Zeroes, write: true, file, offset, len: progress.part, align };
+        progress.transfer = Transfer::new(extent, 0);
+        self.proceed(slot, request, decisions, None, operations)
+    }
+
+    /// Begins the present part of a range in a way that the system knows, or waits for its blocks; false if that cannot be.
+    fn begin_way(
+        &mut self,
+        slot: Slot,
+        decisions: Decisions,
+        way: Way,
+        offset: u64,
+        operations: &mut Vec<Operation>,
+    ) -> bool {
+        let FileChannel { shared, progress, holder, discards, .. } = self;
+        let progress = &mut progress[usize::from(slot.0)];
+        let len = progress.part;
+        if let Some(holder) = holder.as_mut().filter(|_| decisions.placement == Placement::Direct)
+            && progress.hold.is_none()
+        {
+            progress.hold = holder.begin_write(slot, offset..offset + len);
+            if progress.hold.is_none() {
+                return true;
             }
-            Way::Write => {
-                if self.shared.is_direct() && !(offset | len).is_multiple_of(self.shared.offset_align) {
-                    self.shared.leave_direct("the guest zeroes less than a block of the storage");
+        }
+        let what = match way {
+            Way::Punch => What::Punch,
+            Way::Zero => What::Zero,
+            Way::Write | Way::Device => {
+                let begun = discards.as_ref().is_some_and(|results| {
+                    shared.discarder.begin(shared, slot, (offset, len), results).is_ok()
+                });
+                if !begun {
+                    transfer::release(holder.as_mut(), &mut progress.hold);
                 }
-                let progress = self.at(slot);
-                progress.rest.clear();
-                let mut left = len.min(WRITE_AT_ONCE);
-                while left > 0 {
-                    let n = left.min(ZEROES.0.len() as u64);
-                    // Never written to: only writes to the file refer to it.
-                    let iov_base = ZEROES.0.as_ptr().cast_mut().cast();
-                    progress.rest.push(libc::iovec { iov_base, iov_len: usize::try_from(n).unwrap_or(0) });
-                    left -= n;
-                }
-                self.vectored(&self.progress[usize::from(slot.0)].rest, offset, true)
-            }
-            Way::Device => {
-                let Ok(event) = self.shared.discarder.begin(&self.shared, offset, len) else { return false };
-                let progress = self.at(slot);
-                let fd = types::Fd(event.as_raw_fd());
-                progress.discard = Some(event);
-                let value = &raw mut progress.discarded;
-                opcode::Read::new(fd, value.cast(), 8).build()
+                return begun;
             }
         };
-        // SAFETY: zeroes are static; `rest` and `discarded` stay where they are, and are not touched, until the
-        // operation completes.
-        unsafe { uring.push(entry, self.lane, slot) };
+        let patient = progress.retries > 0;
+        // The descriptor that claimed a device: see `open::claim`.
+        operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
         true
     }
 
-    fn next_range(&mut self, slot: Slot) {
+    /// The present part of a range is done.
+    pub(super) fn range_part_done(&mut self, slot: Slot) {
         let progress = self.at(slot);
-        progress.range += 1;
-        progress.way = 0;
-        progress.done = 0;
+        progress.done += progress.part;
         progress.retries = 0;
     }
 
-    /// The same range in the same way: the system refused for the moment.
-    pub(super) fn range_again(&mut self, uring: &mut Uring, slot: Slot, request: &Request) -> Option<Status> {
-        self.at(slot).stage = Stage::Range;
-        match self.push_range(uring, slot, request) {
-            Outcome::Done(status) => Some(status),
-            Outcome::Pending => None,
-        }
-    }
-
-    /// One range was worked on: the next one, another way, or an end.
+    /// The present part of a range was worked on: the next one, another way, or an end.
     pub(super) fn range_completed(
         &mut self,
-        uring: &mut Uring,
         slot: Slot,
         request: &Request,
+        decisions: Decisions,
         result: i32,
-    ) -> Option<Status> {
-        let progress = self.at(slot);
-        let result = match progress.discard.take() {
-            Some(_) if result == 8 => discard::outcome(progress.discarded),
-            Some(_) if result >= 0 => -libc::EIO,
-            _ => result,
-        };
-        let way = request.ranges().get(progress.range).and_then(|range| {
-            let way = self.progress[usize::from(slot.0)].way;
-            self.ways(request.kind(), range).get(way).copied()
-        });
-        match (way, -result) {
-            (Some(Way::Write), errno) if errno <= 0 => self.at(slot).done += u64::from(errno.unsigned_abs()),
-            (_, errno) if errno <= 0 => self.next_range(slot),
-            (Some(way), libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if way != Way::Write => {
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let FileChannel { progress, holder, .. } = self;
+        let progress = &mut progress[usize::from(slot.0)];
+        transfer::release(holder.as_mut(), &mut progress.hold);
+        let (range, way) = (request.ranges().get(progress.range), progress.way);
+        let way = range.and_then(|range| self.ways(request.kind(), range).get(way).copied());
+        match (way, result.saturating_neg()) {
+            (_, errno) if errno <= 0 => self.range_part_done(slot),
+            (Some(way), libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) => {
                 self.shared.unknown_ways.fetch_or(way.bit(), Ordering::Relaxed);
                 self.at(slot).way += 1;
             }
             // Not for this range: not aligned as the device wants it.
-            (Some(way), libc::EINVAL) if way != Way::Write => self.at(slot).way += 1,
-            (_, errno) => return self.failed(uring, slot, request, errno),
+            (Some(_), libc::EINVAL) => self.at(slot).way += 1,
+            (_, errno) if self.may_retry(slot, errno) => {}
+            (_, errno) => return self.fail(slot, request, decisions, Failure::System(errno)),
         }
-        self.range_again(uring, slot, request)
+        self.next_range(slot, request, decisions, operations)
     }
 }

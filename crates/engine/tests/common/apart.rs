@@ -5,18 +5,17 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vlane_engine::{Channel, Engine, Event, Outcome, Slot, Status, Uring};
+use vlane_engine::{ChannelStats, Engine, Slot, Status};
+use vlane_ring::RegionSpec;
 use vlane_ring::driver::{self, Arena, Buf, Format, Segment};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+
+use super::lane::Lane;
 
 /// Guest address of the data.
 pub const DATA: u64 = 0x10_0000_0000;
 
 pub struct Apart {
-    // First: it waits for what is in flight, before anything that the kernel uses goes.
-    pub uring: Uring,
-    pub channel: Box<dyn Channel>,
-    pub device: Queue,
+    pub lane: Lane,
     driver: driver::Queue,
     headers: Vec<(Buf, Buf)>,
     used: usize,
@@ -35,27 +34,13 @@ impl Apart {
         let data = rustix::fs::memfd_create("data", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
         let data = File::from(data);
         data.set_len(size).expect("size");
-        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
-        let file = File::from(arena.fd().expect("memfd").try_clone_to_owned().expect("dup"));
         let apart = RegionSpec { guest: DATA, size, user: 0x7000_0000_0000, offset: 0 };
-        let regions =
-            [(spec, &file), (apart, &data)].map(|(spec, file)| Region::map(spec, file).expect("map"));
-        let memory = GuestMemory::new(regions.to_vec()).expect("memory");
-        let at = driver.layout();
-        let config = QueueConfig {
-            layout: Layout::Split,
-            size: at.size,
-            event_idx: false,
-            desc: arena.to_user(at.desc),
-            driver: arena.to_user(at.driver),
-            device: arena.to_user(at.device),
-            base: 0,
-            log_addr: None,
-        };
-        let device = Queue::new(config, Arc::new(memory)).expect("queue");
-        let mut uring = Uring::new(64).expect("io_uring");
-        let channel = engine.channel(&mut uring, 7, at.size).expect("channel");
-        Apart { uring, channel, device, driver, headers, used: 0, data, _arena: arena }
+        let lane = Lane::new(&**engine, &driver, &arena, Some((apart, &data)));
+        Apart { lane, driver, headers, used: 0, data, _arena: arena }
+    }
+
+    pub fn stats(&self) -> ChannelStats {
+        self.lane.channel.stats()
     }
 
     /// Makes a request available: its type, its sector, and offset and length of each of its buffers in the data. Returns its number.
@@ -80,46 +65,32 @@ impl Apart {
 
     /// Takes the next request, which must be there.
     pub fn take(&mut self) -> Slot {
-        self.device.pop().expect("a sound queue").expect("a request")
+        self.lane.take().expect("a request")
     }
 
     /// Begins a request that was taken.
     pub fn begin(&mut self, slot: Slot) {
-        let request = self.device.request(slot);
-        if let Outcome::Done(status) = self.channel.submit(&mut self.uring, slot, request) {
-            self.device.complete(slot, status);
-        }
+        self.lane.begin(slot);
     }
 
-    /// One turn of a lane; returns how many operations came back.
+    /// One turn of the lane; returns how many steps of requests that were.
     pub fn turn(&mut self) -> usize {
-        self.uring.submit().expect("submit");
-        let mut events = 0;
-        while let Some(event) = self.uring.next_event() {
-            let Event::Op { slot, result, .. } = event else { continue };
-            events += 1;
-            let request = self.device.request(slot);
-            if let Some(status) = self.channel.completed(&mut self.uring, slot, request, result) {
-                self.device.complete(slot, status);
-            }
-        }
-        self.device.publish();
+        let steps = self.lane.turn(Instant::now());
+        self.lane.queue.publish();
         self.driver.reap(|_| {}).expect("a sound device");
-        events
+        steps
     }
 
-    /// Turns until all is answered; returns how many operations that took.
+    /// Turns until all is answered; returns how many steps that took.
     pub fn drain(&mut self) -> usize {
-        let (mut operations, begin) = (0, Instant::now());
+        let (mut steps, begin) = (0, Instant::now());
         loop {
-            operations += self.turn();
-            if self.device.in_flight() == 0 {
-                return operations;
+            steps += self.turn();
+            if self.lane.queue.in_flight() == 0 {
+                return steps;
             }
             assert!(begin.elapsed() < Duration::from_secs(120), "it hangs");
-            if !self.uring.has_work() {
-                self.uring.wait(Some(Duration::from_secs(1))).expect("wait");
-            }
+            self.lane.wait(Duration::from_secs(1));
         }
     }
 

@@ -10,14 +10,15 @@
 )]
 
 pub mod apart;
+pub mod lane;
 pub mod places;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use vlane_engine::{Channel, ChannelStats, Engine, Event, Outcome, Slot, Status, Uring};
+use lane::Lane;
+use vlane_engine::{Channel, ChannelStats, Engine, Status};
 use vlane_ring::driver::{self, Arena, Buf, Format, Segment};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
 /// Requests that can be out at once.
 pub const PLACES: usize = 8;
@@ -77,16 +78,11 @@ struct Place {
 
 /// A guest, its queue, and the lane that serves it from an engine.
 pub struct Rig {
-    // First: it waits for what is in flight, before anything that the kernel uses goes.
-    pub uring: Uring,
     places: Vec<Place>,
     driver: driver::Queue,
-    device: Queue,
-    channel: Box<dyn Channel>,
-
+    pub lane: Lane,
     pub engine: Arc<dyn Engine>,
-    arena: Arena,
-    done: Vec<(Slot, Status)>,
+    _arena: Arena,
 }
 
 impl Rig {
@@ -101,32 +97,20 @@ impl Rig {
                 busy: None,
             })
             .collect();
-        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
-        let file = std::fs::File::from(arena.fd().expect("memfd").try_clone_to_owned().expect("dup"));
-        let memory = GuestMemory::new(vec![Region::map(spec, &file).expect("map")]).expect("memory");
-        let at = driver.layout();
-        let config = QueueConfig {
-            layout: Layout::Split,
-            size: at.size,
-            event_idx: false,
-            desc: arena.to_user(at.desc),
-            driver: arena.to_user(at.driver),
-            device: arena.to_user(at.device),
-            base: 0,
-            log_addr: None,
-        };
-        let device = Queue::new(config, Arc::new(memory)).expect("queue");
-        let mut uring = Uring::new(64).expect("io_uring");
-        let channel = engine.channel(&mut uring, 7, QUEUE_SIZE).expect("channel");
-        Rig { places, driver, device, channel, uring, engine, arena, done: Vec::new() }
+        let lane = Lane::new(&*engine, &driver, &arena, None);
+        Rig { places, driver, lane, engine, _arena: arena }
     }
 
-    pub fn channel(&mut self) -> &mut dyn Channel {
-        &mut *self.channel
+    pub fn channel(&self) -> &dyn Channel {
+        &*self.lane.channel
+    }
+
+    pub fn set_write_through(&mut self, on: bool) {
+        self.lane.set_write_through(on);
     }
 
     pub fn stats(&self) -> ChannelStats {
-        self.channel.stats()
+        self.lane.channel.stats()
     }
 
     /// Makes a request available, in a free place, which it returns.
@@ -180,36 +164,22 @@ impl Rig {
         index
     }
 
-    /// Takes what was made available and begins it; does not wait. As a lane does.
+    /// Takes what was made available and begins it; does not wait.
     pub fn begin(&mut self) {
-        while let Some(slot) = self.device.pop().expect("a sound queue") {
-            let request = self.device.request(slot);
-            if let Outcome::Done(status) = self.channel.submit(&mut self.uring, slot, request) {
-                self.device.complete(slot, status);
-            }
+        while let Some(slot) = self.lane.take() {
+            self.lane.begin(slot);
         }
-        self.uring.submit().expect("submit");
+        self.lane.submit();
     }
 
     /// Works on what arrived.
     pub fn reap(&mut self, now: Instant) {
-        while let Some(event) = self.uring.next_event() {
-            let Event::Op { lane, slot, result } = event else { continue };
-            assert_eq!(lane, 7);
-            let request = self.device.request(slot);
-            if let Some(status) = self.channel.completed(&mut self.uring, slot, request, result) {
-                self.device.complete(slot, status);
-            }
-        }
-        self.channel.poll(now, &mut self.done);
-        for (slot, status) in self.done.drain(..) {
-            self.device.complete(slot, status);
-        }
+        self.lane.turn(now);
     }
 
     /// Shows the guest what is answered.
     pub fn collect(&mut self) -> Vec<Answer> {
-        self.device.publish();
+        self.lane.queue.publish();
         let mut ids = Vec::new();
         self.driver.reap(|used| ids.push(used.id)).expect("a sound device");
         ids.into_iter().map(|id| self.answer(id)).collect()
@@ -241,15 +211,16 @@ impl Rig {
 
     /// Serves until everything that is out is answered.
     pub fn drain(&mut self) -> Vec<Answer> {
-        let mut answers = Vec::new();
+        let (mut answers, begin) = (Vec::new(), Instant::now());
         loop {
             self.begin();
             self.reap(Instant::now());
             answers.extend(self.collect());
-            if self.device.in_flight() == 0 {
+            if self.in_flight() == 0 {
                 return answers;
             }
-            self.uring.wait(Some(std::time::Duration::from_secs(10))).expect("wait");
+            assert!(begin.elapsed() < Duration::from_secs(120), "it hangs: {:?}", self.stats());
+            self.lane.wait(Duration::from_secs(10));
         }
     }
 
@@ -273,7 +244,7 @@ impl Rig {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.device.in_flight()
+        self.lane.queue.in_flight()
     }
 }
 

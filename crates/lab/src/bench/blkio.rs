@@ -19,6 +19,8 @@ use crate::server::on_cpus;
 
 /// How much longer than its time a fio may take before it is given up.
 const SPARE: Duration = Duration::from_secs(30);
+/// When the back end is looked at: shares of the measured time.
+pub(crate) const WITHIN: [f64; 2] = [0.35, 0.85];
 
 /// Why fio cannot make a load, if it cannot.
 pub(super) fn cannot(load: &Load) -> Option<&'static str> {
@@ -35,7 +37,7 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
 }
 
 /// fio's options for a load.
-pub(super) fn options(load: &Load, socket: &Path, time: Duration, ramp: Duration) -> Vec<String> {
+pub(crate) fn options(load: &Load, socket: &Path, time: Duration, ramp: Duration) -> Vec<String> {
     let (rw, percent) = match load.rw.0.mix {
         Mix::ReadPercent(100) => ("read", None),
         Mix::ReadPercent(0) => ("write", None),
@@ -88,13 +90,13 @@ impl Drop for Killed {
     }
 }
 
-/// One measurement.
-pub(super) fn measure(
+/// One measurement. `look` is called twice, well within the measured time: fio needs some tenths of a second to begin.
+pub(crate) fn measure(
     fio: &BlkioFio,
     words: Vec<String>,
     (time, ramp): (Duration, Duration),
     cpus: &[usize],
-    server: Option<u32>,
+    look: &mut dyn FnMut(),
     interrupt: &Interrupt,
 ) -> Result<Run> {
     let output =
@@ -103,21 +105,15 @@ pub(super) fn measure(
     spec.args.push(format!("--output={}", output.path().display()).into());
     let mut child = Killed(on_cpus(spec, cpus)?.spawn_apart("KILL")?);
     let start = Instant::now();
-    // The back end is looked at well within the measured time: fio needs some tenths of a second to begin.
-    let (from, until) = (ramp + time.mul_f64(0.35), ramp + time.mul_f64(0.85));
-    let pid = server.and_then(|pid| i32::try_from(pid).ok());
-    let (mut before, mut after) = (None, None);
+    let mut looks = WITHIN.map(|part| ramp + time.mul_f64(part)).into_iter().peekable();
     let status = loop {
         interrupt.check()?;
         if let Some(status) = child.0.try_wait().context(ErrorKind::Process, || "fio was lost")? {
             break status;
         }
         let elapsed = start.elapsed();
-        if before.is_none() && elapsed >= from {
-            before = pid.and_then(Snapshot::take);
-        }
-        if after.is_none() && elapsed >= until {
-            after = pid.and_then(Snapshot::take);
+        if looks.next_if(|at| elapsed >= *at).is_some() {
+            look();
         }
         if elapsed > ramp + time + SPARE {
             return Err(Error::new(ErrorKind::Timeout, "fio does not end; does the back end answer it?"));
@@ -134,16 +130,18 @@ pub(super) fn measure(
         let context = format!("fio failed ({status}): {}", [said.trim(), text.trim()].join(" ").trim());
         return Err(Error::new(ErrorKind::Process, context));
     }
-    let mut run = parse(&text)?;
-    if let (Some(pid), Some(before), Some(after)) = (pid, before, after) {
-        let used = BackendUse::of(pid, &after.since(&before), 0);
-        run.server_cpu_us_per_io = Some(used.cpus * 1e6 / run.iops);
-        let wall = used.cpu_seconds / used.cpus.max(1e-9);
-        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-        let switches = used.switches as f64;
-        run.server_switches_per_io = Some(switches / wall.max(1e-9) / run.iops);
-    }
-    Ok(run)
+    parse(&text)
+}
+
+/// Adds what the back end's process `pid` used between two looks.
+pub(super) fn observed(run: &mut Run, pid: i32, looks: &[Snapshot]) {
+    let [before, after] = looks else { return };
+    let used = BackendUse::of(pid, &after.since(before), 0);
+    run.server_cpu_us_per_io = Some(used.cpus * 1e6 / run.iops);
+    let wall = used.cpu_seconds / used.cpus.max(1e-9);
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    let switches = used.switches as f64;
+    run.server_switches_per_io = Some(switches / wall.max(1e-9) / run.iops);
 }
 
 /// What fio's JSON says of its job. (Notes may stand before it.)

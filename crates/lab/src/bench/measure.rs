@@ -11,6 +11,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 use vlane_boot::{BlkioFio, Host};
 use vlane_driver::Session;
+use vlane_driver::observe::Snapshot;
 
 use super::blkio;
 use super::plan::order;
@@ -223,7 +224,12 @@ impl<'a> Bench<'a> {
         if let (Client::Fio, Some(fio)) = (target.client, &self.fio) {
             let words = blkio::options(load, &socket, time, ramp);
             results.client = Some(fio.spec(&words).shell_line());
-            return blkio::measure(fio, words, (time, ramp), &self.client_cpus, pid, interrupt);
+            let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+            let mut looks = Vec::new();
+            let mut look = || looks.extend(pid.and_then(Snapshot::take));
+            let mut run = blkio::measure(fio, words, (time, ramp), &self.client_cpus, &mut look, interrupt)?;
+            pid.into_iter().for_each(|pid| blkio::observed(&mut run, pid, &looks));
+            return Ok(run);
         }
         let mut options = load.session();
         // As a guest that mounts the device would have it: back ends that the lab starts differ in what they begin with.
@@ -268,7 +274,7 @@ impl<'a> Bench<'a> {
 
     fn start(&self, kind: &Kind) -> Result<Server> {
         let storage = match kind.storage {
-            Storage::Null => Served::Null { bytes: self.profile.size },
+            Storage::Null => Served::null(self.profile.size),
             Storage::Ram | Storage::Disk => {
                 let direct = kind.storage == Storage::Disk;
                 let image = if direct { &self.disk } else { &self.ram };

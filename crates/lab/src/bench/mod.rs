@@ -4,7 +4,7 @@
 //! measurements into an order that is fair to all targets, [`measure()`] makes them, and what comes out is a [`Saved`] run: every single
 //! measurement. It can be written to a file, held against another one ([`against_saved`]), and told to people ([`report`]).
 
-mod blkio;
+pub(crate) mod blkio;
 mod compare;
 mod measure;
 mod plan;

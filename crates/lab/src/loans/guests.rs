@@ -10,10 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vlane_boot::{
-    Backend, Boot, Choice, Disk, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram, Ready, Spec,
-    Uml, UmlProgram,
-};
+use vlane_boot::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
 use vlane_sched::live::state::State;
 use vlane_sched::sys::{self, Attr};
 
@@ -21,6 +18,8 @@ use super::live::{Cell, Measured, Sample};
 use super::live_report::{self, Labels};
 use crate::control::Control;
 use crate::error::{Context, Error, ErrorKind, Result};
+pub use crate::guests::Machines;
+use crate::guests::Maker;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -42,15 +41,6 @@ const END: Duration = Duration::from_secs(10);
 const VOLUME: u64 = 1 << 30;
 /// What is real-time beside the scheduler has this priority: the back end, alike under all schedulers.
 const BACK_END_PRIORITY: u32 = 2;
-
-/// Which guests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Machines {
-    /// User-Mode Linux: nearly native, one vCPU that is several host tasks.
-    Uml,
-    /// QEMU, with KVM where it works, else emulated: a vCPU is a thread.
-    Qemu,
-}
 
 /// What the user wants.
 #[derive(Debug, Clone)]
@@ -109,63 +99,9 @@ done
 /// What the others do.
 const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 
-/// Where guests come from.
-enum Maker {
-    Uml(Host, UmlProgram),
-    Qemu(Host, QemuProgram, Kernel, Choice),
-}
-
-impl Maker {
-    fn find(options: &Options) -> Result<Self> {
-        let host = Host::new(options.install)?;
-        Ok(match options.machines {
-            Machines::Uml => {
-                let program = UmlProgram::find(&host)?;
-                Self::Uml(host, program)
-            }
-            Machines::Qemu => {
-                let program = QemuProgram::find(&host)?;
-                let kernel = Kernel::find(&host)?;
-                let accel = Choice::probe(&host, &program, &kernel)?;
-                Self::Qemu(host, program, kernel, accel)
-            }
-        })
-    }
-
-    fn describe(&self) -> String {
-        match self {
-            Self::Uml(_, program) => format!("User-Mode Linux {}", program.version),
-            Self::Qemu(_, program, _, choice) => {
-                format!("QEMU {}.{} ({:?})", program.version.0, program.version.1, choice.accel)
-            }
-        }
-    }
-
-    fn start(&self, sockets: Vec<PathBuf>, script: &str, programs: &[&str]) -> Result<Guest> {
-        let guest = Initramfs::new(script).programs(programs.iter().copied());
-        Ok(match self {
-            Self::Uml(host, program) => {
-                let mut machine = Uml::new(program.clone(), sockets);
-                machine.memory_mib = 256;
-                machine.start_with(host, &guest, LIFE, None)?
-            }
-            Self::Qemu(host, program, kernel, choice) => {
-                // A machine is made with one disk; those that only compute need none.
-                let first = sockets.first().cloned().unwrap_or_default();
-                let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
-                machine.disks = sockets.into_iter().map(Disk::at).collect();
-                machine.vcpus = 1;
-                machine.memory_mib = 512;
-                machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
-                machine.start_with(host, kernel, &guest, LIFE, None)?
-            }
-        })
-    }
-}
-
 impl Bed {
     fn make(options: &Options, progress: &mut Progress, interrupt: &Interrupt) -> Result<Self> {
-        let maker = Maker::find(options)?;
+        let maker = Maker::find(&Host::new(options.install)?, options.machines)?;
         let directory = TempDir::with_prefix("vlane-loans-")
             .context(ErrorKind::Io, || "cannot make a temporary directory")?;
         let beside = |name: &str| directory.path().join(name);
@@ -184,7 +120,7 @@ impl Bed {
             ];
             let home = beside(&format!("disk-{number}"));
             std::fs::create_dir(&home).context(ErrorKind::Io, || "cannot make a directory")?;
-            let storage = Storage::Null { bytes: VOLUME };
+            let storage = Storage::null(VOLUME);
             let server = Server::vlane(&options.program, &home, storage, &[], &arguments)?;
             // Also under EEVDF alone: a back end that waits for its turn would be measured instead of the guest.
             for tid in threads_of(server.pid())? {
@@ -202,9 +138,9 @@ impl Bed {
             progress.detail(&format!("guest {} of {} boots", number + 1, options.guests));
             let guest = if number == 0 {
                 let sockets = disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
-                maker.start(sockets, FIRST, &["chrt"])?
+                maker.start(sockets, &Initramfs::new(FIRST).programs(["chrt"]), LIFE)?
             } else {
-                maker.start(Vec::new(), OTHERS, &[])?
+                maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?
             };
             guest.wait_result("ready", BOOT)?;
             guests.push(guest);

@@ -5,38 +5,32 @@
 //! whether the difference is more than noise. The project's own targets are beside that ([`targets`]).
 
 mod baseline;
+pub mod fixed;
+mod ground;
 mod judge;
 mod plan;
 mod report;
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 use vlane_boot::{Host, Install};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
 
+use self::ground::Ground;
 pub use self::judge::{Verdict, lines, markdown, targets};
 use self::plan::{Contender, Medium};
 pub use self::plan::{Row, rows};
 pub use self::report::report;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::image::{self, Image, Place};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::report::figure;
-use crate::server::{Server, Storage};
+use crate::server::Storage;
 
-/// Size of the image on the RAM disk.
-const RAM_BYTES: u64 = 1 << 30;
-/// Size of the image on the disk.
-const DISK_BYTES: u64 = 2 << 30;
-/// Capacity of the null devices.
-const NULL_BYTES: u64 = 16 << 30;
 /// Quiet before an idle session is watched, and the time that it is.
 const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// Starting a back end, connecting, draining: what a measurement takes beyond its own time, about.
@@ -92,9 +86,9 @@ pub struct Figures {
 
 /// All measurements of a row: by contender, then by round.
 #[derive(Debug, Clone, Serialize)]
-pub struct Measured {
+pub struct Measured<F = Figures> {
     /// What was measured of each contender in each round.
-    pub rounds: Vec<Vec<Figures>>,
+    pub rounds: Vec<Vec<F>>,
 }
 
 /// A row's results.
@@ -141,7 +135,7 @@ pub fn run(
 ///
 /// # Errors
 /// As [`Output::write`].
-pub fn write_json(output: &Output, results: &[RowResult]) -> Result<()> {
+pub fn write_json(output: &Output, results: &[impl Serialize]) -> Result<()> {
     let text = serde_json::to_string_pretty(results).context(ErrorKind::Format, || "the measurements")?;
     output.write((text + "\n").as_bytes())
 }
@@ -179,14 +173,8 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
 struct Bench<'a> {
     options: &'a Options,
     interrupt: &'a Interrupt,
-    /// For sockets and fio's results.
-    dir: tempfile::TempDir,
-    qsd: Option<PathBuf>,
+    ground: Ground<'a>,
     fio: Option<PathBuf>,
-    server_cpu: usize,
-    driver_cpu: usize,
-    ram: Option<Image>,
-    disk: Option<Image>,
     progress: Progress,
 }
 
@@ -194,42 +182,14 @@ impl<'a> Bench<'a> {
     /// Makes ready what the rows need; everything that can be missing is looked for before the images are written.
     fn new(options: &'a Options, rows: &[Row], interrupt: &'a Interrupt) -> Result<Self> {
         let needs = |contender| rows.iter().any(|row| row.contenders.iter().any(|(_, c)| *c == contender));
-        let on = |medium| rows.iter().any(|row| row.medium == medium);
-        let (server_cpu, driver_cpu) = cpus(options)?;
         let host = Host::new(options.install)?;
-        host.program("taskset")?;
-        let qsd = needs(Contender::Qsd).then(|| host.program("qemu-storage-daemon")).transpose()?;
         let fio = needs(Contender::Fio).then(|| host.program("fio")).transpose()?;
-        let place = |medium, wanted: &Option<PathBuf>, bytes, option| {
-            Place::find(medium, wanted.as_deref(), bytes, option)
-        };
-        let ram = on(Medium::Ram)
-            .then(|| place(image::Medium::Ram, &options.ram_dir, RAM_BYTES, "--ram-dir"))
-            .transpose()?;
-        let disk = on(Medium::Disk)
-            .then(|| place(image::Medium::Disk, &options.disk_dir, DISK_BYTES, "--disk-dir"))
-            .transpose()?;
-        if ram.is_some() || disk.is_some() {
-            // Nobody may be there to read it.
-            let _ = writeln!(std::io::stderr(), "writing the images");
-        }
+        let media: Vec<_> = rows.iter().map(|row| row.medium).collect();
+        let ground = Ground::new(options, &host, needs(Contender::Qsd), &media, interrupt)?;
         let rounds = |row: &Row| if row.load.is_none() { 1 } else { options.pairs as usize };
         let steps = rows.iter().map(|row| row.contenders.len() * rounds(row)).sum();
-        Ok(Self {
-            options,
-            interrupt,
-            dir: tempfile::Builder::new()
-                .prefix("vlane-peers-")
-                .tempdir()
-                .context(ErrorKind::Io, || "cannot make a directory for temporary files")?,
-            qsd,
-            fio,
-            server_cpu,
-            driver_cpu,
-            ram: ram.map(|place| place.image(RAM_BYTES, interrupt)).transpose()?,
-            disk: disk.map(|place| place.image(DISK_BYTES, interrupt)).transpose()?,
-            progress: Progress::new(steps).expecting(options.time + options.ramp + AROUND),
-        })
+        let progress = Progress::new(steps).expecting(options.time + options.ramp + AROUND);
+        Ok(Self { options, interrupt, ground, fio, progress })
     }
 
     /// All rounds of a row, forwards and backwards in turns.
@@ -254,35 +214,18 @@ impl<'a> Bench<'a> {
         Ok(Measured { rounds: all })
     }
 
-    fn storage(&self, medium: Medium) -> Result<Storage<'_>> {
-        let (image, direct) = match medium {
-            Medium::Null => return Ok(Storage::Null { bytes: NULL_BYTES }),
-            Medium::Ram => (&self.ram, false),
-            Medium::Disk => (&self.disk, true),
-        };
-        let image = image.as_ref().ok_or_else(|| Error::new(ErrorKind::Invalid, "the image is not there"))?;
-        Ok(Storage::File { path: image.path(), direct })
-    }
-
     /// One measurement.
     fn measure(&mut self, row: &Row, contender: Contender) -> Result<Figures> {
-        let storage = self.storage(row.medium)?;
         let load = row.load.as_ref();
         let cpus: Vec<usize> =
-            load.is_none_or(|load| load.pinned).then_some(self.server_cpu).into_iter().collect();
+            load.is_none_or(|load| load.pinned).then_some(self.ground.server_cpu).into_iter().collect();
         let (jobs, depth) = load.map_or((1, 32), |load| (load.jobs, load.depth));
-        let missing = |what: &str| Error::new(ErrorKind::Missing, format!("{what} is not there"));
-        let dir = self.dir.path();
         let mut server = match contender {
-            Contender::Vlane(arguments) => {
-                Server::vlane(&self.options.vlane, dir, storage, &cpus, arguments)?
-            }
-            Contender::Qsd => {
-                let program = self.qsd.as_deref().ok_or_else(|| missing("qemu-storage-daemon"))?;
-                Server::qemu_storage_daemon(program, dir, storage, &cpus, jobs)?
-            }
+            Contender::Vlane(arguments) => self.ground.vlane(row.medium, &cpus, arguments)?,
+            Contender::Qsd => self.ground.qsd(row.medium, &cpus, jobs)?,
             Contender::Loop | Contender::Fio => {
-                let (Some(load), Storage::File { path, .. }) = (load, storage) else {
+                let (Some(load), Storage::File { path, .. }) = (load, self.ground.storage(row.medium)?)
+                else {
                     return Err(Error::new(
                         ErrorKind::Invalid,
                         "only a back end can be idle, or have no medium",
@@ -291,7 +234,9 @@ impl<'a> Bench<'a> {
                 return match contender {
                     Contender::Loop => baseline::plain_loop(path, load, &cpus, self.options.time),
                     _ => {
-                        let program = self.fio.as_deref().ok_or_else(|| missing("fio"))?;
+                        let missing = || Error::new(ErrorKind::Missing, "fio is not there");
+                        let program = self.fio.as_deref().ok_or_else(missing)?;
+                        let dir = self.ground.dir.path();
                         let times = (self.options.ramp, self.options.time);
                         baseline::fio(program, dir, path, load, &cpus, times, self.interrupt)
                     }
@@ -325,7 +270,7 @@ impl<'a> Bench<'a> {
             limit: Limit::Time(self.options.time),
             ramp: self.options.ramp,
             wait: load.wait,
-            cpus: if load.pinned { vec![self.driver_cpu] } else { Vec::new() },
+            cpus: if load.pinned { vec![self.ground.driver_cpu] } else { Vec::new() },
             ..Workload::default()
         };
         let (progress, interrupt) = (&mut self.progress, self.interrupt);
@@ -353,23 +298,4 @@ impl<'a> Bench<'a> {
             switches,
         })
     }
-}
-
-/// The CPUs of server and driver.
-fn cpus(options: &Options) -> Result<(usize, usize)> {
-    let set = sched_getaffinity(None).context(ErrorKind::Io, || "cannot ask for the usable CPUs")?;
-    let usable: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
-    let server = options.server_cpu.or_else(|| usable.first().copied()).unwrap_or(0);
-    let other = || usable.iter().copied().find(|cpu| *cpu != server);
-    let driver = options.driver_cpu.or_else(other).unwrap_or(server);
-    let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
-    for cpu in [server, driver] {
-        if !usable.contains(&cpu) {
-            return invalid(format!("CPU {cpu} cannot be used by this process; it has {usable:?}"));
-        }
-    }
-    if server == driver {
-        return invalid(format!("back end and driver need a CPU each; this process has only CPU {server}"));
-    }
-    Ok((server, driver))
 }

@@ -7,6 +7,8 @@ use vlane_driver::Wait;
 pub(super) enum Medium {
     /// Nothing: requests succeed at once, no data are touched.
     Null,
+    /// Nothing, but each request takes so long.
+    Slow { us: u64 },
     /// A file on a RAM disk (tmpfs), through the page cache.
     Ram,
     /// A file on the disk, with O_DIRECT.

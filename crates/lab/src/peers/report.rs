@@ -65,10 +65,6 @@ pub fn report(
     }
 }
 
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {
     let mut rows = Vec::new();
     for (result, row) in planned {
@@ -88,11 +84,11 @@ fn compared(planned: &[(&RowResult, &Row)]) -> Table {
     Table {
         caption: "vlane and the others".into(),
         columns: vec![
-            column("Row", ""),
-            column("Of", ""),
-            column("Compared with", ""),
-            column("Ratio", "x"),
-            column("Difference", ""),
+            Column::new("Row", ""),
+            Column::new("Of", ""),
+            Column::new("Compared with", ""),
+            Column::new("Ratio", "x"),
+            Column::new("Difference", ""),
         ],
         rows,
     }
@@ -121,9 +117,7 @@ fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
         };
         let rows: Vec<_> = planned.iter().filter(|(_, row)| shown(row)).collect();
         let names = ["vlane", "qemu-storage-daemon", "the host itself"];
-        let mut series: Vec<Series> = names
-            .map(|name| Series { name: name.into(), predicted: false, published: false, points: Vec::new() })
-            .into();
+        let mut series: Vec<Series> = names.map(|name| Series::measured(name, Vec::new())).into();
         for ((result, row), place) in rows.iter().zip(0_u32..) {
             for ((i, (_, contender)), rounds) in
                 row.contenders.iter().enumerate().zip(&result.measured.rounds)
@@ -165,14 +159,14 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
     let mut table = Table {
         caption: "Every contender: median of its rounds (smallest-largest)".into(),
         columns: vec![
-            column("Row", ""),
-            column("Back end", ""),
-            column("Throughput", "IOPS"),
-            column("Data", "MB/s"),
-            column("p50", "us"),
-            column("p99", "us"),
-            column("CPU per I/O", "us"),
-            column("Switches per I/O", ""),
+            Column::new("Row", ""),
+            Column::new("Back end", ""),
+            Column::new("Throughput", "IOPS"),
+            Column::new("Data", "MB/s"),
+            Column::new("p50", "us"),
+            Column::new("p99", "us"),
+            Column::new("CPU per I/O", "us"),
+            Column::new("Switches per I/O", ""),
         ],
         rows: Vec::new(),
     };

@@ -2,7 +2,7 @@
 //!
 //! The JSON is the model below, as serde writes it, and `docs/src/report-format.md` describes it; its version is [`SCHEMA`].
 //! [`Report::write_to`] writes it in the form that a file's name asks for, [`html::page`] makes the page, [`text::render`] what a
-//! terminal shows, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes numbers for people, for all of them.
+//! terminal shows, [`markdown::table`] a table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes numbers for people, for all of them.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
@@ -10,6 +10,7 @@ mod example;
 pub mod figure;
 pub mod html;
 mod json;
+pub mod markdown;
 mod markup;
 mod model;
 mod scale;

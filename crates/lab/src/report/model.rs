@@ -100,6 +100,50 @@ pub struct Column {
     pub unit: String,
 }
 
+impl Column {
+    /// A column of figures of a unit; without one, of words or plain numbers.
+    pub fn new(title: &str, unit: &str) -> Self {
+        Self { title: title.into(), unit: unit.into() }
+    }
+}
+
+impl Note {
+    /// Good to know.
+    pub fn info(text: impl Into<String>) -> Self {
+        Self { severity: Severity::Info, text: text.into() }
+    }
+
+    /// Figures do not mean what one would think.
+    pub fn warning(text: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, text: text.into() }
+    }
+}
+
+impl Series {
+    /// Measured, neither predicted nor published.
+    pub fn measured(name: impl Into<String>, points: Vec<Point>) -> Self {
+        Self { name: name.into(), predicted: false, published: false, points }
+    }
+}
+
+impl From<Option<Spread>> for Cell {
+    fn from(spread: Option<Spread>) -> Self {
+        spread.map_or(Self::Empty, Self::Figure)
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
 /// What stands in a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]

@@ -176,7 +176,7 @@ fn longest_word(text: &str) -> usize {
     text.split_whitespace().map(length).max().unwrap_or(0)
 }
 
-fn head(grid: &Grid, column: usize) -> String {
+pub(super) fn head(grid: &Grid, column: usize) -> String {
     let Some(head) = grid.columns.get(column) else { return String::new() };
     match head.unit.as_str() {
         "" => head.title.clone(),

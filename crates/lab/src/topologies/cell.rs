@@ -171,7 +171,7 @@ pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Inte
             };
             let queues_text = queues.to_string();
             let arguments = ["--queues", &queues_text, "--threads", &threads, "--cpus", &cpus];
-            let mut server = Server::vlane(program, dir, Storage::Null { bytes: BYTES }, &[], &arguments)?;
+            let mut server = Server::vlane(program, dir, Storage::null(BYTES), &[], &arguments)?;
             let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
             let options =
                 SessionOptions { queues, depth: slots, data: workload.block, ..SessionOptions::default() };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use vlane_driver::GuestQueue;
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_engine::{Channel, Engine, Outcome, Uring};
+use vlane_engine::{Channel, Engine, Outcome};
 use vlane_ring::driver::{Arena, Format};
 use vlane_ring::{GuestMemory, Kind, Layout, Queue, QueueConfig, Region, RegionSpec, Slot, Status};
 
@@ -248,11 +248,9 @@ impl IoThread {
             vlane_driver::pin(&[cpu])?;
         }
         self.counters.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
-        // The engine's channels want one; the null device never uses it.
-        let mut uring = Uring::new(64).context(ErrorKind::Io, || "cannot make an io_uring")?;
         let mut channels = Vec::new();
-        for (lane, served) in (0_u16..).zip(&self.share) {
-            let channel = self.engine.channel(&mut uring, lane, served.queue.config().size);
+        for served in &self.share {
+            let channel = self.engine.channel(served.queue.config().size);
             channels.push(channel.context(ErrorKind::Io, || "the null device refuses a queue")?);
         }
         let sectors = self.engine.geometry().sectors;
@@ -265,7 +263,7 @@ impl IoThread {
                     continue;
                 }
                 let held = self.lock.as_deref().map(|lock| lock.lock(&mut usage));
-                let result = visit(served, channel.as_mut(), &mut uring, sectors, self.work, &self.counters);
+                let result = visit(served, channel.as_mut(), sectors, self.work, &self.counters);
                 drop(held);
                 result?;
                 count(&self.counters.waited_ns, usage.waited_ns);
@@ -309,7 +307,6 @@ fn count(counter: &AtomicU64, value: u64) {
 fn visit(
     served: &mut Served,
     channel: &mut dyn Channel,
-    uring: &mut Uring,
     sectors: u64,
     work: Duration,
     counters: &Counters,
@@ -323,7 +320,7 @@ fn visit(
             let Some(slot) = served.queue.pop().map_err(broken)? else { break };
             taken += 1;
             super::work(work);
-            let status = answer(&served.queue, slot, channel, uring, sectors);
+            let status = answer(&served.queue, slot, channel, sectors);
             served.queue.complete(slot, status);
         }
         if taken > before && served.queue.publish() {
@@ -344,7 +341,7 @@ fn visit(
     Ok(())
 }
 
-fn answer(queue: &Queue, slot: Slot, channel: &mut dyn Channel, uring: &mut Uring, sectors: u64) -> Status {
+fn answer(queue: &Queue, slot: Slot, channel: &mut dyn Channel, sectors: u64) -> Status {
     let request = queue.request(slot);
     match request.kind() {
         Kind::Refused(status) => return status,
@@ -352,9 +349,9 @@ fn answer(queue: &Queue, slot: Slot, channel: &mut dyn Channel, uring: &mut Urin
         _ if !request.fits(sectors) => return Status::IoErr,
         _ => {}
     }
-    match channel.submit(uring, slot, request) {
+    // The null device without a latency answers at once, and asks nobody.
+    match channel.submit(slot, request, channel.defaults(), &mut Vec::new()) {
         Outcome::Done(status) => status,
-        // The null device without a latency answers at once.
-        Outcome::Pending => Status::IoErr,
+        Outcome::Pending | Outcome::Again => Status::IoErr,
     }
 }

@@ -175,7 +175,7 @@ impl CallCounters {
 }
 
 /// All threads of the roles, each with the role that it counts for.
-fn threads(roles: &[Role]) -> Vec<(i32, usize)> {
+pub(super) fn threads(roles: &[Role]) -> Vec<(i32, usize)> {
     let mut found: BTreeMap<i32, usize> = BTreeMap::new();
     for (index, role) in roles.iter().enumerate() {
         let pids = match role.threads {

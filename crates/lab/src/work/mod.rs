@@ -22,11 +22,13 @@
 //! | user against system | `stat`, in ticks of 10 ms: a ratio, for loads of a second or longer | the same |
 //! | context switches | threads' `status` | the same |
 //! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root (tracepoints show what others do) |
+//! | instructions | [`instructions`]: the processor's counters, per thread | a machine that shows them |
 //! | KVM exits | [`kvm`]: debugfs | root, KVM |
 //! | guest interrupts | [`interrupts`]: `/proc/interrupts` in the guest | a guest that prints it |
 //! | QEMU's own functions | [`qemu`]: its trace log | a QEMU started for it |
 
 pub mod calls;
+pub mod instructions;
 pub mod interrupts;
 pub mod kvm;
 mod proc;

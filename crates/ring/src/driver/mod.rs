@@ -8,7 +8,7 @@
 //! [`Layout`] can be the device, a thread of the same process included. It is used by the `vlane-driver` crate (which
 //! adds the connection) and by the property tests of the device side.
 //!
-//! The rings belong to one thread at a time (`Send`, not shared); the peer is reached only through atomics in the shared
+//! A ring belongs to one thread ([`BlkQueue`] may go from one to another); the peer is reached only through atomics in the shared
 //! memory, so a device that misbehaves yields an [`Error`], never undefined behaviour.
 //!
 //! Source: virtio 1.2, sections 2.7 (split virtqueues), 2.8 (packed virtqueues) and 5.2 (block device).

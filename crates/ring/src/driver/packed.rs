@@ -72,9 +72,6 @@ pub struct PackedQueue {
     ids: Vec<u16>,
 }
 
-// SAFETY: the pointers lead into the mapping that `_areas` keeps, which is not bound to a thread.
-unsafe impl Send for PackedQueue {}
-
 impl PackedQueue {
     /// A new queue of `size` entries, all free.
     ///

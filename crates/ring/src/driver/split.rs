@@ -69,9 +69,6 @@ pub struct SplitQueue {
     held: u16,
 }
 
-// SAFETY: the pointers lead into the mapping that `_areas` keeps, which is not bound to a thread.
-unsafe impl Send for SplitQueue {}
-
 impl SplitQueue {
     /// A new queue of `size` entries, all free.
     ///

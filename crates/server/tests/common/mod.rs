@@ -28,6 +28,7 @@ use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
+use vlane_ring::driver::{Arena, Layout};
 use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
 /// Whatever takes longer hangs.
@@ -147,12 +148,26 @@ impl Server {
 
     /// Ends it, as a signal does; says how long that took.
     pub fn stop(&self) -> Duration {
+        self.stop_within(LIMIT).expect("the server did not end")
+    }
+
+    /// The same, or nothing if it has not ended after `limit`.
+    pub fn stop_within(&self, limit: Duration) -> Option<Duration> {
         let begin = Instant::now();
         self.stopped.set(true);
-        self.stopper.stop();
-        let ended = self.ended.recv_timeout(LIMIT).expect("the server did not end, or panicked");
-        ended.unwrap();
-        begin.elapsed()
+        match self.end_within(limit) {
+            Ok(ended) => ended.unwrap(),
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the server panicked"),
+        }
+        Some(begin.elapsed())
+    }
+
+    /// From a thread of its own: what stops the server waits for its lanes.
+    fn end_within(&self, limit: Duration) -> Result<std::io::Result<()>, RecvTimeoutError> {
+        let stopper = self.stopper.clone();
+        std::thread::spawn(move || stopper.stop());
+        self.ended.recv_timeout(limit)
     }
 
     /// The next front end is served: it negotiates, reads and is answered. Proves that nothing is stuck.
@@ -169,9 +184,11 @@ impl Server {
 /// Every test ends by showing that the server still can.
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stopper.stop();
-        let ended = self.ended.recv_timeout(LIMIT);
-        if std::thread::panicking() || self.stopped.get() {
+        if self.stopped.get() {
+            return;
+        }
+        let ended = self.end_within(LIMIT);
+        if std::thread::panicking() {
             return;
         }
         assert!(!matches!(ended, Err(RecvTimeoutError::Timeout)), "the server did not end");
@@ -324,6 +341,26 @@ impl Wire {
             && self.vring(code::SET_VRING_ENABLE, index, 1)
     }
 
+    /// Everything that a ring of the driver's needs.
+    pub fn start_driven(&self, index: u32, arena: &Arena, layout: Layout, base: u32, door: &Door) -> bool {
+        let mut addresses = halves(&[index, 0]);
+        let parts = [layout.desc, layout.device, layout.driver].map(|part| arena.to_user(part));
+        addresses.extend(words(&parts));
+        addresses.extend(words(&[0]));
+        self.vring(code::SET_VRING_NUM, index, layout.size.into())
+            && self.vring(code::SET_VRING_BASE, index, base)
+            && self.set(code::SET_VRING_ADDR, &addresses, &[])
+            && self.fd(code::SET_VRING_ERR, index, &door.err)
+            && self.fd(code::SET_VRING_KICK, index, &door.kick)
+            && self.fd(code::SET_VRING_CALL, index, &door.call)
+            && self.vring(code::SET_VRING_ENABLE, index, 1)
+    }
+
+    pub fn add_arena(&self, arena: &Arena) -> bool {
+        let region = words(&[0, arena.base(), arena.size(), arena.user_addr(), 0]);
+        self.set(code::ADD_MEM_REG, &region, &[arena.fd().unwrap()])
+    }
+
     pub fn config(&self, offset: u32, size: u32) -> Vec<u8> {
         let mut body = halves(&[offset, size, 0]);
         body.resize(12 + size as usize, 0);
@@ -359,6 +396,23 @@ pub fn timespec(time: Duration) -> Timespec {
 
 pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// The descriptors of one queue.
+pub struct Door {
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+    pub err: OwnedFd,
+}
+
+impl Door {
+    pub fn new() -> Door {
+        Door { kick: event(), call: event(), err: event() }
+    }
+
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
 }
 
 /// Waits for an eventfd; empties it.
@@ -518,6 +572,13 @@ impl<'a> Ring<'a> {
     pub fn set_data(&self, slot: u16, bytes: &[u8]) {
         self.memory.put(self.at + Ring::data_at(slot), bytes);
     }
+}
+
+/// A directory in memory, if there is one with room for so many bytes.
+pub fn in_memory(bytes: u64) -> Option<TempDir> {
+    let directory = tempfile::tempdir_in("/dev/shm").ok()?;
+    let room = rustix::fs::statvfs(directory.path()).ok()?;
+    (room.f_bavail * room.f_frsize >= bytes).then_some(directory)
 }
 
 /// An image of zeroes in a file of its own. Outside /dev/shm, where it would be mapped.

@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vlane_boot::{Choice, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram};
+use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::guests::{trouble, wait};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::work::interrupts::Interrupts;
@@ -25,8 +26,6 @@ const SLOT: u8 = 4;
 /// Longest time to boot, and for one case, on a busy machine with an emulated CPU.
 const BOOT: Duration = Duration::from_secs(120);
 const CASE: Duration = Duration::from_secs(180);
-/// How often an interrupt is looked for.
-const LOOK: Duration = Duration::from_millis(100);
 
 const SCRIPT: &str = r#"
 stty -echo 2>/dev/null
@@ -164,32 +163,6 @@ pub fn measure(
     }
     guest.send("quit\n")?;
     Ok(all)
-}
-
-/// Waits for a result of the guest's, looking for an interrupt meanwhile.
-fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt) -> Result<String> {
-    let deadline = Instant::now() + limit;
-    loop {
-        interrupt.check()?;
-        if guest.wait_results(&[key], LOOK).is_ok()
-            && let Some(value) = guest.results().get(key)
-        {
-            return Ok(value.clone());
-        }
-        if guest.poll(Duration::ZERO)?.is_some() {
-            return Err(trouble(guest, "the guest has ended"));
-        }
-        if Instant::now() > deadline {
-            return Err(trouble(guest, &format!("the guest says nothing of `{key}`")));
-        }
-    }
-}
-
-fn trouble(guest: &Guest, what: &str) -> Error {
-    let console = guest.console();
-    let lines: Vec<&str> = console.lines().collect();
-    let last = lines[lines.len().saturating_sub(12)..].join("\n");
-    Error::new(ErrorKind::Process, format!("{what}; its console said:\n{last}"))
 }
 
 /// The events in QEMU's log up to now.

@@ -184,7 +184,7 @@ impl Native<'_> {
         };
         let file;
         let storage = match medium {
-            Medium::Null => Storage::Null { bytes: NULL_BYTES },
+            Medium::Null => Storage::null(NULL_BYTES),
             Medium::Ram => {
                 file = path(self.ram)?;
                 Storage::File { path: &file, direct: false }

@@ -1,0 +1,467 @@
+//! Writes of part of a device block, among all others.
+//!
+//! Direct I/O moves whole blocks of the device. A write of part of one is a *change*: it reads the blocks, puts its bytes into them, and writes
+//! them. Whatever else is written to these blocks in between, by any lane, would be undone by that: the guest was told that its write is done, and the
+//! change puts back what was there before. So a change excludes every write, discard and zeroing of its blocks, and every other change.
+//!
+//! Changes are rare, writes are not. So writes pay for the exclusion only while there are changes:
+//!
+//! * **No change anywhere** ([`Exclusion::changing`] is false): a write is *unregistered*. Its channel counts how many of them are under way and
+//!   shows the others only whether there are any ([`Gate::busy`]), so that all but the first and the last cost a load.
+//! * **From the first change on**, each write is *registered* with its range, under a mutex. A change can begin when no unregistered
+//!   write is under way any more, whatever its range, and nothing that overlaps was there before it. A write can begin when no change that
+//!   overlaps was there before it. Who cannot begin waits; whoever makes it possible hands the hold over and rings the waiting channel's doorbell.
+//! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
+//!
+//! No change overtakes what it overlaps, and nothing that overlaps a change overtakes it: neither starve. All that is waited for is older, or
+//! unregistered and waits for nobody, so nothing waits in a circle, as long as a channel ends what it holds without waiting for another hold.
+//! Writes among themselves are not ordered: two that overlap are the guest's business, as on any disk.
+//!
+//! Two threads that must not miss each other do so: each says what it does, and looks at what the other one does after a fence. One of the two
+//! looks later than the other one said. Every interleaving is tried by the models (crates/models).
+//!
+//! | a channel | a change | so |
+//! |---|---|---|
+//! | `busy = true`, fence, looks at `changing` | `changing = true`, fence, looks at `busy` | the write is registered, or the change waits for it |
+//! | `busy = false`, fence, looks at `changing` | the same | the change sees that nothing is under way, or the channel that a change waits |
+
+use std::collections::VecDeque;
+use std::mem;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+use vlane_ring::Slot;
+
+use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Waker, fence, wake};
+
+/// Alone on its cache line (and on the one that is fetched with it), for what is looked at often and written seldom, or the reverse.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
+/// What the channels of one volume share. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Exclusion {
+    /// A change is under way, or waits. Written under the mutex.
+    changing: Alone<AtomicBool>,
+    block: u64,
+    state: Mutex<State>,
+}
+
+/// What a channel shows the others.
+#[derive(Debug)]
+struct Gate {
+    /// Unregistered writes are under way.
+    busy: Alone<AtomicBool>,
+    /// The channel was rung and has not looked yet. Written under the mutex.
+    rung: AtomicBool,
+    doorbell: Arc<Waker>,
+}
+
+/// A channel's way into the exclusion: what it holds, and what it waits for. Dropped, it gives back both; nothing of it may be
+/// under way in the kernel then.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    shared: Arc<Exclusion>,
+    gate: Arc<Gate>,
+    channel: u64,
+    /// Unregistered writes that are under way.
+    unregistered: u32,
+    granted: VecDeque<(Slot, Hold)>,
+    /// Whom to wake once the mutex is free; empty in between.
+    ring: Vec<Arc<Gate>>,
+}
+
+/// The right to write to a range, until it is given back with [`Holder::end`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a hold that is not given back keeps others waiting"]
+pub(crate) struct Hold(Held);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Unregistered,
+    /// With its ticket.
+    Write(u64),
+    Change(u64),
+}
+
+/// What is registered.
+#[derive(Debug, Default)]
+struct State {
+    members: Vec<Member>,
+    /// Each in the order of their tickets, which is the one in which they were asked for.
+    changes: VecDeque<Entry>,
+    writes: VecDeque<Entry>,
+    tickets: u64,
+    numbers: u64,
+    /// Channels that may have unregistered writes under way. None: changes need not wait for any.
+    busy: Vec<Arc<Gate>>,
+}
+
+#[derive(Debug)]
+struct Member {
+    number: u64,
+    gate: Arc<Gate>,
+    /// What it waited for and holds now.
+    granted: VecDeque<(Slot, Hold)>,
+}
+
+/// A write or change that holds its range, or waits for it.
+#[derive(Debug)]
+struct Entry {
+    ticket: u64,
+    range: Range<u64>,
+    channel: u64,
+    slot: Slot,
+    /// Others that wait for this one, the first and the last; each names the next one. Whoever waits for several is with one of them, and
+    /// looks for another when that has ended: so the work does not grow with the square of those that want one block.
+    followers: Option<(Held, Held)>,
+    next: Option<Held>,
+    /// It is among the followers of another. If not, it holds, or is a change that waits for unregistered writes.
+    follows: bool,
+}
+
+impl Exclusion {
+    /// For a volume whose direct I/O moves whole `block`s, bytes: a power of two.
+    pub(crate) fn new(block: u64) -> Arc<Exclusion> {
+        let changing = Alone(AtomicBool::new(false));
+        Arc::new(Exclusion { changing, block: block.max(1), state: Mutex::new(State::default()) })
+    }
+
+    /// The bytes of all blocks of which `range` has a part.
+    fn blocks(&self, range: &Range<u64>) -> Range<u64> {
+        let end = range.end.checked_next_multiple_of(self.block).unwrap_or(u64::MAX);
+        range.start - range.start % self.block..end
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics while it holds the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder {
+    /// A channel's. `doorbell` is rung when [`Holder::granted`] has something; others may ring it, too.
+    pub(crate) fn new(shared: &Arc<Exclusion>, doorbell: Arc<Waker>) -> Holder {
+        let busy = Alone(AtomicBool::new(false));
+        let gate = Arc::new(Gate { busy, rung: AtomicBool::new(false), doorbell });
+        let mut state = shared.lock();
+        let number = state.numbers;
+        state.numbers += 1;
+        state.members.push(Member { number, gate: Arc::clone(&gate), granted: VecDeque::new() });
+        drop(state);
+        let shared = Arc::clone(shared);
+        Holder { shared, gate, channel: number, unregistered: 0, granted: VecDeque::new(), ring: Vec::new() }
+    }
+
+    /// For a write, discard or zeroing of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names it once it holds.
+    #[inline]
+    pub(crate) fn begin_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        // Relaxed: the first unregistered write looks again, and no change begins before the last one has ended.
+        if !self.shared.changing.0.load(Ordering::Relaxed) && self.stays_busy() {
+            self.unregistered += 1;
+            return Some(Hold(Held::Unregistered));
+        }
+        self.register_write(slot, range)
+    }
+
+    /// Whether the others know that unregistered writes are under way, and no change came before they knew.
+    #[inline]
+    fn stays_busy(&self) -> bool {
+        if self.unregistered > 0 {
+            return true;
+        }
+        self.gate.busy.0.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.shared.changing.0.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn register_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        let mut state = self.shared.lock();
+        if self.unregistered == 0 {
+            // A change may have seen that it was said, although nothing came of it.
+            self.gate.busy.0.store(false, Ordering::Relaxed);
+            state.look(&mut self.ring);
+        }
+        let held = state.add(Held::Write, range, self.channel, slot);
+        let holds = state.place(held);
+        drop(state);
+        self.ring();
+        holds.then_some(Hold(held))
+    }
+
+    /// For a change of these bytes: of all blocks of which they are a part. None: as [`Holder::begin_write`].
+    #[cold]
+    pub(crate) fn begin_change(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
+        let range = self.shared.blocks(&range);
+        let mut state = self.shared.lock();
+        if state.changes.is_empty() {
+            self.shared.changing.0.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let State { members, busy, .. } = &mut *state;
+            busy.extend(members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned());
+        }
+        let held = state.add(Held::Change, range, self.channel, slot);
+        state.place(held).then_some(Hold(held))
+    }
+
+    /// Gives a hold back. Nothing that it was for is under way any more.
+    #[inline]
+    pub(crate) fn end(&mut self, hold: Hold) {
+        if hold.0 != Held::Unregistered {
+            return self.unregister(hold);
+        }
+        self.unregistered = self.unregistered.saturating_sub(1);
+        if self.unregistered == 0 {
+            self.gate.busy.0.store(false, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if self.shared.changing.0.load(Ordering::Relaxed) {
+                self.tell();
+            }
+        }
+    }
+
+    /// A change may wait for the unregistered writes that have just ended.
+    #[cold]
+    fn tell(&mut self) {
+        self.shared.lock().look(&mut self.ring);
+        self.ring();
+    }
+
+    #[cold]
+    fn unregister(&mut self, hold: Hold) {
+        let mut state = self.shared.lock();
+        state.remove(hold.0, &mut self.ring);
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+
+    /// What waited and holds now. To be called until there is nothing, after the doorbell's eventfd was read: what is granted after the look
+    /// rings it again.
+    pub(crate) fn granted(&mut self) -> Option<(Slot, Hold)> {
+        if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
+            let mut state = self.shared.lock();
+            self.gate.rung.store(false, Ordering::Relaxed);
+            if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+                mem::swap(&mut member.granted, &mut self.granted);
+            }
+        }
+        self.granted.pop_front()
+    }
+
+    /// `slot` waits for nothing any more, and has no need of what it was granted.
+    #[cold]
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.granted.retain(|(granted, _)| *granted != slot);
+        let mut state = self.shared.lock();
+        if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+            member.granted.retain(|(granted, _)| *granted != slot);
+        }
+        let is_one = |entry: &Entry| (entry.channel, entry.slot) == (self.channel, slot);
+        state.remove_all(is_one, &mut self.ring);
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+
+    /// Wakes those that were granted something. Not under the mutex: it is a system call each.
+    fn ring(&mut self) {
+        self.ring.drain(..).for_each(|gate| wake(&gate.doorbell));
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.members.retain(|member| member.number != self.channel);
+        self.gate.busy.0.store(false, Ordering::Relaxed);
+        state.look(&mut self.ring);
+        state.remove_all(|entry| entry.channel == self.channel, &mut self.ring);
+        self.shared.settle(&mut state);
+        drop(state);
+        self.ring();
+    }
+}
+
+impl Exclusion {
+    /// After the last change, writes need not register.
+    fn settle(&self, state: &mut State) {
+        if state.changes.is_empty() && self.changing.0.load(Ordering::Relaxed) {
+            state.busy.clear();
+            self.changing.0.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Gate {
+    /// Whether unregistered writes may be under way. After a fence that comes after `changing` was set, false stays false.
+    fn is_busy(&self) -> bool {
+        self.busy.0.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    fn add(&mut self, held: fn(u64) -> Held, range: Range<u64>, channel: u64, slot: Slot) -> Held {
+        self.tickets += 1;
+        let held = held(self.tickets);
+        let entry =
+            Entry { ticket: self.tickets, range, channel, slot, followers: None, next: None, follows: false };
+        self.list(held).push_back(entry);
+        held
+    }
+
+    fn list(&mut self, held: Held) -> &mut VecDeque<Entry> {
+        if held.is_change() { &mut self.changes } else { &mut self.writes }
+    }
+
+    fn entry(&mut self, held: Held) -> Option<&mut Entry> {
+        let list = self.list(held);
+        let at = list.binary_search_by_key(&held.ticket(), |entry| entry.ticket).ok()?;
+        list.get_mut(at)
+    }
+
+    /// Whether it holds now. If not, it follows what it waits for; or it is a change and waits for unregistered writes only.
+    fn place(&mut self, held: Held) -> bool {
+        let Some(entry) = self.entry(held) else { return false };
+        entry.follows = false;
+        let range = entry.range.clone();
+        let before = |list: &VecDeque<Entry>| {
+            let older = list.partition_point(|entry| entry.ticket < held.ticket());
+            // The newest one: of many that want one block, each has to look no further than at the one before it.
+            list.range(..older).rev().find(|older| overlap(&older.range, &range)).map(|older| older.ticket)
+        };
+        let older = match before(&self.changes) {
+            None if held.is_change() => before(&self.writes).map(Held::Write),
+            change => change.map(Held::Change),
+        };
+        let Some(older) = older else { return !held.is_change() || self.busy.is_empty() };
+        let Some(entry) = self.entry(older) else { return false };
+        let last = entry.followers.map(|(_, last)| last);
+        entry.followers = Some((entry.followers.map_or(held, |(first, _)| first), held));
+        if let Some(last) = last.and_then(|last| self.entry(last)) {
+            last.next = Some(held);
+        }
+        if let Some(entry) = self.entry(held) {
+            entry.follows = true;
+        }
+        false
+    }
+
+    /// Whether the unregistered writes have ended that the changes wait for.
+    fn look(&mut self, ring: &mut Vec<Arc<Gate>>) {
+        if self.busy.is_empty() {
+            return;
+        }
+        self.busy.retain(|gate| gate.is_busy());
+        if !self.busy.is_empty() {
+            return;
+        }
+        for at in 0..self.changes.len() {
+            if !self.changes[at].follows {
+                self.grant(Held::Change(self.changes[at].ticket), ring);
+            }
+        }
+    }
+
+    /// Takes an entry out, and grants what waited for it alone. One that is not there is none's.
+    fn remove(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
+        let list = self.list(held);
+        let found = list.binary_search_by_key(&held.ticket(), |entry| entry.ticket).ok();
+        let Some(gone) = found.and_then(|at| list.remove(at)) else { return };
+        let mut next = gone.followers.map(|(first, _)| first);
+        while let Some(follower) = next {
+            next = self.entry(follower).and_then(|entry| entry.next.take());
+            if self.place(follower) {
+                self.grant(follower, ring);
+            }
+        }
+    }
+
+    /// Takes out all of some: what a channel holds and waits for.
+    fn remove_all(&mut self, is_one: impl Fn(&Entry) -> bool, ring: &mut Vec<Arc<Gate>>) {
+        let mut waiting = Vec::new();
+        for (list, held) in
+            [(&mut self.changes, Held::Change as fn(u64) -> Held), (&mut self.writes, Held::Write)]
+        {
+            list.retain(|entry| !is_one(entry));
+            for entry in list {
+                (entry.followers, entry.next) = (None, None);
+                waiting.extend(entry.follows.then_some(held(entry.ticket)));
+            }
+        }
+        for held in waiting {
+            if self.place(held) {
+                self.grant(held, ring);
+            }
+        }
+    }
+
+    fn grant(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
+        let Some((number, slot)) = self.entry(held).map(|entry| (entry.channel, entry.slot)) else { return };
+        let Some(member) = self.members.iter_mut().find(|member| member.number == number) else { return };
+        member.granted.push_back((slot, Hold(held)));
+        if !member.gate.rung.load(Ordering::Relaxed) {
+            member.gate.rung.store(true, Ordering::Relaxed);
+            ring.push(Arc::clone(&member.gate));
+        }
+    }
+}
+
+impl Held {
+    fn ticket(self) -> u64 {
+        match self {
+            Held::Unregistered => 0,
+            Held::Write(ticket) | Held::Change(ticket) => ticket,
+        }
+    }
+
+    fn is_change(self) -> bool {
+        matches!(self, Held::Change(_))
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    #[cfg(test)]
+    COMPARED.with(|compared| compared.set(compared.get() + 1));
+    one.start < other.end && other.start < one.end
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has compared two ranges.
+    pub(super) static COMPARED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Exclusion {
+    /// Whether writes pay for nothing but the look.
+    pub(super) fn is_changing(&self) -> bool {
+        self.changing.0.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is held but by unregistered writes, and nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.changes.is_empty() && state.writes.is_empty() && state.busy.is_empty() && !self.is_changing()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Holder {
+    /// Whether unregistered writes are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.gate.is_busy()
+    }
+}
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the models compile this file, too")]
+impl Hold {
+    pub(super) fn is_registered(&self) -> bool {
+        self.0 != Held::Unregistered
+    }
+}

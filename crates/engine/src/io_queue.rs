@@ -1,0 +1,383 @@
+//! A virtqueue together with what the kernel is doing for it.
+//!
+//! An operation's memory must stay where it is, and belong to nobody else, until the operation completes. So whoever submits operations
+//! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its operations is under way. What is
+//! still under way when the queue is dropped stays for ever, with the memory that it refers to. So safe code cannot get it wrong, in
+//! whichever order it drops things.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use io_uring::{opcode, squeue, types};
+use vlane_ring::{Broken, DirtyLog, GuestMemory, Queue, QueueConfig, QueueError, Request, Slot, Status};
+
+use crate::Piece;
+use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
+use crate::uring::{Finished, Target, Ticket, Uring};
+
+/// What `preadv` takes at once (`IOV_MAX`).
+const MAX_IOVECS: usize = 1024;
+/// Buffers of a list that is kept for the next operation, and how many such lists are.
+const KEPT: usize = 256;
+const KEPT_LISTS: usize = 32;
+
+#[repr(C, align(4096))]
+struct ZeroPage([u8; 64 << 10]);
+static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
+
+/// What was dropped while operations were under way.
+static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// A virtqueue whose requests' operations an io_uring works on.
+pub struct IoQueue {
+    /// Stays if something is under way.
+    kept: ManuallyDrop<Kept>,
+    /// By slot, how many operations are under way.
+    lent: Box<[u8]>,
+    /// All of them.
+    under_way: usize,
+    /// By [`Operation::file`].
+    targets: Vec<Target>,
+    ticket: Ticket,
+}
+
+/// What operations refer to.
+struct Kept {
+    queue: Queue,
+    /// Of operations whose memory is not simply their request's.
+    held: Vec<Held>,
+    /// Lists to be used again.
+    spare: Vec<Vec<libc::iovec>>,
+    /// Open as long as an operation may go there.
+    _files: Box<[StorageFile]>,
+}
+
+/// The memory of one operation.
+struct Held {
+    slot: Slot,
+    number: u8,
+    buffers: Vec<libc::iovec>,
+    piece: Option<Piece>,
+}
+
+// SAFETY: `buffers` are lists of guest memory, or of `piece`, for the kernel. Any thread may hold them; nobody follows them here.
+unsafe impl Send for Kept {}
+
+impl std::fmt::Debug for IoQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let queue = &self.kept.queue;
+        f.debug_struct("IoQueue").field("queue", queue).field("under_way", &self.under_way).finish()
+    }
+}
+
+impl IoQueue {
+    /// Takes a queue. `place` comes with its operations' completions ([`Finished::place`]), `files` are those that operations name by
+    /// their number, `uring` is the one that mostly gets them.
+    pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> IoQueue {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let slots = usize::from(queue.config().size);
+        let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), _files: files.into() };
+        IoQueue {
+            kept: ManuallyDrop::new(kept),
+            lent: vec![0; slots].into_boxed_slice(),
+            under_way: 0,
+            targets: files.iter().map(|file| uring.fix(file)).collect(),
+            ticket: Ticket::new(place, NEXT.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Submits an operation for a request that is in flight.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given, when it has
+    /// the number of another one of the same request that is under way.
+    #[inline]
+    pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: &mut Operation) {
+        let request = self.kept.queue.request(slot);
+        assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
+        let target = self.targets[usize::from(operation.file)];
+        let flags =
+            target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        // Nearly all: everything between the request's only buffer and the file.
+        let whole = (&operation.what, request.buffers());
+        if let (What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)), [one]) = whole
+            && operation.len == one.iov_len as u64
+        {
+            let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+            let offset = operation.offset;
+            let entry = match operation.what {
+                What::Write(_) => opcode::Write::new(target.fd, one.iov_base.cast(), len)
+                    .offset(offset)
+                    .rw_flags(rw_flags(operation))
+                    .build(),
+                _ => opcode::Read::new(target.fd, one.iov_base.cast(), len).offset(offset).build(),
+            };
+            return self.push(uring, entry.flags(flags), slot, operation.number, false);
+        }
+        let number = operation.number;
+        let (entry, is_held) = self.kept.entry(slot, operation, target);
+        self.push(uring, entry.flags(flags), slot, number, is_held);
+    }
+
+    #[inline]
+    fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
+        let lent = &mut self.lent[usize::from(slot.0)];
+        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
+        *lent += 1;
+        self.under_way += 1;
+        // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
+        // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
+        // dropping this keeps all of it while something is.
+        unsafe { uring.push(entry, self.ticket.of(slot, number, is_held)) };
+    }
+
+    /// Takes back what an operation had. Nothing if it was not one of this queue's.
+    #[inline]
+    pub fn finish(&mut self, finished: Finished) -> Option<(Slot, Completion)> {
+        let (slot, number, is_held) = self.ticket.read(&finished)?;
+        let lent = self.lent.get_mut(usize::from(slot.0))?;
+        *lent -= 1;
+        self.under_way -= 1;
+        let piece = if is_held { self.kept.take_back(slot, number) } else { None };
+        Some((slot, Completion { number, result: finished.result(), piece }))
+    }
+
+    /// Operations under way.
+    pub fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// As [`Queue::complete`]; a request that the kernel still works on stays unanswered.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn complete(&mut self, slot: Slot, status: Status) {
+        let is_lent = self.lent[usize::from(slot.0)] > 0;
+        debug_assert!(!is_lent, "{slot:?} is answered while the kernel works on it");
+        if !is_lent {
+            self.kept.queue.complete(slot, status);
+        }
+    }
+
+    /// As [`Queue::set_index`].
+    pub fn set_index(&mut self, index: u16) {
+        self.kept.queue.set_index(index);
+    }
+
+    /// As [`Queue::pop`].
+    ///
+    /// # Errors
+    /// [`Broken`], now and ever after.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
+        self.kept.queue.pop()
+    }
+
+    /// As [`Queue::has_available`].
+    #[inline]
+    pub fn has_available(&mut self) -> bool {
+        self.kept.queue.has_available()
+    }
+
+    /// As [`Queue::request`].
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    #[inline]
+    pub fn request(&self, slot: Slot) -> &Request {
+        self.kept.queue.request(slot)
+    }
+
+    /// As [`Queue::put_back`]; not for a request that the kernel works on.
+    pub fn put_back(&mut self, slot: Slot) -> bool {
+        self.lent.get(usize::from(slot.0)) == Some(&0) && self.kept.queue.put_back(slot)
+    }
+
+    /// As [`Queue::publish`].
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.kept.queue.publish()
+    }
+
+    /// As [`Queue::enable_notify`].
+    ///
+    /// # Errors
+    /// [`Broken`], as [`IoQueue::pop`].
+    pub fn enable_notify(&mut self) -> Result<bool, Broken> {
+        self.kept.queue.enable_notify()
+    }
+
+    /// As [`Queue::disable_notify`].
+    pub fn disable_notify(&mut self) {
+        self.kept.queue.disable_notify();
+    }
+
+    /// As [`Queue::leave_place`].
+    pub fn leave_place(&mut self) {
+        self.kept.queue.leave_place();
+    }
+
+    /// As [`Queue::in_flight`].
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.kept.queue.in_flight()
+    }
+
+    /// As [`Queue::base`].
+    pub fn base(&self) -> u32 {
+        self.kept.queue.base()
+    }
+
+    /// As [`Queue::config`].
+    pub fn config(&self) -> &QueueConfig {
+        self.kept.queue.config()
+    }
+
+    /// As [`Queue::set_memory`].
+    ///
+    /// # Errors
+    /// [`QueueError`].
+    pub fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.kept.queue.set_memory(memory)
+    }
+
+    /// As [`Queue::set_log`].
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
+        self.kept.queue.set_log(log, ring);
+    }
+
+    /// As [`Queue::is_memory_lost`].
+    pub fn is_memory_lost(&self) -> bool {
+        self.kept.queue.is_memory_lost()
+    }
+}
+
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        if self.under_way == 0 {
+            // SAFETY: dropped once, here, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.kept) };
+        } else {
+            tracing::error!(
+                "{} operations of a queue that goes are under way: its memory stays",
+                self.under_way
+            );
+            // SAFETY: taken once, here, and not used again.
+            let kept = unsafe { ManuallyDrop::take(&mut self.kept) };
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        }
+    }
+}
+
+/// RWF flags of an operation.
+fn rw_flags(operation: &Operation) -> i32 {
+    if operation.durable { libc::RWF_DSYNC } else { 0 }
+}
+
+impl Kept {
+    /// An operation for the kernel, and whether a list of buffers is held for it.
+    #[inline(never)]
+    fn entry(&mut self, slot: Slot, operation: &mut Operation, target: Target) -> (squeue::Entry, bool) {
+        let (fd, offset, len) = (target.fd, operation.offset, operation.len);
+        let request = self.queue.request(slot);
+        let fallocate = |mode| {
+            opcode::Fallocate::new(fd, len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build()
+        };
+        let entry = match &operation.what {
+            What::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
+            What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
+            What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
+                vectored(request.buffers(), operation, target)
+            }
+            What::Read(_) | What::Write(_) => return (self.hold(slot, operation, target), true),
+        };
+        (entry, false)
+    }
+
+    /// A read or write that has a list of buffers of its own.
+    fn hold(&mut self, slot: Slot, operation: &mut Operation, target: Target) -> squeue::Entry {
+        let mut buffers = self.spare.pop().unwrap_or_default();
+        let request = self.queue.request(slot);
+        let len = usize::try_from(operation.len).unwrap_or(usize::MAX);
+        let number = operation.number;
+        // By these two it is found again.
+        let is_new = !self.held.iter().any(|held| (held.slot, held.number) == (slot, number));
+        assert!(is_new, "{slot:?} has two operations of the number {number}");
+        match &mut operation.what {
+            What::Read(Memory::Request(from)) | What::Write(Memory::Request(from)) => {
+                select(&mut buffers, request.buffers(), *from, operation.len);
+            }
+            What::Read(Memory::Piece(piece, from)) | What::Write(Memory::Piece(piece, from)) => {
+                let bytes = piece.bytes_mut().get_mut(*from..).unwrap_or_default();
+                let iov_len = len.min(bytes.len());
+                buffers.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len });
+            }
+            What::Write(Memory::Zeroes) => {
+                let mut left = operation.len.min(ZEROES);
+                while left > 0 {
+                    let n = left.min(ZERO_PAGE.0.len() as u64);
+                    let iov_base = ZERO_PAGE.0.as_ptr().cast_mut().cast();
+                    buffers.push(libc::iovec { iov_base, iov_len: usize::try_from(n).unwrap_or(0) });
+                    left -= n;
+                }
+            }
+            // A read into the zeroes, which nobody may change, is one of nothing.
+            _ => {}
+        }
+        let entry = vectored(&buffers, operation, target);
+        let piece = match std::mem::replace(&mut operation.what, What::Sync) {
+            What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
+            _ => None,
+        };
+        self.held.push(Held { slot, number, buffers, piece });
+        entry
+    }
+
+    #[cold]
+    fn take_back(&mut self, slot: Slot, number: u8) -> Option<Piece> {
+        let at = self.held.iter().position(|held| (held.slot, held.number) == (slot, number))?;
+        let Held { mut buffers, piece, .. } = self.held.swap_remove(at);
+        buffers.clear();
+        if buffers.capacity() <= KEPT && self.spare.len() < KEPT_LISTS {
+            self.spare.push(buffers);
+        }
+        piece
+    }
+}
+
+fn vectored(buffers: &[libc::iovec], operation: &Operation, target: Target) -> squeue::Entry {
+    let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
+    let (fd, offset) = (target.fd, operation.offset);
+    match matches!(operation.what, What::Write(_)) {
+        true => opcode::Writev::new(fd, buffers.as_ptr(), count)
+            .offset(offset)
+            .rw_flags(rw_flags(operation))
+            .build(),
+        false => opcode::Readv::new(fd, buffers.as_ptr(), count).offset(offset).build(),
+    }
+}
+
+/// Appends to `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them; says how many bytes that are.
+pub(crate) fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: u64) -> u64 {
+    let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
+    let mut left = usize::try_from(len).unwrap_or(usize::MAX);
+    let mut selected = 0;
+    for buffer in buffers {
+        let here = skip.min(buffer.iov_len);
+        skip -= here;
+        let n = (buffer.iov_len - here).min(left);
+        if n > 0 {
+            let iov_base = buffer.iov_base.cast::<u8>().wrapping_add(here).cast();
+            list.push(libc::iovec { iov_base, iov_len: n });
+            left -= n;
+            selected += n as u64;
+        }
+        if left == 0 || list.len() == MAX_IOVECS {
+            break;
+        }
+    }
+    selected
+}

@@ -1,0 +1,11 @@
+//! What this crate's threads meet at. The models (crates/models) compile [`crate::file::exclusion`] with loom's in their place.
+
+pub(crate) use std::os::fd::OwnedFd as Waker;
+pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
+pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Wakes whoever waits for the eventfd, which does not block.
+pub(crate) fn wake(waker: &Waker) {
+    // One that is full is readable already.
+    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
+}

@@ -1,0 +1,513 @@
+//! Direct I/O where a block of the storage is larger than a sector: what is part of a block is read, changed and written back, and no
+//! other write of any lane is undone by that, nor does anything go through the page cache.
+//!
+//! The model test makes more requests with `VLANE_COHERENCE=1000000`, and others with `VLANE_COHERENCE_SEED=N`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip};
+use common::{Answer, Op, PLACES, Rig, bytes};
+use tempfile::TempDir;
+use vlane_engine::file::{Cache, FileEngine};
+use vlane_engine::{Engine, Status};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 1 << 20;
+
+/// A volume on storage with blocks of 4096 bytes: a device, or a file on one.
+struct Place {
+    path: PathBuf,
+    // In this order: the file system's device is detached after its unmounting.
+    _mount: Option<Mount>,
+    _device: Option<Loop>,
+    _dir: TempDir,
+}
+
+impl Place {
+    /// Where the device's content lies: it is about the order of things, and memory is faster.
+    fn backing() -> TempDir {
+        in_memory().unwrap_or_else(on_disk)
+    }
+
+    fn device() -> Option<Place> {
+        let dir = Place::backing();
+        match Loop::new(&image(dir.path(), SIZE), 4096) {
+            Ok(device) => {
+                let path = device.device.clone();
+                Some(Place { path, _mount: None, _device: Some(device), _dir: dir })
+            }
+            Err(why) => {
+                skip(why);
+                None
+            }
+        }
+    }
+
+    fn file() -> Option<Place> {
+        let dir = Place::backing();
+        match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
+            Ok(mount) => {
+                let path = image(mount.path(), SIZE);
+                Some(Place { path, _mount: Some(mount), _device: None, _dir: dir })
+            }
+            Err(why) => {
+                skip(why);
+                None
+            }
+        }
+    }
+
+    fn open(&self) -> Arc<FileEngine> {
+        let engine = open(&self.path, Cache::Auto);
+        assert_eq!(engine.cache(), Cache::None, "direct I/O");
+        engine
+    }
+}
+
+fn places() -> impl Iterator<Item = Place> {
+    [Place::device(), Place::file()].into_iter().flatten()
+}
+
+fn lane(engine: &Arc<FileEngine>) -> Rig {
+    Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
+}
+
+/// Pages of a file that are in the page cache.
+fn cached(path: &Path) -> usize {
+    let file = File::open(path).expect("open");
+    let (len, pages) = (SIZE as usize, SIZE as usize / 4096);
+    let mut resident = vec![0u8; pages];
+    // SAFETY: a new mapping at an address of the kernel's choice, which nothing touches and which ends here; `resident` has a byte for each
+    // of its pages.
+    unsafe {
+        let at =
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(at, len, resident.as_mut_ptr()), 0);
+        assert_eq!(libc::munmap(at, len), 0);
+    }
+    resident.iter().filter(|page| **page & 1 != 0).count()
+}
+
+/// Writes out a file's pages and drops them.
+fn drop_cache(path: &Path) {
+    let file = File::open(path).expect("open");
+    file.sync_all().expect("sync");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+}
+
+#[test]
+fn nothing_goes_through_the_page_cache_whatever_the_guest_sends() {
+    for place in places() {
+        let engine = place.open();
+        let mut rig = lane(&engine);
+        let mut model = bytes(1, SIZE as usize);
+        rig.ok(Op::write(0, model.clone()));
+        drop_cache(&place.path);
+        assert_eq!(cached(&place.path), 0, "before");
+        let mut write = |rig: &mut Rig, sector: u64, pieces: Vec<(usize, usize)>| {
+            let len = pieces.iter().map(|(_, len)| len).sum();
+            let data = bytes(sector + 7, len);
+            model[sector as usize * 512..][..len].copy_from_slice(&data);
+            rig.ok(Op::Write { sector, pieces, data });
+        };
+        // Part of a block; over its end; several, with parts at both ends, in one buffer and in crooked ones; the last sector.
+        write(&mut rig, 3, vec![(0, 512)]);
+        write(&mut rig, 15, vec![(0, 1024)]);
+        write(&mut rig, 33, vec![(0, 100 * 512)]);
+        write(&mut rig, 201, vec![(3, 5000), (1, 512 * 90 - 5000)]);
+        write(&mut rig, 401, vec![(0, 600 * 512)]);
+        write(&mut rig, SIZE / 512 - 1, vec![(0, 512)]);
+        for ranges in [vec![(1100, 3)], vec![(1129, 30), (1200, 8)], vec![(1303, 1), (1311, 2)]] {
+            for unmap in [false, true] {
+                let ranges: Vec<(u64, u32)> =
+                    ranges.iter().map(|&(at, n)| (at + u64::from(unmap) * 400, n)).collect();
+                for &(at, n) in &ranges {
+                    model[at as usize * 512..][..n as usize * 512].fill(0);
+                }
+                rig.ok(Op::WriteZeroes { ranges, unmap });
+            }
+        }
+        // Advice that is not for whole blocks is not taken.
+        rig.ok(Op::Discard(vec![(1, 3), (1900, 6), (1912, 1)]));
+        assert!(rig.ok(Op::read(0, SIZE as usize)) == model, "{}", place.path.display());
+        rig.ok(Op::Flush);
+        assert_eq!(cached(&place.path), 0, "{}: pages in the page cache", place.path.display());
+        drop(rig);
+        assert!(std::fs::read(&place.path).expect("read") == model);
+    }
+}
+
+/// A change of part of a block has read the block when `other` is made by the same or another lane. Says what the block holds when both are
+/// answered; bytes from 512 to 1024 are the change's.
+fn beside_a_change(place: &Place, is_one_lane: bool, other: Op) -> Vec<u8> {
+    let engine = place.open();
+    let mut lanes = [lane(&engine), lane(&engine)];
+    lanes[0].ok(Op::write(0, vec![0x0d; BLOCK as usize]));
+    lanes[0].start(Op::write(1, vec![0xcc; 512]));
+    lanes[0].begin();
+    // It has read the block and does not know it yet.
+    let begin = Instant::now();
+    while !lanes[0].lane.uring.has_work() {
+        lanes[0].lane.wait(Duration::from_secs(10));
+        assert!(begin.elapsed() < Duration::from_secs(60));
+    }
+    let mut answered = Vec::new();
+    let which = usize::from(!is_one_lane);
+    lanes[which].start(other);
+    lanes[which].begin();
+    if !is_one_lane {
+        // It may not be answered yet; if it is, it holds.
+        for _ in 0..20 {
+            lanes[1].lane.wait(Duration::from_millis(5));
+            lanes[1].reap(Instant::now());
+        }
+        answered = lanes[1].collect();
+    }
+    // Whoever waits for the other one is woken by it.
+    let begin = Instant::now();
+    while answered.len() < 2 {
+        for rig in &mut lanes {
+            rig.lane.wait(Duration::from_millis(1));
+            rig.reap(Instant::now());
+            answered.extend(rig.collect());
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it hangs");
+    }
+    assert!(answered.iter().all(|answer| answer.status == Status::Ok));
+    lanes[0].ok(Op::read(0, BLOCK as usize))
+}
+
+#[test]
+fn a_change_of_part_of_a_block_undoes_no_write_of_the_block() {
+    for place in places() {
+        for is_one_lane in [false, true] {
+            let whole = beside_a_change(&place, is_one_lane, Op::write(0, vec![0xee; 2 * BLOCK as usize]));
+            assert!(whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee), "an aligned write");
+            let crooked =
+                Op::Write { sector: 0, pieces: vec![(1, BLOCK as usize)], data: vec![0xee; BLOCK as usize] };
+            let whole = beside_a_change(&place, is_one_lane, crooked);
+            assert!(whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee), "a bounced write");
+            for unmap in [false, true] {
+                let zeroes = Op::WriteZeroes { ranges: vec![(0, 16)], unmap };
+                let zeroed = beside_a_change(&place, is_one_lane, zeroes);
+                assert!(zeroed[..512].iter().chain(&zeroed[1024..]).all(|byte| *byte == 0), "zeroes");
+            }
+            let both = beside_a_change(&place, is_one_lane, Op::write(2, vec![0xaa; 512]));
+            assert!(both[512..1024].iter().all(|byte| *byte == 0xcc), "the first of two changes");
+            assert!(both[1024..1536].iter().all(|byte| *byte == 0xaa), "the second of two changes");
+            assert!(both[..512].iter().chain(&both[1536..]).all(|byte| *byte == 0x0d), "their neighbours");
+            let zeroes = Op::WriteZeroes { ranges: vec![(3, 2)], unmap: true };
+            let both = beside_a_change(&place, is_one_lane, zeroes);
+            assert!(both[512..1024].iter().all(|byte| *byte == 0xcc), "a change beside zeroes");
+            assert!(both[1536..2560].iter().all(|byte| *byte == 0), "zeroes beside a change");
+            assert!(both[2560..].iter().all(|byte| *byte == 0x0d), "their neighbours");
+        }
+    }
+}
+
+/// A lane that stops puts what is half done back: it keeps nobody waiting, and waits for nobody.
+#[test]
+fn a_request_that_is_put_back_holds_no_block_and_no_buffer() {
+    for place in places() {
+        let engine = place.open();
+        let mut lanes = [lane(&engine), lane(&engine)];
+        let change = || Op::write(1, vec![0xcc; 512]);
+        let whole = || Op::write(0, vec![0xee; BLOCK as usize]);
+        // More than there are buffers: each takes the one that the last one had.
+        for round in 0..3000 {
+            // The request is offered once, and taken again and again.
+            if round == 0 {
+                lanes[0].start(change());
+            }
+            let slot = lanes[0].lane.take().expect("the request");
+            lanes[0].lane.begin(slot);
+            // Half done: the block was read. Or nothing was done.
+            lanes[0].lane.submit();
+            lanes[0].lane.put_back_after_an_operation();
+            if round % 1000 == 0 {
+                lanes[1].ok(whole());
+            }
+        }
+        // It waits for the block that the other one is changing.
+        lanes[1].start(change());
+        lanes[1].begin();
+        let slot = lanes[0].lane.take().expect("the request");
+        lanes[0].lane.begin(slot);
+        lanes[0].lane.put_back(slot);
+        assert_eq!(lanes[1].drain().len(), 1);
+        lanes[1].ok(whole());
+        assert_eq!(lanes[0].drain().len(), 1);
+        let expected = [vec![0xee; 512], vec![0xcc; 512], vec![0xee; 3072]].concat();
+        assert!(lanes[1].ok(Op::read(0, BLOCK as usize)) == expected);
+    }
+}
+
+/// What a sector may hold: what a write put there, or zeroes.
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    /// 0: zeroes.
+    id: u64,
+    begun: u64,
+    /// Not yet: `u64::MAX`.
+    answered: u64,
+    /// A discard need not have done it.
+    certain: bool,
+}
+
+/// All writes of all lanes, as far as they can still be read.
+struct Model {
+    clock: u64,
+    sectors: Vec<Vec<Written>>,
+    /// When each read that is under way began.
+    reads: HashMap<u64, u64>,
+}
+
+impl Model {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn begin_write(&mut self, id: u64, extent: (u64, u64), value: u64, certain: bool) {
+        let begun = self.tick();
+        let _ = id;
+        for sector in extent.0..extent.0 + extent.1 {
+            let written = Written { id: value, begun, answered: u64::MAX, certain };
+            self.sectors[sector as usize].push(written);
+        }
+    }
+
+    /// The write that began last with this value is answered.
+    fn end_write(&mut self, begun: u64, extent: (u64, u64)) {
+        let now = self.tick();
+        let oldest = self.reads.values().copied().min().unwrap_or(now);
+        for sector in extent.0..extent.0 + extent.1 {
+            let history = &mut self.sectors[sector as usize];
+            history.iter_mut().filter(|w| w.begun == begun).for_each(|w| w.answered = now);
+            // What no read can find any more.
+            let all = history.clone();
+            history.retain(|w| !all.iter().any(|later| w.is_gone(later, oldest)));
+        }
+    }
+
+    /// What a read that began at `since` found.
+    fn check(&self, since: u64, sector: u64, found: &[u8], context: &dyn Fn() -> String) {
+        for (sector, found) in (sector..).zip(found.chunks(512)) {
+            let id = u64::from_le_bytes(found[..8].try_into().unwrap());
+            let history = &self.sectors[sector as usize];
+            let is_possible =
+                history.iter().any(|w| w.id == id && !history.iter().any(|later| w.is_gone(later, since)));
+            assert!(is_possible, "sector {sector} has what write {id} wrote; {}\n{history:?}", context());
+            assert!(found == content(id, sector), "sector {sector} is torn; {}", context());
+        }
+    }
+}
+
+impl Written {
+    /// Whether a read that began at `since` finds `later` in its place.
+    fn is_gone(&self, later: &Written, since: u64) -> bool {
+        later.certain && later.begun > self.answered && later.answered < since
+    }
+}
+
+/// What a write puts into a sector.
+fn content(id: u64, sector: u64) -> [u8; 512] {
+    let mut content = [0; 512];
+    if id > 0 {
+        let mut word = id;
+        for bytes in content.chunks_mut(8) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+            word = (word ^ sector).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+    }
+    content
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % n
+    }
+
+    /// Sectors that often meet others': mostly few, mostly in few blocks.
+    fn extent(&mut self) -> (u64, u64) {
+        let volume = SIZE / 512;
+        let (room, longest) = match self.below(20) {
+            0 => (volume, 700),
+            1..4 => (volume, 40),
+            _ => (64, 20),
+        };
+        let (mut at, mut count) = (self.below(room), 1 + self.below(longest));
+        if self.below(3) == 0 {
+            at = at / 8 * 8;
+            count = count.next_multiple_of(8);
+        }
+        (at, count.min(volume - at))
+    }
+
+    /// Buffers for so many bytes: as direct I/O likes them, or not.
+    fn pieces(&mut self, len: usize) -> Vec<(usize, usize)> {
+        match self.below(4) {
+            0 => vec![(1 + self.below(100) as usize, len)],
+            1 if len > 4096 => vec![(0, 4096), (self.below(2) as usize * 512, len - 4096)],
+            _ => vec![(0, len)],
+        }
+    }
+}
+
+/// A request that is out.
+enum Out {
+    Read {
+        number: u64,
+        since: u64,
+        sector: u64,
+    },
+    /// When it began.
+    Write {
+        changes: Vec<(u64, (u64, u64))>,
+    },
+    Flush,
+}
+
+/// One lane's guest: makes requests as long as there are some to be made, and looks at every answer.
+fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: &AtomicU64, seed: u64) {
+    let mut rig = lane(engine);
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut out: HashMap<usize, Out> = HashMap::new();
+    let mut last = Instant::now();
+    loop {
+        let depth = 1 + random.below(PLACES as u64) as usize;
+        while out.len() < depth
+            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
+        {
+            let (op, noted) = request(&mut random, model, ids);
+            out.insert(rig.start(op), noted);
+        }
+        if out.is_empty() {
+            return;
+        }
+        rig.begin();
+        rig.lane.wait(Duration::from_secs(10));
+        rig.reap(Instant::now());
+        for Answer { place, status, data } in rig.collect() {
+            last = Instant::now();
+            assert_eq!(status, Status::Ok, "{:?}", rig.stats());
+            let mut model = model.lock().unwrap();
+            match out.remove(&place).expect("out") {
+                Out::Read { number, since, sector } => {
+                    model.reads.remove(&number);
+                    model.check(since, sector, &data, &|| format!("seed {seed}, {:?}", rig.stats()));
+                }
+                Out::Write { changes } => {
+                    changes.into_iter().for_each(|(begun, extent)| model.end_write(begun, extent));
+                }
+                Out::Flush => {}
+            }
+        }
+        assert!(last.elapsed() < Duration::from_secs(60), "it hangs: {} out", out.len());
+    }
+}
+
+/// A request, noted in the model before it is made.
+fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, Out) {
+    let (sector, count) = random.extent();
+    let len = count as usize * 512;
+    match random.below(100) {
+        0..40 => {
+            let number = ids.fetch_add(1, Ordering::Relaxed);
+            let pieces = random.pieces(len);
+            let mut model = model.lock().unwrap();
+            let since = model.tick();
+            model.reads.insert(number, since);
+            (Op::Read { sector, pieces }, Out::Read { number, since, sector })
+        }
+        40..80 => {
+            let id = ids.fetch_add(1, Ordering::Relaxed);
+            let data = (sector..sector + count).flat_map(|sector| content(id, sector)).collect();
+            let pieces = random.pieces(len);
+            let mut model = model.lock().unwrap();
+            model.begin_write(id, (sector, count), id, true);
+            let changes = vec![(model.clock, (sector, count))];
+            (Op::Write { sector, pieces, data }, Out::Write { changes })
+        }
+        kind @ 80..97 => {
+            let ranges: Vec<(u64, u64)> = match random.below(3) {
+                0 => vec![(sector, count), random.extent()],
+                _ => vec![(sector, count)],
+            };
+            let certain = kind < 92;
+            let mut model = model.lock().unwrap();
+            let mut changes = Vec::new();
+            for range in &ranges {
+                model.begin_write(0, *range, 0, certain);
+                changes.push((model.clock, *range));
+            }
+            let ranges = ranges.into_iter().map(|(at, count)| (at, count as u32)).collect();
+            let op = match certain {
+                true => Op::WriteZeroes { ranges, unmap: kind % 2 == 0 },
+                false => Op::Discard(ranges),
+            };
+            (op, Out::Write { changes })
+        }
+        _ => (Op::Flush, Out::Flush),
+    }
+}
+
+fn from_environment(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().map_or(otherwise, |value| value.parse().expect("a number"))
+}
+
+/// Lanes of one volume, each a thread, with requests of any size and alignment that overlap: each read finds what a disk could give it, each
+/// sector is whole, and the volume holds at the end what a read of it finds.
+fn model(place: &Place) {
+    const LANES: u64 = 4;
+    let engine = place.open();
+    let first = Written { id: 0, begun: 0, answered: 0, certain: true };
+    let sectors = vec![vec![first]; SIZE as usize / 512];
+    let model = Mutex::new(Model { clock: 0, sectors, reads: HashMap::new() });
+    let (left, ids) = (AtomicU64::new(from_environment("VLANE_COHERENCE", 600)), AtomicU64::new(1));
+    let seed = from_environment("VLANE_COHERENCE_SEED", 1);
+    std::thread::scope(|threads| {
+        for lane in 0..LANES {
+            let (engine, model, left, ids) = (&engine, &model, &left, &ids);
+            threads.spawn(move || guest(engine, model, left, ids, seed * LANES + lane));
+        }
+    });
+    let mut rig = lane(&engine);
+    let found = rig.ok(Op::read(0, SIZE as usize));
+    let mut model = model.into_inner().expect("nobody failed");
+    let now = model.tick();
+    model.check(now, 0, &found, &|| "at the end".to_owned());
+    rig.ok(Op::Flush);
+    drop((rig, engine));
+    assert!(std::fs::read(&place.path).expect("read") == found, "the image is not as it was read");
+}
+
+#[test]
+fn lanes_that_change_parts_of_blocks_of_a_device_are_as_the_model() {
+    if let Some(place) = Place::device() {
+        model(&place);
+    }
+}
+
+#[test]
+fn lanes_that_change_parts_of_blocks_of_a_file_are_as_the_model() {
+    if let Some(place) = Place::file() {
+        model(&place);
+    }
+}

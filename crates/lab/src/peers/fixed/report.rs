@@ -1,0 +1,317 @@
+//! What came of it: a line in the terminal, a table of verdicts, and a picture for each medium.
+
+use super::plan::{Client, Group, short};
+use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
+use super::{Figures, Outcome, QSD, RowResult, groups};
+use crate::guests::Machines;
+use crate::machine::Machine;
+use crate::peers::Options;
+use crate::report::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Spread, Table,
+    figure, markdown as md,
+};
+
+/// The section of the verdicts.
+const VERDICTS: &str = "verdicts";
+
+impl Metric {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU per I/O",
+            Self::P50 => "p50",
+        }
+    }
+}
+
+fn spread(rounds: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<Spread> {
+    Spread::of(&rounds.iter().map(of).collect::<Vec<_>>())
+}
+
+/// `1.08 (A/A to 1.03)`.
+fn shown(compared: &Compared) -> String {
+    format!("{:.2} (A/A to {:.2})", compared.ratio.median, compared.noise)
+}
+
+/// The verdict in words.
+fn words(result: &RowResult, place: usize) -> String {
+    let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else { return String::new() };
+    match verdict {
+        Verdict::Met(_) => "met".into(),
+        Verdict::NotMet(all) => {
+            let over: Vec<_> = all.iter().filter(|c| !c.holds()).map(|c| c.metric.name()).collect();
+            format!("not met: {}", over.join(", "))
+        }
+        Verdict::NotReached => {
+            let late = [place, QSD].into_iter().filter_map(|place| {
+                let rounds = &result.measured.rounds[place];
+                let reached = is_reached(rounds, result.plan.rate);
+                let name = &result.contenders[place];
+                (!reached).then(|| format!("{name} {}", figure::with_unit(achieved(rounds), "IOPS")))
+            });
+            format!("not reached: {}", late.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// The places of the contenders that are held against qemu-storage-daemon.
+fn judged(result: &RowResult) -> impl Iterator<Item = usize> {
+    (0..result.contenders.len()).filter(|place| *place != QSD)
+}
+
+/// The lines of one row, for the terminal.
+pub fn lines(result: &RowResult) -> String {
+    let mut out = format!("{}\n", result.title);
+    for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+        let median = |of: fn(&Figures) -> f64| spread(rounds, of).map_or(f64::NAN, |spread| spread.median);
+        out += &format!(
+            "  {name}: {}, CPU per I/O {}, p50 {}, p99 {}\n",
+            figure::with_unit(achieved(rounds), "IOPS"),
+            figure::with_unit(median(|f| f.cpu_us), "us"),
+            figure::with_unit(median(|f| f.p50_us), "us"),
+            figure::with_unit(median(|f| f.p99_us), "us"),
+        );
+    }
+    for place in judged(result) {
+        let compared = result.verdicts[place].as_ref().map_or(&[][..], Verdict::compared);
+        let ratios: Vec<_> = compared.iter().map(|c| format!("{} {}", c.metric.name(), shown(c))).collect();
+        let ratios = if ratios.is_empty() { String::new() } else { format!(" ({})", ratios.join("; ")) };
+        let name = if place == 0 { String::new() } else { format!("{}: ", result.contenders[place]) };
+        out += &format!("  {name}{}{ratios}\n", words(result, place));
+    }
+    out
+}
+
+/// The verdicts as a Markdown table.
+pub fn markdown(results: &[RowResult]) -> String {
+    md::table(&verdicts(results))
+}
+
+/// A line for each row and each vlane in it.
+fn verdicts(results: &[RowResult]) -> Table {
+    let mut rows = Vec::new();
+    for result in results {
+        for place in judged(result) {
+            let name = match place {
+                0 => result.title.clone(),
+                _ => format!("{}: {}", result.title, result.contenders[place]),
+            };
+            let mut row = vec![Cell::from(name)];
+            for (metric, of) in [(Metric::Cpu, cpu as fn(&Figures) -> f64), (Metric::P50, p50)] {
+                let verdict = result.verdicts[place].as_ref();
+                let compared = verdict.and_then(|verdict| verdict.of(metric));
+                let figure = |place: usize| match compared {
+                    Some(_) => Cell::from(spread(&result.measured.rounds[place], of)),
+                    None => Cell::Empty,
+                };
+                row.extend([figure(place), figure(QSD)]);
+                row.push(compared.map_or(Cell::Empty, |compared| Cell::Figure(compared.ratio)));
+                row.push(compared.map_or(Cell::Empty, |compared| Cell::Number(compared.noise)));
+            }
+            row.push(words(result, place).into());
+            rows.push(row);
+        }
+    }
+    Table {
+        caption: "CPU time and median latency per request at a given rate: medians of the rounds (smallest-largest)"
+            .into(),
+        columns: vec![
+            Column::new("Load", ""),
+            Column::new("CPU: vlane", "us"),
+            Column::new("CPU: qemu-storage-daemon", "us"),
+            Column::new("CPU: ratio", "x"),
+            Column::new("CPU: A/A to", "x"),
+            Column::new("p50: vlane", "us"),
+            Column::new("p50: qemu-storage-daemon", "us"),
+            Column::new("p50: ratio", "x"),
+            Column::new("p50: A/A to", "x"),
+            Column::new("Verdict", ""),
+        ],
+        rows,
+    }
+}
+
+fn cpu(figures: &Figures) -> f64 {
+    figures.cpu_us
+}
+
+fn p50(figures: &Figures) -> f64 {
+    figures.p50_us
+}
+
+/// CPU time per request over the rate: a line for each back end and depth, of what was reached.
+fn picture(group: &Group, results: &[&RowResult]) -> Option<Chart> {
+    let mut series: Vec<Series> = Vec::new();
+    let contenders = results.first().map_or(&[][..], |result| &result.contenders);
+    for depth in group.depths {
+        for (place, name) in contenders.iter().enumerate() {
+            let mut points = Vec::new();
+            for result in results.iter().filter(|result| result.plan.depth == *depth) {
+                let rounds = &result.measured.rounds[place];
+                if let (true, Some(y)) = (is_reached(rounds, result.plan.rate), spread(rounds, cpu)) {
+                    points.push(Point { x: f64::from(result.plan.rate), y });
+                }
+            }
+            points.sort_by(|a, b| a.x.total_cmp(&b.x));
+            if !points.is_empty() {
+                series.push(Series::measured(format!("{name}, depth {depth}"), points));
+            }
+        }
+    }
+    let title = match group.client {
+        Client::Guest(Machines::Qemu) => "CPU time per I/O, QEMU's included",
+        _ => "CPU time of the back end per I/O",
+    };
+    (!series.is_empty()).then(|| Chart {
+        caption: format!("{}: {title}, by rate", group.title),
+        kind: ChartKind::Lines,
+        x: Axis { title: "Rate".into(), unit: "IOPS".into(), log: true },
+        y: Axis { title: title.into(), unit: "us".into(), log: false },
+        categories: Vec::new(),
+        series,
+    })
+}
+
+/// Every contender of a group's rows.
+fn figures(group: &Group, results: &[&RowResult]) -> Table {
+    let guest = group.client != Client::Native;
+    let instructions =
+        results.iter().flat_map(|r| &r.measured.rounds).flatten().any(|f| f.instructions.is_some());
+    let mut columns = vec![
+        Column::new("Load", ""),
+        Column::new("Back end", ""),
+        Column::new("Achieved", "IOPS"),
+        Column::new("CPU per I/O", "us"),
+    ];
+    columns.extend(guest.then(|| Column::new("Guest's CPU per I/O", "us")));
+    columns.extend(instructions.then(|| Column::new("Instructions per I/O", "")));
+    columns.extend([Column::new("Switches per I/O", ""), Column::new("p50", "us"), Column::new("p99", "us")]);
+    let mut rows = Vec::new();
+    for result in results {
+        let load = format!("{} IOPS, depth {}", short(result.plan.rate), result.plan.depth);
+        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+            let mut row = vec![Cell::from(load.clone()), Cell::from(name.clone())];
+            let mut add = |of: fn(&Figures) -> f64| row.push(spread(rounds, of).into());
+            add(|f| f.iops);
+            add(|f| f.backend_cpu_us);
+            if guest {
+                add(|f| f.guest_cpu_us.unwrap_or(f64::NAN));
+            }
+            if instructions {
+                add(|f| f.instructions.unwrap_or(f64::NAN));
+            }
+            add(|f| f.switches);
+            add(|f| f.p50_us);
+            add(|f| f.p99_us);
+            rows.push(row);
+        }
+    }
+    Table { caption: "Every back end: median of its rounds (smallest-largest)".into(), columns, rows }
+}
+
+/// How many rows came to what, and which were not met.
+fn summary(results: &[RowResult]) -> Vec<String> {
+    let all = || results.iter().flat_map(|result| judged(result).map(move |place| (result, place)));
+    let is = |(result, place): (&RowResult, usize), wanted: fn(&Verdict) -> bool| {
+        result.verdicts[place].as_ref().is_some_and(wanted)
+    };
+    let count = |wanted: fn(&Verdict) -> bool| all().filter(|one| is(*one, wanted)).count();
+    let (met, late) = (count(|v| matches!(v, Verdict::Met(_))), count(|v| matches!(v, Verdict::NotReached)));
+    let total = all().count();
+    let mut out = vec![format!(
+        "Of {total} loads both back ends reach {}. In {met} of these vlane's CPU time per I/O and median latency are at most \
+         qemu-storage-daemon's, or differ from them by no more than the same back end from itself; in {} they are not.",
+        total - late,
+        total - late - met
+    )];
+    for (result, place) in all().filter(|one| is(*one, |v| matches!(v, Verdict::NotMet(_)))) {
+        let verdict = result.verdicts[place].as_ref();
+        let over = verdict.into_iter().flat_map(Verdict::compared).filter(|compared| !compared.holds());
+        let over: Vec<_> =
+            over.map(|compared| format!("{} {}", compared.metric.name(), shown(compared))).collect();
+        let name = if place == 0 { String::new() } else { format!(" ({})", result.contenders[place]) };
+        out.push(format!("Not met: {}{name}: {}.", result.title, over.join("; ")));
+    }
+    out
+}
+
+/// The report. `command` made it, beginning at `created` and taking `seconds`.
+pub fn report(
+    outcome: &Outcome,
+    options: &Options,
+    command: &str,
+    created: String,
+    seconds: f64,
+    mut machine: Machine,
+) -> Report {
+    if let Some(fio) = &outcome.fio {
+        machine.versions.push(("fio with libblkio".into(), fio.clone()));
+    }
+    machine.versions.extend(outcome.guests.iter().map(|guest| ("guest".to_owned(), guest.clone())));
+    let mut notes = vec![Note::info(format!(
+        "Each figure is the median of {} measurements of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
+         for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
+         A/A: the largest ratio of the medians of two halves of the same back end's rounds; of p50 at least what fio tells apart.",
+        options.pairs,
+        figure::duration(options.time.as_secs_f64()),
+        figure::duration(options.ramp.as_secs_f64()),
+        100.0 * super::REACHED,
+    ))];
+    if options.pairs < 3 {
+        notes.push(Note::warning(format!(
+            "{} of each: less than three tell little of the noise (--pairs 3).",
+            options.pairs
+        )));
+    }
+    if outcome.emulated {
+        notes.push(Note::warning(
+            "QEMU's guest is emulated: its own CPU time is several times what it is under KVM, so the back end's part is smaller than there.",
+        ));
+    }
+    notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Left out: {text}."))));
+    let mut sections = vec![Section {
+        id: VERDICTS.into(),
+        title: "CPU time and latency at the same load".into(),
+        text: vec![
+            "With a QEMU guest, CPU time is QEMU's and the back end's together; otherwise it is the back end's.".into(),
+        ],
+        command: None,
+        blocks: vec![Block::Table(verdicts(&outcome.rows))],
+    }];
+    for group in groups() {
+        let results: Vec<_> = outcome.rows.iter().filter(|result| result.plan.group == group).collect();
+        if results.is_empty() {
+            continue;
+        }
+        let mut blocks: Vec<_> = picture(group, &results).map(Block::Chart).into_iter().collect();
+        blocks.push(Block::Table(figures(group, &results)));
+        let text = match group.client {
+            Client::Native => "fio with libblkio, waiting for interrupts; back end and client on a CPU each.",
+            Client::Guest(_) => {
+                "fio in the guest, which has a disk of each back end; nothing is bound to a CPU. The guest's CPU time is that of all its processes on the host."
+            }
+        };
+        sections.push(Section {
+            id: group.id.into(),
+            title: group.title.into(),
+            text: vec![text.into()],
+            command: None,
+            blocks,
+        });
+    }
+    Report {
+        schema: SCHEMA.into(),
+        kind: "fixed-load".into(),
+        title: "vlane and qemu-storage-daemon at the same load".into(),
+        summary: summary(&outcome.rows),
+        command: command.into(),
+        created,
+        seconds,
+        machine,
+        notes,
+        sections,
+    }
+}
+
+#[cfg(test)]
+#[path = "report/tests.rs"]
+mod tests;

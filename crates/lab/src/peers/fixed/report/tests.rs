@@ -1,0 +1,90 @@
+use std::time::Duration;
+
+use vlane_boot::Install;
+
+use super::super::{rows, verdict};
+use super::*;
+use crate::peers::Measured;
+
+fn options() -> Options {
+    Options {
+        vlane: "vlane".into(),
+        rows: Vec::new(),
+        pairs: 3,
+        time: Duration::from_secs(1),
+        ramp: Duration::ZERO,
+        install: Install::Never,
+        server_cpu: None,
+        driver_cpu: None,
+        ram_dir: None,
+        disk_dir: None,
+    }
+}
+
+/// A result of every row: rates up to 10k are reached, vlane costs less at depth 4 and more at depth 1.
+fn outcome() -> Outcome {
+    let results = rows().into_iter().map(|row| {
+        let iops = f64::from(row.rate.min(10_000));
+        let figures = |cpu_us: f64| Figures {
+            iops,
+            cpu_us,
+            backend_cpu_us: cpu_us,
+            p50_us: 20.0,
+            p99_us: 30.0,
+            ..Figures::default()
+        };
+        let rounds = vec![vec![figures(if row.depth == 4 { 5.0 } else { 15.0 }); 3], vec![figures(10.0); 3]];
+        RowResult {
+            row: row.id(),
+            title: row.title(),
+            contenders: vec!["vlane".into(), "qemu-storage-daemon".into()],
+            verdicts: vec![Some(verdict::judge(&rounds[0], &rounds[1], row.rate, 0.0)), None],
+            measured: Measured { rounds },
+            plan: row,
+        }
+    });
+    Outcome {
+        rows: results.collect(),
+        missing: vec!["instructions: not counted".into()],
+        guests: Vec::new(),
+        emulated: true,
+        fio: Some("3.41".into()),
+    }
+}
+
+#[test]
+fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
+    let outcome = outcome();
+    let report = report(&outcome, &options(), "vlane peers", String::new(), 1.0, Machine::default());
+    let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
+    assert_eq!(table.rows.len(), rows().len());
+    assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
+    assert_eq!(report.sections.len(), 1 + groups().len());
+    for section in &report.sections[1..] {
+        let [Block::Chart(chart), Block::Table(_)] = &section.blocks[..] else { panic!("{}", section.id) };
+        assert!(chart.series.iter().flat_map(|s| &s.points).all(|point| point.x <= 10_000.0));
+        assert!(chart.series.iter().any(|s| s.name == "qemu-storage-daemon, depth 4"));
+    }
+    // 10 native rows at 50k or 100k... of five media and two depths are not reached.
+    let native = 5 * 2 * 2;
+    let reached = rows().len() - native;
+    assert!(
+        report.summary[0].starts_with(&format!("Of {} loads both back ends reach {reached}.", rows().len()))
+    );
+    let not_met = report.summary.iter().filter(|text| text.starts_with("Not met: ")).count();
+    assert_eq!(not_met, 5 * 2 + 3, "{:?}", report.summary);
+    assert!(report.notes.iter().any(|note| note.text.contains("instructions: not counted")));
+}
+
+#[test]
+fn a_row_that_is_not_reached_says_what_was_achieved() {
+    let outcome = outcome();
+    let find = |name: &str| outcome.rows.iter().find(|result| result.row == name);
+    let late = find("null-50k-d4").map(lines).unwrap_or_default();
+    assert!(late.contains("not reached: vlane 10.0k IOPS, qemu-storage-daemon 10.0k IOPS"), "{late}");
+    let bad = find("null-1k-d1").map(lines).unwrap_or_default();
+    assert!(bad.contains("not met: CPU per I/O (CPU per I/O 1.50 (A/A to 1.00); p50 1.00"), "{bad}");
+    let text = markdown(&outcome.rows);
+    assert_eq!(text.lines().count(), 2 + rows().len());
+    assert!(text.lines().all(|line| line.matches('|').count() == 11), "{text}");
+}

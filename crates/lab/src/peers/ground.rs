@@ -1,0 +1,131 @@
+//! What measurements stand on: the CPUs, the images, the peer's program, and back ends started alike.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+use tempfile::TempDir;
+use vlane_boot::Host;
+
+use super::Options;
+use super::plan::Medium;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::image::{self, Image, Place};
+use crate::interrupt::Interrupt;
+use crate::server::{Server, Storage};
+
+/// Size of the image on the RAM disk.
+const RAM_BYTES: u64 = 1 << 30;
+/// Size of the image on the disk.
+const DISK_BYTES: u64 = 2 << 30;
+/// Capacity of the null devices.
+const NULL_BYTES: u64 = 16 << 30;
+
+/// What some measurements need.
+#[derive(Debug)]
+pub(super) struct Ground<'a> {
+    options: &'a Options,
+    /// For sockets and results.
+    pub(super) dir: TempDir,
+    qsd: Option<PathBuf>,
+    /// The back ends' CPU.
+    pub(super) server_cpu: usize,
+    /// The CPU of who drives them.
+    pub(super) driver_cpu: usize,
+    ram: Option<Image>,
+    disk: Option<Image>,
+}
+
+impl<'a> Ground<'a> {
+    /// Makes ready what measurements on these media need; everything that can be missing is looked for before the images are written.
+    pub(super) fn new(
+        options: &'a Options,
+        host: &Host,
+        qsd: bool,
+        media: &[Medium],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let (server_cpu, driver_cpu) = cpus(options)?;
+        host.program("taskset")?;
+        let qsd = qsd.then(|| host.program("qemu-storage-daemon")).transpose()?;
+        let place = |medium, wanted: &Option<PathBuf>, bytes, option| {
+            Place::find(medium, wanted.as_deref(), bytes, option)
+        };
+        let ram = media
+            .contains(&Medium::Ram)
+            .then(|| place(image::Medium::Ram, &options.ram_dir, RAM_BYTES, "--ram-dir"))
+            .transpose()?;
+        let disk = media
+            .contains(&Medium::Disk)
+            .then(|| place(image::Medium::Disk, &options.disk_dir, DISK_BYTES, "--disk-dir"))
+            .transpose()?;
+        if ram.is_some() || disk.is_some() {
+            // Nobody may be there to read it.
+            let _ = writeln!(std::io::stderr(), "writing the images");
+        }
+        Ok(Self {
+            options,
+            dir: tempfile::Builder::new()
+                .prefix("vlane-peers-")
+                .tempdir()
+                .context(ErrorKind::Io, || "cannot make a directory for temporary files")?,
+            qsd,
+            server_cpu,
+            driver_cpu,
+            ram: ram.map(|place| place.image(RAM_BYTES, interrupt)).transpose()?,
+            disk: disk.map(|place| place.image(DISK_BYTES, interrupt)).transpose()?,
+        })
+    }
+
+    /// What a back end on a medium serves.
+    pub(super) fn storage(&self, medium: Medium) -> Result<Storage<'_>> {
+        let (image, direct) = match medium {
+            Medium::Null => return Ok(Storage::null(NULL_BYTES)),
+            Medium::Slow { us } => {
+                return Ok(Storage::Null { bytes: NULL_BYTES, latency: Duration::from_micros(us) });
+            }
+            Medium::Ram => (&self.ram, false),
+            Medium::Disk => (&self.disk, true),
+        };
+        let image = image.as_ref().ok_or_else(|| Error::new(ErrorKind::Invalid, "the image is not there"))?;
+        Ok(Storage::File { path: image.path(), direct })
+    }
+
+    /// Starts vlane on a medium.
+    pub(super) fn vlane<A: AsRef<OsStr>>(
+        &self,
+        medium: Medium,
+        cpus: &[usize],
+        arguments: &[A],
+    ) -> Result<Server> {
+        Server::vlane(&self.options.vlane, self.dir.path(), self.storage(medium)?, cpus, arguments)
+    }
+
+    /// Starts qemu-storage-daemon on a medium.
+    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16) -> Result<Server> {
+        let missing = || Error::new(ErrorKind::Missing, "qemu-storage-daemon is not there");
+        let program = self.qsd.as_deref().ok_or_else(missing)?;
+        Server::qemu_storage_daemon(program, self.dir.path(), self.storage(medium)?, cpus, queues)
+    }
+}
+
+/// The CPUs of server and driver.
+fn cpus(options: &Options) -> Result<(usize, usize)> {
+    let set = sched_getaffinity(None).context(ErrorKind::Io, || "cannot ask for the usable CPUs")?;
+    let usable: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let server = options.server_cpu.or_else(|| usable.first().copied()).unwrap_or(0);
+    let other = || usable.iter().copied().find(|cpu| *cpu != server);
+    let driver = options.driver_cpu.or_else(other).unwrap_or(server);
+    let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
+    for cpu in [server, driver] {
+        if !usable.contains(&cpu) {
+            return invalid(format!("CPU {cpu} cannot be used by this process; it has {usable:?}"));
+        }
+    }
+    if server == driver {
+        return invalid(format!("back end and driver need a CPU each; this process has only CPU {server}"));
+    }
+    Ok((server, driver))
+}

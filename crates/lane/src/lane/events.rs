@@ -1,0 +1,61 @@
+//! What a lane tells its session by itself.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use vlane_ring::Broken;
+
+use crate::mail::{Listener, Teller, news};
+use crate::sync::Wake;
+
+/// Something that the session must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneEvent {
+    /// The driver broke the rules; the lane takes no more requests.
+    Broken {
+        /// The queue's index.
+        index: u16,
+        /// Which rule.
+        reason: Broken,
+    },
+    /// Its thread ended by a fault of its own. What was in flight is not answered, and nobody knows how far it came.
+    Lost {
+        /// The queue's index.
+        index: u16,
+    },
+}
+
+/// Carries events from lanes to their session.
+#[derive(Debug, Clone)]
+pub struct EventSender(Teller<LaneEvent>);
+
+/// The session's end.
+#[derive(Debug)]
+pub struct EventReceiver(Listener<LaneEvent>);
+
+/// A channel for lane events that can be waited for together with other descriptors.
+///
+/// # Errors
+/// When the system gives no eventfd.
+pub fn event_channel() -> io::Result<(EventSender, EventReceiver)> {
+    let (teller, listener) = news(Wake::new()?);
+    Ok((EventSender(teller), EventReceiver(listener)))
+}
+
+impl EventSender {
+    pub(super) fn send(&self, event: LaneEvent) {
+        self.0.send(event);
+    }
+}
+
+impl EventReceiver {
+    /// Readable when there is an event.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.0.wake().fd()
+    }
+
+    /// The next event, without waiting. Call until there is none.
+    pub fn next(&self) -> Option<LaneEvent> {
+        self.0.next()
+    }
+}

@@ -1,0 +1,182 @@
+//! Those who look at a lane's requests and change nothing: the recorder, the vCPU scheduler's hint, the watch for storage that hangs, the
+//! probes. The lane tells them of its steps; who is not there costs a branch.
+
+use std::sync::Arc;
+
+use vlane_hint::LaneHint;
+use vlane_ring::{Request, Slot, Status, probes};
+
+use crate::recorder::{CLOCK_EVERY, Recorder};
+use crate::watch::{Watch, Watched};
+
+#[derive(Debug)]
+pub(crate) struct Observers {
+    /// The queue's index, for the probes.
+    index: u16,
+    /// Told of every request, if somebody wants to know.
+    recorder: Option<Box<Recorder>>,
+    /// Tells the vCPU scheduler, if there is one.
+    hint: Option<Box<LaneHint>>,
+    /// Whether there is any of the two that wants to know of single requests.
+    is_any: bool,
+    watched: Option<Watched>,
+    /// Everything that there was is answered: what comes next is the guest's answer to that.
+    is_all_shown: bool,
+    /// Requests of this turn.
+    taken: usize,
+}
+
+impl Observers {
+    pub(crate) fn new(index: u16, slots: u16, watch: Option<Arc<Watch>>) -> Observers {
+        let watched = watch.map(|watch| Watched::new(watch, index, slots));
+        Observers { index, recorder: None, hint: None, is_any: false, watched, is_all_shown: false, taken: 0 }
+    }
+
+    /// The lane is about to take requests; `has_some` says whether there are any.
+    #[inline]
+    pub(crate) fn turn_begins(&mut self, has_some: impl FnOnce() -> bool) {
+        self.taken = 0;
+        self.is_all_shown = false;
+        if let Some(hint) = &mut self.hint {
+            // While nobody wants to know, requests are not looked at one by one.
+            self.is_any = self.recorder.is_some() || hint.is_armed();
+            if hint.is_pending() && has_some() {
+                hint.submitted();
+            }
+        }
+    }
+
+    /// A request was taken out of the ring.
+    #[inline(always)]
+    pub(crate) fn taken(&mut self, slot: Slot, request: &Request) {
+        self.taken += 1;
+        if self.recorder.is_some() || self.is_all_shown {
+            self.tell_taken(slot, request);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_taken(&mut self, slot: Slot, request: &Request) {
+        if self.is_all_shown
+            && let Some(hint) = &mut self.hint
+        {
+            hint.submitted();
+        }
+        self.is_all_shown = false;
+        if let Some(recorder) = &mut self.recorder {
+            if self.taken.is_multiple_of(CLOCK_EVERY) {
+                recorder.end_batch(true);
+            }
+            recorder.begin(slot, request);
+        }
+    }
+
+    /// The storage gets it next.
+    #[inline]
+    pub(crate) fn submitted(&mut self, slot: Slot, request: &Request) {
+        if let Some(watched) = &mut self.watched {
+            watched.begin(slot, request);
+        }
+        probes::request_submit(request);
+    }
+
+    /// It was answered; it is still in its slot.
+    #[inline]
+    pub(crate) fn answered(&mut self, slot: Slot, request: &Request, status: Status) {
+        if let Some(watched) = &self.watched {
+            watched.end(slot);
+        }
+        if self.is_any {
+            self.tell_answered(slot, request, status);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_answered(&mut self, slot: Slot, request: &Request, status: Status) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.complete(slot, request, status);
+        }
+        if let Some(hint) = &mut self.hint {
+            hint.completed(request);
+        }
+    }
+
+    /// It goes back into the ring, as if it had not been taken.
+    pub(crate) fn put_back(&mut self, slot: Slot) {
+        if let Some(watched) = &self.watched {
+            watched.end(slot);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.put_back(slot);
+        }
+    }
+
+    /// Answers of this turn were shown early; `is_empty` says whether the ring is.
+    #[inline]
+    pub(crate) fn shown_early(&mut self, is_empty: impl FnOnce() -> bool) {
+        self.is_all_shown = self.hint.is_some() && is_empty();
+    }
+
+    /// Some requests were begun, or answered, together.
+    #[inline]
+    pub(crate) fn end_batch(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end_batch(false);
+        }
+    }
+
+    /// The lane took all it takes at a time; returns how many that were.
+    #[inline]
+    pub(crate) fn turn_ends(&mut self) -> usize {
+        self.end_batch();
+        if self.taken > 0 {
+            probes::batch_taken(self.index, self.taken);
+        }
+        self.taken
+    }
+
+    /// The guest is about to see all answers, and `publish` shows them and says whether it is to be signalled.
+    #[inline]
+    pub(crate) fn shown(&mut self, publish: impl FnOnce() -> bool) -> bool {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.published();
+        }
+        let signals = publish();
+        if let Some(hint) = &mut self.hint {
+            // First of all: when the interrupt comes, the vCPU is to run already.
+            hint.shown(signals);
+        }
+        if signals {
+            probes::signal(self.index);
+        }
+        signals
+    }
+
+    /// Tells a recorder of every request from now on, or nobody.
+    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>, slots: u16, in_flight: usize) {
+        self.recorder = recorder;
+        self.is_any = self.recorder.is_some() || self.hint.is_some();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.start(slots, in_flight);
+        }
+    }
+
+    /// Takes the recorder out, for the lane that comes next.
+    pub(crate) fn take_recorder(&mut self) -> Option<Box<Recorder>> {
+        self.end_batch();
+        self.recorder.take()
+    }
+
+    /// Tells the vCPU scheduler of what completes from now on, or nobody.
+    pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
+        self.hint = hint;
+        self.is_any = self.recorder.is_some() || self.hint.is_some();
+    }
+
+    /// Takes the hint out, for the lane that comes next.
+    pub(crate) fn take_hint(&mut self) -> Option<Box<LaneHint>> {
+        let mut hint = self.hint.take()?;
+        hint.forget();
+        Some(hint)
+    }
+}
