@@ -21,6 +21,7 @@ mod lists;
 mod mail;
 mod meter;
 mod observers;
+mod pace;
 mod payoff;
 mod polling;
 mod pool;

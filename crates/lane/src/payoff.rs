@@ -8,7 +8,7 @@
 //!
 //! A sleep cannot tell how soon the work came: it ends later, by the time that waking takes. So waits are learnt only
 //! from looking: all of a few in a row, to see whether it pays, then some of those that are polled for. Where it does not
-//! pay, the next attempt comes later each time, and none at all where even the sleeps are long.
+//! pay, the next attempt comes later each time, and none at all where even the sleeps are long: much longer than waking ever takes.
 
 /// Upper ends of the lengths that are told apart, in nanoseconds; about half as long again each.
 const ENDS: [u64; 16] = [
@@ -23,8 +23,11 @@ const ONE: u64 = 64;
 const BATCH: u8 = 8;
 /// While polling pays, one wait in so many is looked at for as long as may be: to learn from.
 const FULL_EVERY: u8 = 8;
-/// Waits in a row that outlast their window: it does not pay any more.
+/// Waits in a row that outlast their window: it does not pay any more, or not yet.
 const MISSES: u8 = 4;
+const MISSES_TRYING: u8 = 3;
+/// Sleeps longer than so many limits are not for want of waking: nothing that comes so late is looked for.
+const LONG_SLEEP: u64 = 4;
 /// Short sleeps between two attempts: at first, and at most.
 const REST: (u64, u64) = (32, 1024);
 /// Before the very first attempt.
@@ -85,7 +88,10 @@ enum State {
     /// Sleeps. After so many more short sleeps it tries again.
     Sleeps { left: u64 },
     /// Looks for as long as may be, a batch of waits long.
-    Tries,
+    Tries {
+        /// In a row.
+        misses: u8,
+    },
     /// Looks for as long as it pays.
     Polls {
         /// Until one that is learnt from.
@@ -129,7 +135,7 @@ impl Payoff {
         match self.state {
             State::Sleeps { .. } => 0,
             State::Polls { full: 1.., .. } => self.window.min(Self::longest(cost, limit)),
-            State::Tries | State::Polls { .. } => Self::longest(cost, limit),
+            State::Tries { .. } | State::Polls { .. } => Self::longest(cost, limit),
         }
     }
 
@@ -137,7 +143,13 @@ impl Payoff {
     pub(crate) fn polled(&mut self, found: Option<u64>, cost: u64, limit: u64) {
         let is_full = match &mut self.state {
             State::Sleeps { .. } => return,
-            State::Tries => true,
+            State::Tries { misses } => {
+                *misses = if found.is_some() { 0 } else { *misses + 1 };
+                if *misses >= MISSES_TRYING {
+                    return self.give_up();
+                }
+                true
+            }
             State::Polls { full, misses } => {
                 *misses = if found.is_some() { 0 } else { *misses + 1 };
                 if *misses >= MISSES {
@@ -162,7 +174,7 @@ impl Payoff {
         self.counts.iter_mut().for_each(|count| *count -= *count / 4);
         match self.state {
             _ if self.window == 0 => self.give_up(),
-            State::Tries => self.state = State::Polls { full: FULL_EVERY - 1, misses: 0 },
+            State::Tries { .. } => self.state = State::Polls { full: FULL_EVERY - 1, misses: 0 },
             _ => self.rest = (self.rest / 2).max(REST.0),
         }
     }
@@ -170,14 +182,14 @@ impl Payoff {
     /// The thread slept so long without looking, or after it.
     pub(crate) fn slept(&mut self, length: u64, limit: u64) {
         let State::Sleeps { left } = &mut self.state else { return };
-        if length > limit {
+        if length > limit.saturating_mul(LONG_SLEEP) {
             return;
         }
         *left = left.saturating_sub(1);
         if *left == 0 {
             self.counts.fill(0);
             self.new = 0;
-            self.state = State::Tries;
+            self.state = State::Tries { misses: 0 };
         }
     }
 
@@ -270,10 +282,10 @@ mod tests {
             let mut waiter = Waiter::new(6_000);
             waiter.wait_often(20_000, length);
             let alone = 20_000 * 6_000;
-            assert!(waiter.paid < alone + alone / 40, "{length}: {} for {alone}", waiter.paid);
+            assert!(waiter.paid < alone + alone / 50, "{length}: {} for {alone}", waiter.paid);
         }
         let mut waiter = Waiter::new(6_000);
-        waiter.wait_often(20_000, 100_000);
+        waiter.wait_often(20_000, 1_000_000);
         assert_eq!((waiter.longest, waiter.paid), (0, 20_000 * 6_000), "never looked for");
     }
 
@@ -289,7 +301,7 @@ mod tests {
             sleeps.wait(500);
             assert!(sleeps.sleeps_in(40, 30_000) == 40);
         }
-        assert!(matches!(sleeps.payoff.state, State::Sleeps { .. } | State::Tries));
+        assert!(matches!(sleeps.payoff.state, State::Sleeps { .. } | State::Tries { .. }));
     }
 
     #[test]
