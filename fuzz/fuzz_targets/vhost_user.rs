@@ -305,6 +305,7 @@ fn volume() -> Arc<Volume> {
             name: "fuzz".into(),
             serial: "fuzz".into(),
             topology: Topology { queues: 4, threads: 1, cpus: Vec::new() },
+            poll: vlane_lane::PollMode::Off,
             poll_max: Duration::ZERO,
         };
         Arc::new(Volume::new(Arc::new(engine), config).expect("volume"))

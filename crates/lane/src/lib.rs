@@ -21,6 +21,8 @@ mod lists;
 mod mail;
 mod meter;
 mod observers;
+mod pace;
+mod payoff;
 mod polling;
 mod pool;
 mod recorder;
@@ -42,6 +44,7 @@ pub use alarm::Alarm;
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
+pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
 pub use topology::{

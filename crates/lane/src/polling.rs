@@ -1,16 +1,20 @@
-//! Adaptive busy polling: how long a thread with nothing to do looks for work before it sleeps.
+//! How long a thread with nothing to do looks for work before it sleeps.
 //!
-//! Waking a sleeping thread takes about 10 us, so a thread that expects work sooner does better to look for it. How
-//! soon work comes is learnt from the sleeps themselves: a sleep that was shorter than the limit would have been better
-//! polled, so the window grows; one that was longer halves it. An idle guest's window is zero: it costs no CPU.
+//! Two things can be waited for, and what is learnt of one says nothing of the other: the guest's answer to an answer,
+//! which takes it a few microseconds, and the storage, which may take a hundred.
 //!
-//! Two things can be waited for, each with a window of its own: the guest's answer to an answer, which takes it a few
-//! microseconds, and the storage, which may take a hundred.
+//! By default polling must pay for itself: [`crate::payoff`]. For the lowest latency, whatever it costs, a thread looks
+//! for as long as is likely to help: a sleep that was shorter than the limit would have been better polled, so
+//! the window grows; one that was longer halves it. In both cases an idle guest's window is zero: it costs no CPU time.
 //!
 //! Polling only pays on a CPU that nobody else wants. A thread that finds, between two looks at the clock, that time
 //! is missing was not running: somebody else was. Then it stops polling for a while, longer each time.
 
 use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::payoff::{Payoff, WakeCost};
 
 /// First window after none.
 const FIRST: Duration = Duration::from_micros(8);
@@ -20,6 +24,29 @@ const PREEMPTED: Duration = Duration::from_micros(40);
 const REST: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
 /// Looks for work between two looks at the clock.
 const LOOKS: u32 = 8;
+
+/// What a thread that has nothing to do is to be spared: time, or CPU time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PollMode {
+    /// It looks for work as long as that may make the next answer quicker.
+    Latency,
+    /// It looks for work as long as that costs no more CPU time than to sleep.
+    #[default]
+    Balanced,
+    /// It sleeps.
+    Off,
+}
+
+impl PollMode {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            PollMode::Latency => "latency",
+            PollMode::Balanced => "balanced",
+            PollMode::Off => "off",
+        }
+    }
+}
 
 /// Whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,22 +59,59 @@ pub(crate) enum Turn {
 
 #[derive(Debug)]
 pub(crate) struct Polling {
+    mode: PollMode,
     max: Duration,
-    /// By turn.
+    /// By turn, for latency.
     windows: [Duration; 2],
+    /// By turn, where it must pay.
+    payoffs: [Payoff; 2],
+    cost: WakeCost,
     rest: Duration,
     resting_until: Option<Instant>,
 }
 
+/// A sleep that is going on.
+#[derive(Debug)]
+pub(crate) struct Sleep {
+    turn: Turn,
+    begin: Instant,
+    /// The thread's CPU time then, if what the sleep costs is to be known.
+    cpu: Option<Duration>,
+}
+
 impl Polling {
     /// Polls for `max` at most; zero: never.
-    pub(crate) fn new(max: Duration) -> Polling {
-        Polling { max, windows: [Duration::ZERO; 2], rest: REST.0, resting_until: None }
+    pub(crate) fn new(mode: PollMode, max: Duration) -> Polling {
+        Polling {
+            mode: if max.is_zero() { PollMode::Off } else { mode },
+            max,
+            windows: [Duration::ZERO; 2],
+            payoffs: [Payoff::new(), Payoff::new()],
+            cost: WakeCost::new(),
+            rest: REST.0,
+            resting_until: None,
+        }
     }
 
-    /// Looks for work with `find` for as long as it is likely to come; says whether it came.
-    pub(crate) fn poll(&mut self, turn: Turn, mut find: impl FnMut() -> bool) -> bool {
-        let window = self.windows[turn as usize];
+    fn window(&self, turn: Turn) -> Duration {
+        match self.mode {
+            PollMode::Latency => self.windows[turn as usize],
+            PollMode::Balanced => {
+                let window = self.payoffs[turn as usize].window(self.cost.ns(), nanoseconds(self.max));
+                Duration::from_nanos(window)
+            }
+            PollMode::Off => Duration::ZERO,
+        }
+    }
+
+    /// Looks for work with `find` for as long as it is likely to come; says whether it came, or the `deadline`.
+    pub(crate) fn poll(
+        &mut self,
+        turn: Turn,
+        deadline: Option<Instant>,
+        mut find: impl FnMut() -> bool,
+    ) -> bool {
+        let window = self.window(turn);
         if window.is_zero() {
             return false;
         }
@@ -60,6 +124,8 @@ impl Polling {
             for _ in 0..LOOKS {
                 if find() {
                     self.rest = self.rest.mul_f32(0.98).max(REST.0);
+                    // A few looks ago, which is close enough.
+                    self.polled(turn, Some(last - begin));
                     return true;
                 }
                 std::hint::spin_loop();
@@ -70,24 +136,66 @@ impl Polling {
                 self.rest = (self.rest * 2).min(REST.1);
                 return find();
             }
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                self.polled(turn, Some(now - begin));
+                return true;
+            }
             if now - begin >= window {
+                self.polled(turn, None);
                 return false;
             }
             last = now;
         }
     }
 
-    /// Work ended a sleep of this length.
-    pub(crate) fn slept(&mut self, turn: Turn, length: Duration) {
-        let window = &mut self.windows[turn as usize];
-        *window = if length < self.max {
-            (*window * 2).clamp(FIRST.min(self.max), self.max)
-        } else if *window > FIRST {
-            *window / 2
-        } else {
-            Duration::ZERO
-        };
+    fn polled(&mut self, turn: Turn, found: Option<Duration>) {
+        if self.mode == PollMode::Balanced {
+            let found = found.map(nanoseconds);
+            self.payoffs[turn as usize].polled(found, self.cost.ns(), nanoseconds(self.max));
+        }
     }
+
+    /// The thread sleeps now.
+    pub(crate) fn fall_asleep(&mut self, turn: Turn, begin: Instant) -> Sleep {
+        let is_measured = self.mode == PollMode::Balanced && self.cost.is_due();
+        Sleep { turn, begin, cpu: is_measured.then(cpu_time) }
+    }
+
+    /// Work ended a sleep.
+    pub(crate) fn woke(&mut self, sleep: &Sleep) {
+        if let Some(before) = sleep.cpu {
+            self.cost.measured(nanoseconds(cpu_time().saturating_sub(before)));
+        }
+        self.slept(sleep.turn, sleep.begin.elapsed());
+    }
+
+    fn slept(&mut self, turn: Turn, length: Duration) {
+        match self.mode {
+            PollMode::Latency => {
+                let window = &mut self.windows[turn as usize];
+                *window = if length < self.max {
+                    (*window * 2).clamp(FIRST.min(self.max), self.max)
+                } else if *window > FIRST {
+                    *window / 2
+                } else {
+                    Duration::ZERO
+                };
+            }
+            PollMode::Balanced => {
+                self.payoffs[turn as usize].slept(nanoseconds(length), nanoseconds(self.max));
+            }
+            PollMode::Off => {}
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The CPU time of this thread.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -96,7 +204,7 @@ mod tests {
 
     #[test]
     fn short_sleeps_open_the_window_and_long_ones_close_it() {
-        let mut polling = Polling::new(Duration::from_micros(50));
+        let mut polling = Polling::new(PollMode::Latency, Duration::from_micros(50));
         assert!(polling.windows[0].is_zero());
         for _ in 0..10 {
             polling.slept(Turn::Guest, Duration::from_micros(20));
@@ -110,26 +218,69 @@ mod tests {
 
     #[test]
     fn polling_that_is_off_stays_off() {
-        let mut polling = Polling::new(Duration::ZERO);
-        for _ in 0..10 {
-            polling.slept(Turn::Guest, Duration::from_nanos(1));
+        let off = [
+            (PollMode::Latency, Duration::ZERO),
+            (PollMode::Balanced, Duration::ZERO),
+            (PollMode::Off, Duration::from_millis(1)),
+        ];
+        for (mode, max) in off {
+            let mut polling = Polling::new(mode, max);
+            for _ in 0..10 {
+                polling.slept(Turn::Guest, Duration::from_nanos(1));
+            }
+            assert!(!polling.poll(Turn::Guest, None, || panic!("looked")), "{mode:?}");
         }
-        assert!(!polling.poll(Turn::Guest, || panic!("looked")));
+    }
+
+    /// Work that comes 25 us after each answer, to a thread for which a sleep costs 6 us.
+    #[test]
+    fn what_sleeping_is_cheaper_for_is_polled_for_by_latency_only() {
+        let window_in = |mode| {
+            let mut polling = Polling::new(mode, Duration::from_micros(50));
+            let mut windows = Duration::ZERO;
+            for _ in 0..1_000 {
+                polling.cost.measured(6_000);
+                let window = polling.window(Turn::Storage);
+                windows += window;
+                if window >= Duration::from_micros(25) {
+                    polling.polled(Turn::Storage, Some(Duration::from_micros(25)));
+                } else {
+                    polling.polled(Turn::Storage, None);
+                    polling.slept(Turn::Storage, Duration::from_micros(35));
+                }
+            }
+            assert!(polling.window(Turn::Guest).is_zero(), "each turn is learnt by itself");
+            windows / 1_000
+        };
+        assert!(window_in(PollMode::Latency) > Duration::from_micros(25));
+        assert!(window_in(PollMode::Balanced) < Duration::from_nanos(600));
+    }
+
+    #[test]
+    fn a_deadline_ends_the_look_for_work() {
+        let mut polling = Polling::new(PollMode::Latency, Duration::from_secs(3600));
+        polling.windows[0] = Duration::from_secs(3600);
+        let mut looks = 0u32;
+        assert!(polling.poll(Turn::Guest, Some(Instant::now()), || {
+            looks += 1;
+            false
+        }));
+        assert!(looks <= LOOKS, "{looks} looks");
     }
 
     #[test]
     fn a_thread_that_loses_its_cpu_while_polling_rests() {
-        let mut polling = Polling::new(Duration::from_millis(10));
+        let mut polling = Polling::new(PollMode::Latency, Duration::from_millis(10));
         polling.windows[0] = Duration::from_millis(10);
         // Long enough that the test itself may lose its CPU.
         polling.rest = REST.1;
         let mut looks = 0;
-        polling.poll(Turn::Guest, || {
+        polling.poll(Turn::Guest, None, || {
             looks += 1;
             std::thread::sleep(Duration::from_millis(1));
             false
         });
         assert!(looks <= LOOKS + 1, "went on for {looks} looks");
-        assert!(!polling.poll(Turn::Guest, || panic!("polled while resting")));
+        assert!(!polling.poll(Turn::Guest, None, || panic!("polled while resting")));
     }
 }

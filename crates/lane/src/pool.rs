@@ -17,6 +17,7 @@ use crate::error::{LaneError, Stopped};
 use crate::inbox::{Inbox, Message, Outbox, pair};
 use crate::lane::LaneConfig;
 use crate::meter::{Gauge, Meters};
+use crate::polling::{PollMode, Polling};
 use crate::recorder::Recorder;
 use crate::routes::Routes;
 use crate::steering::Steering;
@@ -31,7 +32,9 @@ const URING_ENTRIES: u32 = 1024;
 pub struct PoolConfig {
     /// Threads and their CPUs.
     pub topology: Topology,
-    /// The longest time that a thread looks for work before it sleeps; zero: it sleeps at once.
+    /// When a thread looks for work before it sleeps.
+    pub poll: PollMode,
+    /// The longest time that it does; zero: it sleeps at once.
     pub poll_max: Duration,
 }
 
@@ -74,6 +77,7 @@ impl Pool {
             let birth = Birth {
                 number,
                 cpu: cpus.get(number).copied(),
+                poll: config.poll,
                 poll_max: config.poll_max,
                 inbox,
                 routes: Arc::clone(&pool.routes),
@@ -273,6 +277,7 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
 struct Birth {
     number: usize,
     cpu: Option<usize>,
+    poll: PollMode,
     poll_max: Duration,
     inbox: Inbox,
     routes: Arc<Routes>,
@@ -299,7 +304,7 @@ impl Birth {
 
     /// On the thread itself.
     fn begin(self) -> Result<Thread, LaneError> {
-        let Birth { number, cpu, poll_max, inbox, routes, meters } = self;
+        let Birth { number, cpu, poll, poll_max, inbox, routes, meters } = self;
         if let Some(cpu) = cpu {
             let mut set = CpuSet::new();
             set.set(cpu);
@@ -312,6 +317,8 @@ impl Birth {
         let uring = Uring::new(URING_ENTRIES)?;
         let gauge = meters.map(|meters| Gauge::new(meters, number));
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        Ok(Thread::new(number, uring, inbox, poll_max).with_routes(routes).with_gauge(gauge))
+        Ok(Thread::new(number, uring, inbox, Polling::new(poll, poll_max))
+            .with_routes(routes)
+            .with_gauge(gauge))
     }
 }

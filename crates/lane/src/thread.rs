@@ -46,10 +46,12 @@ pub(crate) struct Thread {
     exit: bool,
     /// Its place in the pool: for the probes.
     number: u32,
+    /// When it began.
+    origin: Instant,
 }
 
 impl Thread {
-    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, poll_max: Duration) -> Thread {
+    pub(crate) fn new(number: u32, uring: Uring, inbox: Inbox, polling: Polling) -> Thread {
         Thread {
             uring,
             inbox,
@@ -59,13 +61,14 @@ impl Thread {
             lanes: Vec::new(),
             recorders: Vec::new(),
             hints: Vec::new(),
-            polling: Polling::new(poll_max),
+            polling,
             contention: Contention::new(),
             turn: Turn::Storage,
             complained: false,
             next_token: 2,
             exit: false,
             number,
+            origin: Instant::now(),
         }
     }
 
@@ -99,6 +102,7 @@ impl Thread {
                 if let Some(gauge) = &mut self.gauge {
                     gauge.worked();
                 }
+                self.pace();
                 continue;
             }
             if self.is_over() {
@@ -107,10 +111,11 @@ impl Thread {
             if let Some(gauge) = &mut self.gauge {
                 gauge.rests();
             }
+            let deadline = self.deadline();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             let find =
                 || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
-            if !contention.is_shared() && polling.poll(*turn, find) {
+            if !contention.is_shared() && polling.poll(*turn, deadline, find) {
                 continue;
             }
             if !self.ask_for_kicks() {
@@ -120,6 +125,26 @@ impl Thread {
                 self.sleep();
             }
             self.lanes.iter_mut().flatten().for_each(Lane::after_sleep);
+        }
+    }
+
+    /// Waits until it is time for the next look at the ring, if its guest has enough to do until then; no longer than until the storage
+    /// answers. Several lanes keep each other from looking too often.
+    #[inline]
+    fn pace(&mut self) {
+        let Thread { lanes, uring, inbox, contention, origin, .. } = self;
+        let [Some(lane)] = &mut lanes[..] else { return };
+        if contention.is_shared() || !lane.pace.wants_time() {
+            return;
+        }
+        let time = || u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let Some(until) = lane.pace.wait_until(time()) else { return };
+        loop {
+            std::hint::spin_loop();
+            let now = time();
+            if now >= until || uring.has_work() || inbox.has_mail() {
+                return lane.pace.waited(now);
+            }
         }
     }
 
@@ -267,10 +292,14 @@ impl Thread {
         }
     }
 
+    /// The first time at which a lane's storage answers by itself.
+    fn deadline(&self) -> Option<Instant> {
+        self.lanes.iter().flatten().filter_map(Lane::deadline).min()
+    }
+
     fn sleep(&mut self) {
         let begin = Instant::now();
-        let deadline = self.lanes.iter().flatten().filter_map(Lane::deadline).min();
-        let mut timeout = deadline.map(|deadline| deadline.saturating_duration_since(begin));
+        let mut timeout = self.deadline().map(|deadline| deadline.saturating_duration_since(begin));
         let looks = self.lanes.iter().flatten().any(|lane| lane.kick.is_none());
         if looks {
             timeout = Some(timeout.map_or(LOOK_WITHOUT_KICK, |t| t.min(LOOK_WITHOUT_KICK)));
@@ -278,12 +307,13 @@ impl Thread {
         if timeout.is_some_and(|t| t.is_zero()) {
             return;
         }
+        let sleep = self.polling.fall_asleep(self.turn, begin);
         probes::sleep(self.number);
         if let Err(error) = self.uring.wait(timeout) {
             complain(&mut self.complained, &error);
         }
         probes::wake(self.number);
-        self.polling.slept(self.turn, begin.elapsed());
+        self.polling.woke(&sleep);
     }
 
     fn read_mail(&mut self) {

@@ -186,9 +186,9 @@ impl Table {
     #[cold]
     fn read_otherwise(&self, memory: &GuestMemory, index: usize) -> Result<Descriptor, Broken> {
         let addr = self.addr.checked_add((index * DESCRIPTOR) as u64);
-        let at = addr.and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0)).ok_or(
-            Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) },
-        )?;
+        let at = addr
+            .and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0))
+            .ok_or(Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) })?;
         // SAFETY: mapped, as checked above.
         Ok(unsafe { Descriptor::read(at) })
     }

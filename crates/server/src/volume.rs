@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry, LostWrite};
-use vlane_lane::{Alarm, Counters, LaneError, Pool, PoolConfig, Snapshot, Topology};
+use vlane_lane::{Alarm, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology};
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
@@ -22,6 +22,8 @@ pub struct VolumeConfig {
     pub serial: String,
     /// Queues, threads, CPUs.
     pub topology: Topology,
+    /// When threads poll.
+    pub poll: PollMode,
     /// Longest busy polling; zero: none.
     pub poll_max: Duration,
 }
@@ -104,7 +106,8 @@ impl Volume {
             return Err(VolumeError::Serial { serial: config.serial });
         }
         check_descriptors(&config)?;
-        let pool_config = PoolConfig { topology: config.topology.clone(), poll_max: config.poll_max };
+        let pool_config =
+            PoolConfig { topology: config.topology.clone(), poll: config.poll, poll_max: config.poll_max };
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
         let system =

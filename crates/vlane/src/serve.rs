@@ -17,7 +17,7 @@ use vlane_driver::units::show_size;
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_lane::{CpuChoice, ThreadChoice, Topology, parse_cpu_list};
+use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::{exit, notify, values};
@@ -82,6 +82,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "none|auto|LIST", default_value = "none", value_parser = parse_cpus)]
     cpus: CpuChoice,
 
+    /// When threads look for the next request before they sleep: balanced (where that costs no more CPU time than to sleep), latency
+    /// (as long as it makes answers quicker), off
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = PollArg::Balanced)]
+    poll: PollArg,
+
     /// Longest busy polling for the next request: microseconds, or a time such as 50us; 0 switches it off. How long is really
     /// polled adapts to the guest: an idle one is not polled for at all
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = values::time_in::<u64>("us", 0..=1_000_000))]
@@ -112,6 +117,26 @@ pub enum CacheArg {
     Writeback,
     /// As writeback, and each write is on the device before it is answered
     Writethrough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PollArg {
+    /// As long as it makes answers quicker, whatever it costs
+    Latency,
+    /// Where it costs no more CPU time than to sleep, which is learnt
+    Balanced,
+    /// Never
+    Off,
+}
+
+impl From<PollArg> for PollMode {
+    fn from(arg: PollArg) -> PollMode {
+        match arg {
+            PollArg::Latency => PollMode::Latency,
+            PollArg::Balanced => PollMode::Balanced,
+            PollArg::Off => PollMode::Off,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -207,7 +232,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
-    let config = VolumeConfig { name, serial, topology, poll_max: Duration::from_micros(args.poll_us) };
+    let (poll, poll_max) = (args.poll.into(), Duration::from_micros(args.poll_us));
+    let config = VolumeConfig { name, serial, topology, poll, poll_max };
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
     let volume = Arc::new(volume);
     let listener = Arc::new(Listener::bind(&args.socket)?);

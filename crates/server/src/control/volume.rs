@@ -32,6 +32,8 @@ pub(super) struct VolumeInfo {
     topology: TopologyInfo,
     /// Threads that have ended by a fault of their own; their queues are not served until vlane is started again.
     lost_threads: Vec<usize>,
+    /// When threads poll: `latency`, `balanced` or `off`.
+    poll: &'static str,
     /// The longest busy polling, in microseconds; 0: none.
     poll_us: u64,
     /// Sessions since the volume is served, the present one included.
@@ -154,6 +156,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
             cpus: cpus.clone(),
         },
         lost_threads: volume.lost_threads(),
+        poll: config.poll.name(),
         poll_us: u64::try_from(config.poll_max.as_micros()).unwrap_or(u64::MAX),
         sessions: volume.sessions(),
         session,

@@ -27,7 +27,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_lane::Topology;
+use vlane_lane::{PollMode, Topology};
 use vlane_ring::driver::{Arena, Layout};
 use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
@@ -128,7 +128,13 @@ impl Server {
         schedulers: Schedulers,
     ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
-        let config = VolumeConfig { name: "test".into(), serial: "serial-42".into(), topology, poll_max };
+        let config = VolumeConfig {
+            name: "test".into(),
+            serial: "serial-42".into(),
+            topology,
+            poll: PollMode::Balanced,
+            poll_max,
+        };
         let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
         let (sender, ended) = channel();
