@@ -36,7 +36,10 @@ fn shown(compared: &Compared) -> String {
 fn words(result: &RowResult, place: usize) -> String {
     let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else { return String::new() };
     match verdict {
-        Verdict::Met(_) => "met".into(),
+        Verdict::Met(all) => {
+            let inside: Vec<_> = all.iter().filter(|c| c.is_by_noise()).map(|c| c.metric.name()).collect();
+            if inside.is_empty() { "met".into() } else { format!("met, inside A/A: {}", inside.join(", ")) }
+        }
         Verdict::NotMet(all) => {
             let over: Vec<_> = all.iter().filter(|c| !c.holds()).map(|c| c.metric.name()).collect();
             format!("not met: {}", over.join(", "))
@@ -115,7 +118,7 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
                     row.extend([place, QSD].map(|place| spread(&rounds[place], of).into()));
                     row.push(Cell::Figure(compared.ratio));
                     row.push(Cell::Number(compared.noise));
-                    row.push(if compared.holds() { "met" } else { "not met" }.into());
+                    row.push(compared.word().into());
                 }
             }
             rows.push(row);
@@ -217,11 +220,14 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     };
     let count = |wanted: fn(&Verdict) -> bool| all().filter(|one| is(*one, wanted)).count();
     let (met, late) = (count(|v| matches!(v, Verdict::Met(_))), count(|v| matches!(v, Verdict::NotReached)));
+    let noise = count(|v| matches!(v, Verdict::Met(all) if all.iter().any(Compared::is_by_noise)));
     let total = all().count();
     let mut out = vec![format!(
-        "Of {total} loads both back ends reach {}. In {met} of these vlane's CPU time per I/O and median latency are at most \
-         qemu-storage-daemon's, or differ from them by no more than the same back end from itself; in {} they are not.",
+        "Of {total} loads both back ends reach {}. In {} of these vlane's CPU time per I/O and median latency are at most \
+         qemu-storage-daemon's; in {noise} one of them is more, but by no more than the same back end differs from itself (A/A); in {} one is more \
+         than that.",
         total - late,
+        met - noise,
         total - late - met
     )];
     for (result, place) in all().filter(|one| is(*one, |v| matches!(v, Verdict::NotMet(_)))) {

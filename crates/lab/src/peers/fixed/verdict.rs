@@ -35,6 +35,20 @@ impl Compared {
     pub fn holds(&self) -> bool {
         self.ratio.median <= self.noise.max(1.0)
     }
+
+    /// More than the other's, but inside the A/A interval.
+    pub fn is_by_noise(&self) -> bool {
+        self.ratio.median > 1.0 && self.holds()
+    }
+
+    /// What it comes to, in a word or two.
+    pub fn word(&self) -> &'static str {
+        match (self.holds(), self.is_by_noise()) {
+            (false, _) => "not met",
+            (true, true) => "met, inside A/A",
+            (true, false) => "met",
+        }
+    }
 }
 
 /// What became of a row.

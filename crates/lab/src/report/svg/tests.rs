@@ -79,7 +79,8 @@ fn check(svg: &str) -> Result<(), String> {
     }
     let elsewhere = svg.replace("http://www.w3.org/2000/svg", "");
     // A label may hold anything; markup may not.
-    let plain = document.descendants().filter_map(|n| n.text()).any(|t| t.contains("://"));
+    let labels = document.descendants().flat_map(|n| [n.text(), n.attribute("aria-label")]).flatten();
+    let plain = labels.into_iter().any(|text| text.contains("://"));
     if !plain && elsewhere.contains("://") {
         return Err("it refers to the network".into());
     }
