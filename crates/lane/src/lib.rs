@@ -19,7 +19,6 @@ mod lane;
 mod lists;
 mod mail;
 mod observers;
-mod pace;
 mod payoff;
 mod polling;
 mod pool;
