@@ -146,9 +146,9 @@ fn load(
     plan: &Plan,
     progress: &mut OnProgress<'_>,
 ) -> Driven<JobStats> {
-    let jobs = session.negotiated().queues;
+    let jobs = session.negotiated().queues - workload.idle;
     let window = plan.window;
-    let bodies = (0_u16..).zip(queues).map(|(index, queue)| {
+    let bodies = (0..jobs).zip(queues).map(|(index, queue)| {
         let requests = Requests::new(workload, region, index, jobs);
         let schedule = workload.rate.map(|rate| Schedule::new(rate, index, jobs, workload.seed));
         let body: Body<'_, JobStats> = Box::new(move |shared, clock| {
@@ -365,7 +365,8 @@ fn report(
     let _ = total.add(&all.writes);
     let _ = total.add(&all.flushes);
     let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
-    let slots = u64::from(session.depth()) * u64::from(session.negotiated().queues);
+    let jobs = session.negotiated().queues - workload.idle;
+    let slots = u64::from(session.depth()) * u64::from(jobs);
     Report {
         socket: session.socket().display().to_string(),
         device: *session.config(),
@@ -373,7 +374,7 @@ fn report(
         pattern: workload.pattern.to_string(),
         block: workload.block,
         depth: session.depth(),
-        jobs: session.negotiated().queues,
+        jobs,
         wait: workload.wait,
         batch: workload.batch,
         seconds,

@@ -138,6 +138,8 @@ pub struct Workload {
     pub batch: u16,
     /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
     pub cpus: Vec<usize>,
+    /// So many of the session's queues, the last ones, are started and have no job: a guest has them, and does not use them.
+    pub idle: u16,
 }
 
 impl Default for Workload {
@@ -157,6 +159,7 @@ impl Default for Workload {
             wait: Wait::Interrupt,
             batch: 0,
             cpus: Vec::new(),
+            idle: 0,
         }
     }
 }
@@ -185,6 +188,12 @@ impl Workload {
         let writes = self.pattern.mix != Mix::ReadPercent(100);
         if writes && config.read_only {
             return invalid(format!("the device is read-only, and `{}` writes", self.pattern));
+        }
+        if self.idle >= negotiated.queues {
+            return invalid(format!(
+                "{} of {} queues idle: nobody is left to work",
+                self.idle, negotiated.queues
+            ));
         }
         if self.flush_every == Some(0) {
             return invalid("a flush after every 0 writes makes no sense".into());

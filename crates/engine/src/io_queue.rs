@@ -50,7 +50,7 @@ struct Kept {
     /// Lists to be used again.
     spare: Vec<Vec<libc::iovec>>,
     /// Open as long as an operation may go there.
-    _files: Box<[StorageFile]>,
+    files: Box<[StorageFile]>,
 }
 
 /// The memory of one operation.
@@ -77,7 +77,7 @@ impl IoQueue {
     pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> IoQueue {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let slots = usize::from(queue.config().size);
-        let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), _files: files.into() };
+        let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), files: files.into() };
         IoQueue {
             kept: ManuallyDrop::new(kept),
             lent: vec![0; slots].into_boxed_slice(),
@@ -85,6 +85,16 @@ impl IoQueue {
             targets: files.iter().map(|file| uring.fix(file)).collect(),
             ticket: Ticket::new(place, NEXT.fetch_add(1, Ordering::Relaxed)),
         }
+    }
+
+    /// Goes to another thread: `place` and `uring` are as in [`IoQueue::new`].
+    ///
+    /// # Panics
+    /// When an operation is under way: the uring that has it is the only one that tells of it.
+    pub fn move_to(&mut self, place: u16, uring: &mut Uring) {
+        assert!(self.under_way == 0, "a queue moves while {} operations are under way", self.under_way);
+        self.targets = self.kept.files.iter().map(|file| uring.fix(file)).collect();
+        self.ticket = self.ticket.at(place);
     }
 
     /// Submits an operation for a request that is in flight.

@@ -76,6 +76,11 @@ impl Ticket {
         Ticket(TAG_OP | (u64::from(queue) << 40 & OWNER) | u64::from(place) << 24)
     }
 
+    /// The same queue's, at another place.
+    pub(crate) fn at(self, place: u16) -> Ticket {
+        Ticket(self.0 & !(0xffff << 24) | u64::from(place) << 24)
+    }
+
     #[inline]
     pub(crate) fn of(self, slot: Slot, number: u8, is_held: bool) -> u64 {
         self.0 | u64::from(slot.0) << 8 | u64::from(number) | if is_held { HELD } else { 0 }

@@ -8,14 +8,12 @@
 mod common;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip};
+use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, skip};
 use common::{Answer, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine};
@@ -80,30 +78,6 @@ fn places() -> impl Iterator<Item = Place> {
 
 fn lane(engine: &Arc<FileEngine>) -> Rig {
     Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
-}
-
-/// Pages of a file that are in the page cache.
-fn cached(path: &Path) -> usize {
-    let file = File::open(path).expect("open");
-    let (len, pages) = (SIZE as usize, SIZE as usize / 4096);
-    let mut resident = vec![0u8; pages];
-    // SAFETY: a new mapping at an address of the kernel's choice, which nothing touches and which ends here; `resident` has a byte for each
-    // of its pages.
-    unsafe {
-        let at =
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert_ne!(at, libc::MAP_FAILED);
-        assert_eq!(libc::mincore(at, len, resident.as_mut_ptr()), 0);
-        assert_eq!(libc::munmap(at, len), 0);
-    }
-    resident.iter().filter(|page| **page & 1 != 0).count()
-}
-
-/// Writes out a file's pages and drops them.
-fn drop_cache(path: &Path) {
-    let file = File::open(path).expect("open");
-    file.sync_all().expect("sync");
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
 }
 
 #[test]

@@ -81,8 +81,10 @@ pub struct Volume {
 pub struct Topology {
     /// Queues that are offered.
     pub queues: u16,
-    /// Threads that serve them.
+    /// Threads that serve them, at most.
     pub threads: u16,
+    /// Threads that have lanes now.
+    pub threads_used: u16,
     /// The CPU of each thread, if they are pinned.
     pub cpus: Vec<usize>,
 }

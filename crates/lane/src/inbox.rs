@@ -8,7 +8,7 @@ use vlane_hint::LaneHint;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
-use crate::lane::LaneConfig;
+use crate::lane::{Lane, LaneConfig};
 use crate::mail;
 use crate::recorder::Recorder;
 use crate::sync::Wake;
@@ -67,8 +67,44 @@ pub(crate) enum Message {
         index: u16,
         hint: Option<Box<LaneHint>>,
     },
+    /// The lane goes to another thread as soon as the storage works on nothing of it; until then it takes no more requests. Nothing, if it is
+    /// about to stop or to do something else that has to wait for that. Not answered.
+    Move {
+        index: u16,
+        to: usize,
+    },
+    /// A lane that is to move stays after all, if it is still there. Not answered.
+    Stay {
+        index: u16,
+    },
+    /// From one thread to another: a lane, and the messages for it that the first one had not read.
+    Adopt {
+        lane: Box<Lane>,
+        mail: Vec<Message>,
+    },
     /// The thread takes no more requests, answers those in flight, and ends.
     Exit,
+}
+
+impl Message {
+    /// The lane that it is for.
+    pub(crate) fn index(&self) -> Option<u16> {
+        match self {
+            Message::Start { index, .. }
+            | Message::Stop { index, .. }
+            | Message::Hold { index }
+            | Message::SetCall { index, .. }
+            | Message::SetMemory { index, .. }
+            | Message::SetLog { index, .. }
+            | Message::SetWriteThrough { index, .. }
+            | Message::SetSectors { index, .. }
+            | Message::SetRecorder { index, .. }
+            | Message::SetHint { index, .. }
+            | Message::Move { index, .. }
+            | Message::Stay { index } => Some(*index),
+            Message::Adopt { .. } | Message::Exit => None,
+        }
+    }
 }
 
 /// The sending side.

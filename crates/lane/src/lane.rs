@@ -20,6 +20,7 @@ use crate::observers::Observers;
 use crate::watch::Watch;
 
 use control::Draining;
+pub(crate) use control::Settled;
 pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
@@ -306,7 +307,7 @@ impl Lane {
     fn proceed(&mut self, uring: &mut Uring, slot: Slot, outcome: Outcome) -> Option<Status> {
         match outcome {
             Outcome::Done(status) => return Some(status),
-            _ if self.draining.is_some() && self.put_back(slot) => {}
+            _ if self.is_ending() && self.put_back(slot) => {}
             Outcome::Pending => {
                 self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
                 self.operations.clear();

@@ -14,15 +14,19 @@ mod call;
 mod contention;
 mod counters;
 mod error;
+mod governor;
 mod inbox;
 mod lane;
 mod lists;
 mod mail;
+mod meter;
 mod observers;
 mod payoff;
 mod polling;
 mod pool;
 mod recorder;
+mod routes;
+mod steering;
 mod sync;
 mod thread;
 mod topology;
@@ -30,6 +34,8 @@ mod watch;
 
 #[cfg(test)]
 mod cost;
+#[cfg(test)]
+mod moves;
 #[cfg(test)]
 mod tests;
 
@@ -40,5 +46,7 @@ pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel}
 pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
-pub use topology::{CpuChoice, MAX_QUEUES, Topology, TopologyError, online_cpus, parse_cpu_list};
+pub use topology::{
+    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, online_cpus, parse_cpu_list,
+};
 pub use watch::{Waiting, WaitingKind, Watch};

@@ -35,12 +35,15 @@ impl<T> Clone for Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Puts a message into the inbox. Returns false when the thread is gone.
-    pub(crate) fn send(&self, message: T) -> bool {
-        let sent = self.sender.send(message).is_ok();
+    /// Puts a message into the inbox; gives it back when the thread is gone.
+    ///
+    /// # Errors
+    /// The message.
+    pub(crate) fn send(&self, message: T) -> Result<(), T> {
+        let sent = self.sender.send(message);
         self.shared.pending.swap(true, Ordering::AcqRel);
         self.shared.wake.raise();
-        sent
+        sent.map_err(|unsent| unsent.0)
     }
 }
 

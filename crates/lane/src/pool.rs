@@ -14,10 +14,13 @@ use vlane_hint::LaneHint;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
-use crate::inbox::{Message, Outbox, pair};
+use crate::inbox::{Inbox, Message, Outbox, pair};
 use crate::lane::LaneConfig;
+use crate::meter::{Gauge, Meters};
 use crate::polling::{PollMode, Polling};
 use crate::recorder::Recorder;
+use crate::routes::Routes;
+use crate::steering::Steering;
 use crate::thread::Thread;
 use crate::topology::Topology;
 
@@ -35,26 +38,24 @@ pub struct PoolConfig {
     pub poll_max: Duration,
 }
 
-#[derive(Debug)]
-struct Worker {
-    outbox: Outbox,
-    join: Option<JoinHandle<()>>,
-}
-
 impl std::fmt::Debug for Outbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Outbox")
     }
 }
 
-/// The lane threads of one volume. Queue i runs on thread i modulo their number. Dropping it drains all lanes.
+/// The lane threads of one volume. Queue i runs on thread i modulo their number, or where it pays ([`Topology::adapts`]). Dropping it drains
+/// all lanes.
 ///
 /// Everything that is asked of a lane has been done when the call returns. A front end that lets a call descriptor
 /// fill up keeps the lane that signals it waiting for ever, and with it all lanes of that thread. So every
 /// request takes `calls`, the call descriptors of all lanes that run: when the thread does not answer, they are emptied.
 #[derive(Debug)]
 pub struct Pool {
-    workers: Vec<Worker>,
+    /// Goes first: no lane begins to move any more.
+    steering: Option<Steering>,
+    routes: Arc<Routes>,
+    threads: Vec<Option<JoinHandle<()>>>,
 }
 
 impl Pool {
@@ -63,31 +64,62 @@ impl Pool {
     /// # Errors
     /// [`LaneError::Engine`] without io_uring, [`LaneError::System`].
     pub fn new(config: &PoolConfig) -> Result<Pool, LaneError> {
-        let mut pool = Pool { workers: Vec::new() };
-        for number in 0..usize::from(config.topology.threads) {
-            let cpu = config.topology.cpus.get(number).copied();
-            pool.workers.push(spawn(number, cpu, config)?);
+        let Topology { queues, threads, ref cpus, adapts } = config.topology;
+        let threads = usize::from(threads).max(1);
+        let pairs = (0..threads).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
+        let (outboxes, inboxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        // Lanes that go where it pays begin together.
+        let beginnings = (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
+        let routes = Arc::new(Routes::new(outboxes, beginnings));
+        let meters = adapts.then(|| Arc::new(Meters::new(threads)));
+        let mut pool = Pool { steering: None, routes, threads: Vec::new() };
+        for (number, inbox) in inboxes.into_iter().enumerate() {
+            let birth = Birth {
+                number,
+                cpu: cpus.get(number).copied(),
+                poll: config.poll,
+                poll_max: config.poll_max,
+                inbox,
+                routes: Arc::clone(&pool.routes),
+                meters: meters.clone(),
+            };
+            pool.threads.push(Some(birth.spawn()?));
+        }
+        if let Some(meters) = meters {
+            pool.steering = Some(Steering::start(threads, Arc::clone(&pool.routes), meters)?);
         }
         Ok(pool)
     }
 
     /// Threads that have ended by a fault of their own: their queues are not served any more.
     pub fn lost(&self) -> Vec<usize> {
-        let has_ended = |worker: &Worker| worker.join.as_ref().is_none_or(JoinHandle::is_finished);
-        self.workers
+        let has_ended = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
+        self.threads
             .iter()
             .enumerate()
-            .filter(|(_, worker)| has_ended(worker))
+            .filter(|(_, thread)| has_ended(thread))
             .map(|(number, _)| number)
             .collect()
     }
 
-    fn worker(&self, index: u16) -> &Worker {
-        &self.workers[usize::from(index) % self.workers.len()]
+    /// The lanes that run, each with its thread.
+    pub fn places(&self) -> Vec<(u16, usize)> {
+        self.routes.running().into_iter().map(|lane| (lane.lane, lane.thread)).collect()
+    }
+
+    /// Lets the lane of queue `index`, if it runs, go on in another thread: as soon as the storage works on nothing of it, and until then it
+    /// takes no more requests. Does not wait. Where [`Topology::adapts`], it may not stay there.
+    pub fn move_lane(&self, index: u16, thread: usize) {
+        self.routes.move_lane(index, thread);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.routes
     }
 
     fn send(&self, index: u16, message: Message) -> Result<(), LaneError> {
-        self.worker(index).outbox.send(message).then_some(()).ok_or(LaneError::Gone)
+        self.routes.send(index, message).then_some(()).ok_or(LaneError::Gone)
     }
 
     /// Sends a message that is answered, and waits for the answer.
@@ -107,7 +139,10 @@ impl Pool {
     /// # Errors
     /// [`LaneError`].
     pub fn start(&self, index: u16, config: LaneConfig, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
-        self.ask(index, calls, |reply| Message::Start { index, config: Box::new(config), reply })?
+        let counters = Arc::clone(&config.counters);
+        self.ask(index, calls, |reply| Message::Start { index, config: Box::new(config), reply })??;
+        self.routes.set_running(index, Some(counters));
+        Ok(())
     }
 
     /// Stops the lane of queue `index` when its last request in flight is answered. Nothing, if there was none.
@@ -115,6 +150,7 @@ impl Pool {
     /// # Errors
     /// [`LaneError::Gone`].
     pub fn stop(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
+        self.routes.set_running(index, None);
         self.ask(index, calls, |reply| Message::Stop { index, reply })
     }
 
@@ -207,12 +243,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for worker in &self.workers {
-            worker.outbox.send(Message::Exit);
-        }
-        for worker in &mut self.workers {
-            if let Some(join) = worker.join.take()
-                && join.join().is_err()
+        self.steering = None;
+        self.routes.end();
+        for thread in &mut self.threads {
+            if let Some(thread) = thread.take()
+                && thread.join().is_err()
             {
                 tracing::error!("a lane thread panicked");
             }
@@ -238,11 +273,38 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
     }
 }
 
-fn spawn(number: usize, cpu: Option<usize>, config: &PoolConfig) -> Result<Worker, LaneError> {
-    let (poll, poll_max) = (config.poll, config.poll_max);
-    let (outbox, inbox) = pair()?;
-    let (ready, started) = channel();
-    let body = move || {
+/// What makes a thread.
+struct Birth {
+    number: usize,
+    cpu: Option<usize>,
+    poll: PollMode,
+    poll_max: Duration,
+    inbox: Inbox,
+    routes: Arc<Routes>,
+    meters: Option<Arc<Meters>>,
+}
+
+impl Birth {
+    fn spawn(self) -> Result<JoinHandle<()>, LaneError> {
+        let name = format!("lane-{}", self.number);
+        let (ready, started) = channel();
+        let body = move || match self.begin() {
+            Ok(mut thread) => {
+                let _ = ready.send(Ok(()));
+                thread.run();
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(body)?;
+        started.recv().map_err(|_| LaneError::Gone)??;
+        Ok(thread)
+    }
+
+    /// On the thread itself.
+    fn begin(self) -> Result<Thread, LaneError> {
+        let Birth { number, cpu, poll, poll_max, inbox, routes, meters } = self;
         if let Some(cpu) = cpu {
             let mut set = CpuSet::new();
             set.set(cpu);
@@ -252,18 +314,11 @@ fn spawn(number: usize, cpu: Option<usize>, config: &PoolConfig) -> Result<Worke
         }
         // Deadlines of a modelled device are exact; the default slack is 50 us.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        match Uring::new(URING_ENTRIES) {
-            Ok(uring) => {
-                let _ = ready.send(Ok(()));
-                let number = u32::try_from(number).unwrap_or(u32::MAX);
-                Thread::new(number, uring, inbox, Polling::new(poll, poll_max)).run();
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
-            }
-        }
-    };
-    let join = std::thread::Builder::new().name(format!("lane-{number}")).spawn(body)?;
-    started.recv().map_err(|_| LaneError::Gone)??;
-    Ok(Worker { outbox, join: Some(join) })
+        let uring = Uring::new(URING_ENTRIES)?;
+        let gauge = meters.map(|meters| Gauge::new(meters, number));
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        Ok(Thread::new(number, uring, inbox, Polling::new(poll, poll_max))
+            .with_routes(routes)
+            .with_gauge(gauge))
+    }
 }

@@ -16,7 +16,7 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
 use crate::inbox::pair;
-use crate::lane::Lane;
+use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
 use crate::{Counters, LaneConfig, PollMode, Pool, PoolConfig, Topology, event_channel};
@@ -98,7 +98,7 @@ fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
 
 #[test]
 fn a_pool_that_is_dropped_answers_what_is_in_flight() {
-    let topology = Topology { queues: 1, threads: 1, cpus: Vec::new() };
+    let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
     let pool = Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO }).unwrap();
     let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
@@ -152,7 +152,7 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
     lane.after_sleep();
     lane.hold();
     for _ in 0..2 {
-        assert!(!lane.settle(), "it is held");
+        assert_eq!(lane.settle(), Settled::Stays, "it is held");
         assert!(!lane.before_sleep());
         lane.after_sleep();
     }
@@ -264,9 +264,9 @@ fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_st
         assert_eq!(submitted.lock().unwrap().len(), 1, "{format:?}");
         let (reply, stopped) = channel();
         lane.stop(reply);
-        assert!(!lane.settle(), "one is still under way");
+        assert!(matches!(lane.settle(), Settled::Stays), "one is still under way");
         lane.go_on(&mut uring, first(&submitted));
-        assert!(lane.settle(), "{format:?}");
+        assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
         let stopped = stopped.recv().unwrap().unwrap();
         assert_eq!(stopped.base & 0x7fff, 1, "{format:?}: the five that wait are the next ones");
     }
@@ -287,7 +287,7 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
         let (reply, stopped) = channel();
         lane.stop(reply);
         lane.serve(&mut uring, false);
-        assert!(lane.settle(), "{format:?}");
+        assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
         let base = stopped.recv().unwrap().unwrap().base;
         assert_eq!(base & 0x7fff, 0, "{format:?}: it is the next one again");
         let mut done = Vec::new();

@@ -1,5 +1,7 @@
 //! A lane thread: its loop and its one wait point.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -10,9 +12,11 @@ use vlane_ring::probes;
 use crate::contention::Contention;
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
-use crate::lane::Lane;
+use crate::lane::{Lane, Settled};
+use crate::meter::Gauge;
 use crate::polling::{Polling, Turn};
 use crate::recorder::Recorder;
+use crate::routes::Routes;
 
 /// The inbox's wake-up token; each lane has an even one and the next.
 const INBOX: u32 = 0;
@@ -22,6 +26,12 @@ const LOOK_WITHOUT_KICK: Duration = Duration::from_micros(50);
 pub(crate) struct Thread {
     uring: Uring,
     inbox: Inbox,
+    /// Taken out of the inbox and not read: it is read after the round.
+    unread: VecDeque<Message>,
+    /// The way to the other threads; without it, lanes stay.
+    routes: Option<Arc<Routes>>,
+    /// If somebody wants to know how busy the thread is.
+    gauge: Option<Gauge>,
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
     /// Of queues whose lane does not run.
@@ -43,6 +53,9 @@ impl Thread {
         Thread {
             uring,
             inbox,
+            unread: VecDeque::new(),
+            routes: None,
+            gauge: None,
             lanes: Vec::new(),
             recorders: Vec::new(),
             hints: Vec::new(),
@@ -56,10 +69,25 @@ impl Thread {
         }
     }
 
+    /// Lets lanes move to other threads of the pool.
+    pub(crate) fn with_routes(mut self, routes: Arc<Routes>) -> Thread {
+        self.routes = Some(routes);
+        self
+    }
+
+    /// Tells somebody how busy it is.
+    pub(crate) fn with_gauge(mut self, gauge: Option<Gauge>) -> Thread {
+        self.gauge = gauge;
+        self
+    }
+
     /// Runs until it is told to exit, and nothing is in flight.
     pub(crate) fn run(&mut self) {
         self.uring.watch(self.inbox.wake_fd(), INBOX);
         while !self.is_over() {
+            if let Some(gauge) = &mut self.gauge {
+                gauge.goes_on();
+            }
             if self.inbox.has_mail() {
                 self.read_mail();
             }
@@ -68,10 +96,16 @@ impl Thread {
             }
             if self.work() {
                 self.contention.worked();
+                if let Some(gauge) = &mut self.gauge {
+                    gauge.worked();
+                }
                 continue;
             }
             if self.is_over() {
                 return;
+            }
+            if let Some(gauge) = &mut self.gauge {
+                gauge.rests();
             }
             let deadline = self.deadline();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
@@ -126,11 +160,13 @@ impl Thread {
             self.handle(event);
         }
         let Thread { lanes, uring, recorders, hints, .. } = self;
-        let mut answered = false;
+        let (mut answered, mut leaves) = (false, false);
         for place in lanes {
             let Some(lane) = place else { continue };
             answered |= lane.round_ends();
-            if lane.settle() {
+            let settled = lane.settle();
+            leaves |= matches!(settled, Settled::Leaves(_));
+            if settled == Settled::Ends {
                 if let Some(recorder) = lane.take_recorder() {
                     recorders.push((lane.index, recorder));
                 }
@@ -146,7 +182,58 @@ impl Thread {
         if worked {
             self.turn = if answered { Turn::Guest } else { Turn::Storage };
         }
+        if leaves {
+            self.let_lanes_go();
+        }
         worked
+    }
+
+    /// Lanes that are to go to another thread, and can, go there.
+    #[cold]
+    fn let_lanes_go(&mut self) {
+        for place in 0..self.lanes.len() {
+            let Some(lane) = &mut self.lanes[place] else { continue };
+            let Settled::Leaves(to) = lane.settle() else { continue };
+            let Some(routes) = &self.routes else {
+                lane.stay();
+                continue;
+            };
+            lane.departs(&mut self.uring);
+            // Its completions come to nobody else: the other thread may be faster than the next round.
+            let _ = self.uring.submit();
+            let Some(lane) = self.lanes[place].take() else { continue };
+            if let Some(lane) = routes.hand_over(Box::new(lane), to, &self.inbox, &mut self.unread) {
+                lane.watch(&mut self.uring);
+                self.lanes[place] = Some(*lane);
+            }
+        }
+        self.read_mail();
+    }
+
+    /// A lane comes from another thread, with what it was told on the way.
+    fn adopt(&mut self, mut lane: Box<Lane>, mail: Vec<Message>) {
+        let (place, token) = (self.free_place(), self.take_token());
+        // There are never more lanes than queues.
+        lane.arrives(u16::try_from(place).unwrap_or(u16::MAX), token, &mut self.uring);
+        self.put(place, *lane);
+        mail.into_iter().for_each(|message| self.read(message));
+    }
+
+    fn free_place(&self) -> usize {
+        self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len())
+    }
+
+    fn take_token(&mut self) -> u32 {
+        let token = self.next_token;
+        self.next_token = if token + 2 == vlane_engine::WAKE_TOKENS { 2 } else { token + 2 };
+        token
+    }
+
+    fn put(&mut self, place: usize, lane: Lane) {
+        match self.lanes.get_mut(place) {
+            Some(free) => *free = Some(lane),
+            None => self.lanes.push(Some(lane)),
+        }
     }
 
     #[inline]
@@ -206,44 +293,57 @@ impl Thread {
     }
 
     fn read_mail(&mut self) {
-        while let Some(message) = self.inbox.next() {
-            match message {
-                Message::Start { index, config, reply } => {
-                    let _ = reply.send(self.start(index, *config));
-                }
-                Message::Stop { index, reply } => match self.lane(index) {
-                    Some(lane) => lane.stop(reply),
-                    None => {
-                        let _ = reply.send(None);
-                    }
-                },
-                Message::Hold { index } => {
-                    if let Some(lane) = self.lane(index) {
-                        lane.hold();
-                    }
-                }
-                Message::SetMemory { index, memory, drain, reply } => match self.lane(index) {
-                    Some(lane) => lane.set_memory(memory, drain, reply),
-                    None => {
-                        let _ = reply.send(Ok(()));
-                    }
-                },
-                Message::SetCall { index, call, reply } => {
-                    self.with(index, &reply, |lane| lane.set_call(call))
-                }
-                Message::SetLog { index, log, ring, reply } => {
-                    self.with(index, &reply, |lane| lane.set_log(log, ring));
-                }
-                Message::SetWriteThrough { index, on, reply } => {
-                    self.with(index, &reply, |lane| lane.set_write_through(on));
-                }
-                Message::SetSectors { index, sectors, reply } => {
-                    self.with(index, &reply, |lane| lane.set_sectors(sectors));
-                }
-                Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
-                Message::SetHint { index, hint } => self.set_hint(index, hint),
-                Message::Exit => self.exit = true,
+        while let Some(message) = self.unread.pop_front().or_else(|| self.inbox.next()) {
+            self.read(message);
+        }
+    }
+
+    fn read(&mut self, message: Message) {
+        match message {
+            Message::Start { index, config, reply } => {
+                let _ = reply.send(self.start(index, *config));
             }
+            Message::Stop { index, reply } => match self.lane(index) {
+                Some(lane) => lane.stop(reply),
+                None => {
+                    let _ = reply.send(None);
+                }
+            },
+            Message::Hold { index } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.hold();
+                }
+            }
+            Message::SetMemory { index, memory, drain, reply } => match self.lane(index) {
+                Some(lane) => lane.set_memory(memory, drain, reply),
+                None => {
+                    let _ = reply.send(Ok(()));
+                }
+            },
+            Message::SetCall { index, call, reply } => self.with(index, &reply, |lane| lane.set_call(call)),
+            Message::SetLog { index, log, ring, reply } => {
+                self.with(index, &reply, |lane| lane.set_log(log, ring));
+            }
+            Message::SetWriteThrough { index, on, reply } => {
+                self.with(index, &reply, |lane| lane.set_write_through(on));
+            }
+            Message::SetSectors { index, sectors, reply } => {
+                self.with(index, &reply, |lane| lane.set_sectors(sectors));
+            }
+            Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
+            Message::SetHint { index, hint } => self.set_hint(index, hint),
+            Message::Move { index, to } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.move_to(to);
+                }
+            }
+            Message::Stay { index } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.stay();
+                }
+            }
+            Message::Adopt { lane, mail } => self.adopt(lane, mail),
+            Message::Exit => self.exit = true,
         }
     }
 
@@ -280,10 +380,9 @@ impl Thread {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
         }
-        let place = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
+        let place = self.free_place();
         let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
-        let token = self.next_token;
-        self.next_token = if token + 2 == vlane_engine::WAKE_TOKENS { 2 } else { token + 2 };
+        let token = self.take_token();
         let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
         if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
             lane.set_recorder(Some(self.recorders.swap_remove(at).1));
@@ -292,10 +391,7 @@ impl Thread {
             lane.set_hint(Some(self.hints.swap_remove(at).1));
         }
         lane.watch(&mut self.uring);
-        match self.lanes.get_mut(place) {
-            Some(free) => *free = Some(lane),
-            None => self.lanes.push(Some(lane)),
-        }
+        self.put(place, lane);
         Ok(())
     }
 }

@@ -21,15 +21,29 @@ pub enum CpuChoice {
     List(Vec<usize>),
 }
 
+/// How many threads there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ThreadChoice {
+    /// One for each queue, but no more than the host has CPUs.
+    #[default]
+    PerQueue,
+    /// So many.
+    Number(u32),
+    /// As many as pay, measured while they work; no more than the process may use CPUs, or than are listed for them.
+    Auto,
+}
+
 /// Queues, threads, CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     /// Queues that are offered; a front end may use fewer.
     pub queues: u16,
-    /// Threads; queue i runs on thread i modulo this.
+    /// Threads; queue i runs on thread i modulo this. With `adapts`: the most that are used.
     pub threads: u16,
     /// For each thread its CPU; empty: not pinned.
     pub cpus: Vec<usize>,
+    /// Lanes run on as few of the threads as do for them, and move while they run.
+    pub adapts: bool,
 }
 
 /// A mistake in a topology. Says what to change.
@@ -89,14 +103,13 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// Checks and completes what was asked for; what was not is as many queues as the host has CPUs, and as many
-    /// threads as queues.
+    /// Checks and completes what was asked for; without a number of queues there are as many as the host has CPUs.
     ///
     /// # Errors
     /// [`TopologyError`].
     pub fn new(
         queues: Option<u32>,
-        threads: Option<u32>,
+        threads: ThreadChoice,
         cpus: &CpuChoice,
     ) -> Result<Topology, TopologyError> {
         Topology::on(queues, threads, cpus, &online_cpus(), &allowed_cpus())
@@ -104,7 +117,7 @@ impl Topology {
 
     fn on(
         queues: Option<u32>,
-        threads: Option<u32>,
+        threads: ThreadChoice,
         cpus: &CpuChoice,
         online: &[usize],
         allowed: &[usize],
@@ -116,7 +129,13 @@ impl Topology {
             .filter(|n| (1..=MAX_QUEUES).contains(n))
             .ok_or(TopologyError::Queues(asked))?;
         // More threads than CPUs only get in each other's way: by default, queues share.
-        let asked = threads.unwrap_or_else(|| u32::from(queues).min(default));
+        let choice = threads;
+        let asked = match (choice, cpus) {
+            (ThreadChoice::PerQueue, _) => u32::from(queues).min(default),
+            (ThreadChoice::Number(threads), _) => threads,
+            (ThreadChoice::Auto, CpuChoice::List(list)) => u32::from(queues).min(count(list)),
+            (ThreadChoice::Auto, _) => u32::from(queues).min(count(allowed)),
+        };
         let threads = u16::try_from(asked)
             .ok()
             .filter(|n| (1..=queues).contains(n))
@@ -129,8 +148,12 @@ impl Topology {
                 list.clone()
             }
         };
-        Ok(Topology { queues, threads, cpus })
+        Ok(Topology { queues, threads, cpus, adapts: choice == ThreadChoice::Auto })
     }
+}
+
+fn count(cpus: &[usize]) -> u32 {
+    u32::try_from(cpus.len()).unwrap_or(u32::MAX).max(1)
 }
 
 fn check_list(
@@ -214,13 +237,14 @@ mod tests {
         threads: Option<u32>,
         cpus: &CpuChoice,
     ) -> Result<Topology, TopologyError> {
+        let threads = threads.map_or(ThreadChoice::PerQueue, ThreadChoice::Number);
         Topology::on(queues, threads, cpus, &[0, 1, 2, 3], &[0, 1, 2])
     }
 
     #[test]
     fn the_default_is_a_queue_and_a_thread_for_each_cpu_unpinned() {
         let topology = on_four(None, None, &CpuChoice::Unpinned);
-        assert_eq!(topology, Ok(Topology { queues: 4, threads: 4, cpus: vec![] }));
+        assert_eq!(topology, Ok(Topology { queues: 4, threads: 4, cpus: vec![], adapts: false }));
     }
 
     #[test]
@@ -230,6 +254,19 @@ mod tests {
         assert_eq!(of(8, 1), Ok((8, 1)));
         assert_eq!(of(8, 8), Ok((8, 8)));
         assert_eq!(on_four(Some(8), None, &CpuChoice::Unpinned).map(|t| t.threads), Ok(4));
+    }
+
+    #[test]
+    fn threads_that_choose_their_number_are_no_more_than_queues_and_cpus_that_may_be_used() {
+        let on = |queues, cpus: CpuChoice| {
+            Topology::on(Some(queues), ThreadChoice::Auto, &cpus, &[0, 1, 2, 3], &[0, 1, 2])
+        };
+        let of = |queues, cpus| on(queues, cpus).map(|t| (t.threads, t.cpus, t.adapts));
+        assert_eq!(of(8, CpuChoice::Unpinned), Ok((3, vec![], true)));
+        assert_eq!(of(2, CpuChoice::Unpinned), Ok((2, vec![], true)));
+        assert_eq!(of(8, CpuChoice::Auto), Ok((3, vec![0, 1, 2], true)));
+        assert_eq!(of(8, CpuChoice::List(vec![2, 0])), Ok((2, vec![2, 0], true)));
+        assert_eq!(of(1, CpuChoice::List(vec![2, 0])), Err(TopologyError::Mismatch { cpus: 2, threads: 1 }));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum Task {
     Change(usize),
     /// Half of each of two blocks, or two times of one, asked for together.
     Changes(usize, usize),
+    /// Asks for a change, and has no need of it any more.
+    Forget(usize),
     /// Its thread ends in the middle of a write.
     WriteAndEnd(usize),
     /// Its thread ends when it has asked for a change, whether it holds or waits.
@@ -97,6 +99,10 @@ impl Lane {
                     self.holder.end(hold);
                 }
                 Task::Changes(one, other) => self.changes([one, other], value),
+                Task::Forget(block) => {
+                    let _hold = self.holder.begin_change(Slot(0), part(block));
+                    self.holder.forget(Slot(0));
+                }
                 Task::WriteAndEnd(block) => {
                     let hold = self.holder.begin_write(Slot(0), bytes(block));
                     let _hold = hold.unwrap_or_else(|| self.wait());

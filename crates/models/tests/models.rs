@@ -2,7 +2,7 @@
 
 use loom::model::Builder;
 use vlane_models::Step::{Answer, Signal};
-use vlane_models::Task::{Change, ChangeAndEnd, Changes, Write, WriteAndEnd, Writes};
+use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
 use vlane_models::no_change_undoes_a_write;
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
@@ -59,7 +59,9 @@ fn a_lane_that_waits_for_several_gets_them_all() {
 }
 
 #[test]
-fn a_lane_that_ends_keeps_nobody_waiting() {
+fn a_lane_that_ends_or_forgets_keeps_nobody_waiting() {
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Forget(0), Write(0)]]));
+    every(|| no_change_undoes_a_write(&[&[Change(0)], &[Forget(0)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[WriteAndEnd(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[ChangeAndEnd(0)]]));
     every(|| no_change_undoes_a_write(&[&[Write(0)], &[ChangeAndEnd(0)], &[Change(0)]]));

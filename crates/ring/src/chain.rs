@@ -1,7 +1,7 @@
 //! Descriptors, and the buffers of one chain of them.
 
 use crate::error::Broken;
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, Window};
 
 /// Data buffers that one request may have: what one `preadv` takes (`IOV_MAX`).
 pub const MAX_BUFFERS: usize = 1024;
@@ -70,6 +70,8 @@ unsafe fn read_words_unaligned(at: *const u8) -> [u64; 2] {
 pub(crate) struct Collector<'a> {
     pub memory: &'a GuestMemory,
     pub hint: &'a mut usize,
+    /// The hinted region.
+    window: Window,
     pub buffers: &'a mut Vec<libc::iovec>,
     /// How many of the buffers are device-readable; they come first.
     pub readable: usize,
@@ -84,12 +86,28 @@ impl<'a> Collector<'a> {
         buffers: &'a mut Vec<libc::iovec>,
     ) -> Collector<'a> {
         buffers.clear();
-        Collector { memory, hint, buffers, readable: 0, empty: 0 }
+        Collector { memory, window: memory.window(*hint), hint, buffers, readable: 0, empty: 0 }
     }
 
     /// Adds one descriptor's buffer. An empty one adds nothing, wherever it points.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Broken> {
+        let count = self.buffers.len();
+        if len > 0
+            && (writable || self.readable == count)
+            && count < MAX_CHAIN
+            && let Some(host) = self.window.translate(addr, len)
+        {
+            self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
+            self.readable += usize::from(!writable);
+            return Ok(());
+        }
+        self.push_otherwise(addr, len, writable)
+    }
+
+    /// A buffer that is empty, or in another region than the last, or illegal.
+    #[cold]
+    fn push_otherwise(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Broken> {
         if len == 0 {
             // Counted: a table may have 2^28 entries, and each costs time.
             self.empty += 1;
@@ -104,6 +122,7 @@ impl<'a> Collector<'a> {
         }
         match self.memory.translate(addr, u64::from(len), self.hint) {
             Some(host) => {
+                self.window = self.memory.window(*self.hint);
                 self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
             }
             None => self.push_pieces(addr, len)?,
@@ -139,7 +158,8 @@ impl<'a> Collector<'a> {
         if !legal {
             return Err(Broken::BadIndirectTable { addr, len });
         }
-        let host = self.memory.translate(addr, u64::from(len), self.hint);
+        let host = self.window.translate(addr, len);
+        let host = host.or_else(|| self.memory.translate(addr, u64::from(len), self.hint));
         Ok(Table { addr, len, entries, host })
     }
 }
@@ -154,19 +174,21 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read(&self, memory: &GuestMemory, index: usize) -> Result<Descriptor, Broken> {
         debug_assert!(index < self.entries);
-        let at = match self.host {
-            // SAFETY: `index` is below `entries`, and the whole table was checked to be mapped.
-            Some(host) => unsafe { host.add(index * DESCRIPTOR) },
-            None => {
-                let addr = self.addr.checked_add((index * DESCRIPTOR) as u64);
-                addr.and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0)).ok_or(
-                    Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) },
-                )?
-            }
-        };
+        let Some(host) = self.host else { return self.read_otherwise(memory, index) };
+        // SAFETY: `index` is below `entries`, and the whole table was checked to be mapped.
+        Ok(unsafe { Descriptor::read(host.add(index * DESCRIPTOR)) })
+    }
+
+    /// The table spans regions.
+    #[cold]
+    fn read_otherwise(&self, memory: &GuestMemory, index: usize) -> Result<Descriptor, Broken> {
+        let addr = self.addr.checked_add((index * DESCRIPTOR) as u64);
+        let at = addr
+            .and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0))
+            .ok_or(Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) })?;
         // SAFETY: mapped, as checked above.
         Ok(unsafe { Descriptor::read(at) })
     }

@@ -248,6 +248,29 @@ impl Region {
     }
 }
 
+/// Where one region lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    guest: u64,
+    size: u64,
+    host: *mut u8,
+}
+
+impl Window {
+    const NONE: Window = Window { guest: 0, size: 0, host: std::ptr::null_mut() };
+
+    /// Host address of `len` bytes at `guest`, if the region holds them all; at least one.
+    #[inline]
+    pub(crate) fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
+        // What lies before the region wraps around to beyond any.
+        let offset = guest.wrapping_sub(self.guest);
+        let is_inside = offset < self.size && u64::from(len) <= self.size - offset;
+        // An offset inside the region: it fits, because the size was checked against the mapping's length, a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        is_inside.then(|| self.host.wrapping_add(offset as usize))
+    }
+}
+
 /// All regions of a guest at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct GuestMemory {
@@ -352,6 +375,16 @@ impl GuestMemory {
         let at = self.regions.iter().position(|r| r.holds(guest, len))?;
         *hint = at;
         Some(self.regions[at].host_of(guest))
+    }
+
+    /// The region that answered last, for several questions in a row.
+    #[inline]
+    pub(crate) fn window(&self, hint: usize) -> Window {
+        self.regions.get(hint).map_or(Window::NONE, |region| Window {
+            guest: region.spec.guest,
+            size: region.spec.size,
+            host: region.host.as_ptr(),
+        })
     }
 
     /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side by side. Returns

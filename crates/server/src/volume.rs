@@ -149,6 +149,11 @@ impl Volume {
         self.config.topology.queues
     }
 
+    /// The lanes that run, each with its thread.
+    pub fn places(&self) -> Vec<(u16, usize)> {
+        self.pool.places()
+    }
+
     /// Lane threads that have ended by a fault of their own: their queues are not served any more.
     pub fn lost_threads(&self) -> Vec<usize> {
         self.pool.lost()
@@ -229,10 +234,11 @@ impl Volume {
 
 /// Raises the soft limit as far as needed and possible.
 fn check_descriptors(config: &VolumeConfig) -> Result<(), VolumeError> {
-    let Topology { queues, threads, .. } = config.topology;
+    let Topology { queues, threads, adapts, .. } = config.topology;
     // For each queue kick, call and error, and the lane's copies of kick and call; for each thread an io_uring and an
-    // inbox; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
-    let needed = 5 * u64::from(queues) + 2 * u64::from(threads) + 64;
+    // inbox, and its CPU time if somebody looks at it; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
+    let per_thread = if adapts { 3 } else { 2 };
+    let needed = 5 * u64::from(queues) + per_thread * u64::from(threads) + 64;
     let mut limit = rustix::process::getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= needed) {
         return Ok(());

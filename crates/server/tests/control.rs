@@ -264,3 +264,24 @@ fn a_recording_follows_one_that_has_just_been_ended() {
     }
     drop(control);
 }
+
+#[test]
+fn threads_that_choose_their_number_are_told_as_they_are_now() {
+    let server = Server::adapting(null(None), 2, 2);
+    let path = server.path().with_file_name("control");
+    let _control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
+    let (wire, memory) = server.guest(USUAL);
+    let rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
+    assert!((0..).zip(&rings).all(|(index, ring)| wire.start(index, ring)));
+    let volume = json(&path, "/v1/volume");
+    let topology = &volume["topology"];
+    assert_eq!(
+        (&topology["adapts"], &topology["threads"]),
+        (&Value::from(true), &Value::from(2)),
+        "{volume}"
+    );
+    // They have done nothing yet.
+    assert_eq!(topology["threads_used"], 1, "{volume}");
+    assert_eq!(volume["session"]["lanes"], Value::from(vec![0, 1]), "{volume}");
+    assert_eq!(volume["session"]["threads"], Value::from(vec![0, 0]), "{volume}");
+}

@@ -16,13 +16,14 @@ use vlane_driver::{Limit, Session, SessionOptions, Want, Workload};
 /// Lanes are told by the names of their threads, so only one volume may exist at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// How often each lane thread of this process was scheduled away, for whatever reason.
+/// How often each lane thread of this process was scheduled away, for whatever reason; the one that chooses their number is among them, if there
+/// is one.
 fn switches() -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let name = read("comm").trim().to_owned();
-        if name.starts_with("lane-") {
+        if name.starts_with("lane-") || name == "governor" {
             let status = read("status");
             let counts = status.lines().filter(|line| line.contains("voluntary_ctxt_switches"));
             all.insert(
@@ -34,11 +35,13 @@ fn switches() -> BTreeMap<String, u64> {
     all
 }
 
-fn idles(server: &Server, packed: Want, event_idx: Want) {
+/// `calms` is how many times longer than lanes alone it takes to calm down.
+fn idles(server: &Server, packed: Want, event_idx: Want, threads: usize, calms: u32) {
+    let quiet = |what: &str| quiet(what, threads);
     let options = SessionOptions { queues: 2, depth: 8, packed, event_idx, ..SessionOptions::default() };
     let mut session = Session::connect(&server.path(), &options).unwrap();
     let (queues, _waker) = session.start().unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(calms * Duration::from_millis(100));
     quiet("a session that has done nothing");
     drop(queues);
     drop(session);
@@ -68,26 +71,26 @@ fn idles(server: &Server, packed: Want, event_idx: Want) {
     }
     assert_eq!(done.len(), 300 * 2 * 8);
     // The polling window closes by itself.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(calms * Duration::from_millis(300));
     quiet("a session after a burst");
     drop(queues);
     drop(session);
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(calms * Duration::from_millis(200));
     quiet("a volume that nobody is connected to");
 }
 
-fn quiet(what: &str) {
+fn quiet(what: &str, threads: usize) {
     let before = switches();
     std::thread::sleep(Duration::from_millis(700));
     let after = switches();
-    assert_eq!(before.len(), 2, "{before:?}");
+    assert_eq!(before.len(), threads, "{before:?}");
     assert_eq!(before, after, "{what}: lanes were woken");
 }
 
 fn volume_idles(poll_max: Duration, packed: Want, event_idx: Want) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Server::polling(null(None), 2, 2, poll_max);
-    idles(&server, packed, event_idx);
+    idles(&server, packed, event_idx, 2, 1);
 }
 
 #[test]
@@ -106,6 +109,13 @@ fn lanes_that_may_not_poll_sleep_when_the_guest_is_idle() {
     volume_idles(Duration::ZERO, Want::Must, Want::No);
 }
 
+#[test]
+fn lanes_that_adapt_and_who_lets_them_sleep_when_the_guest_is_idle() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::adapting(null(None), 2, 2);
+    idles(&server, Want::No, Want::Must, 3, 8);
+}
+
 /// The modelled device has deadlines, a file has completions: neither may leave a timer or a watch behind that fires.
 #[test]
 fn lanes_sleep_after_requests_that_took_time() {
@@ -116,5 +126,5 @@ fn lanes_sleep_after_requests_that_took_time() {
     let load = Workload { limit: Limit::Count(200), ..Workload::default() };
     vlane_driver::run(session, &load, &mut |_| ControlFlow::Continue(())).unwrap();
     std::thread::sleep(Duration::from_millis(200));
-    quiet("after a modelled device's load");
+    quiet("after a modelled device's load", 2);
 }

@@ -247,6 +247,7 @@ impl BenchArgs {
             },
             batch: self.batch,
             cpus: self.cpus.clone(),
+            idle: 0,
         })
     }
 }

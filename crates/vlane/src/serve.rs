@@ -17,7 +17,7 @@ use vlane_driver::units::show_size;
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_lane::{CpuChoice, PollMode, Topology, parse_cpu_list};
+use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::{exit, notify, values};
@@ -73,9 +73,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
     queues: Count,
 
-    /// Threads that serve them: a number, or auto for one per queue, at most one per CPU
-    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
-    threads: Count,
+    /// Threads that serve them: a number, or auto for as many as pay, measured while they serve [default: one per queue, at most one per
+    /// CPU]
+    #[arg(long, value_name = "N|auto", value_parser = parse_count)]
+    threads: Option<Count>,
 
     /// CPUs for the threads: none, auto (the first that this process may use), or a list such as 0,2-5
     #[arg(long, value_name = "none|auto|LIST", default_value = "none", value_parser = parse_cpus)]
@@ -215,7 +216,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn serve(args: &ServeArgs) -> Result<()> {
-    let topology = Topology::new(args.queues.0, args.threads.0, &args.cpus).map_err(exit::as_usage)?;
+    let threads = match args.threads {
+        None => ThreadChoice::PerQueue,
+        Some(Count(None)) => ThreadChoice::Auto,
+        Some(Count(Some(number))) => ThreadChoice::Number(number),
+    };
+    let topology = Topology::new(args.queues.0, threads, &args.cpus).map_err(exit::as_usage)?;
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     let opened = open(args)?;

@@ -117,8 +117,8 @@ struct Entry {
     /// looks for another when that has ended: so the work does not grow with the square of those that want one block.
     followers: Option<(Held, Held)>,
     next: Option<Held>,
-    /// It is among the followers of another. If not, it holds, or is a change that waits for unregistered writes.
-    follows: bool,
+    /// Among whose followers it is. If nobody's, it holds, or is a change that waits for unregistered writes.
+    follows: Option<Held>,
 }
 
 impl Exclusion {
@@ -251,7 +251,7 @@ impl Holder {
         self.granted.pop_front()
     }
 
-    /// `slot` waits for nothing any more, and has no need of what it was granted.
+    /// `slot` waits for nothing any more, and has no need of what it was granted. A hold of its that is given back all the same does no harm.
     #[cold]
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.granted.retain(|(granted, _)| *granted != slot);
@@ -259,8 +259,7 @@ impl Holder {
         if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
             member.granted.retain(|(granted, _)| *granted != slot);
         }
-        let is_one = |entry: &Entry| (entry.channel, entry.slot) == (self.channel, slot);
-        state.remove_all(is_one, &mut self.ring);
+        state.remove_all(self.channel, Some(slot), &mut self.ring);
         self.shared.settle(&mut state);
         drop(state);
         self.ring();
@@ -278,7 +277,7 @@ impl Drop for Holder {
         state.members.retain(|member| member.number != self.channel);
         self.gate.busy.0.store(false, Ordering::Relaxed);
         state.look(&mut self.ring);
-        state.remove_all(|entry| entry.channel == self.channel, &mut self.ring);
+        state.remove_all(self.channel, None, &mut self.ring);
         self.shared.settle(&mut state);
         drop(state);
         self.ring();
@@ -307,7 +306,7 @@ impl State {
         self.tickets += 1;
         let held = held(self.tickets);
         let entry =
-            Entry { ticket: self.tickets, range, channel, slot, followers: None, next: None, follows: false };
+            Entry { ticket: self.tickets, range, channel, slot, followers: None, next: None, follows: None };
         self.list(held).push_back(entry);
         held
     }
@@ -325,7 +324,7 @@ impl State {
     /// Whether it holds now. If not, it follows what it waits for; or it is a change and waits for unregistered writes only.
     fn place(&mut self, held: Held) -> bool {
         let Some(entry) = self.entry(held) else { return false };
-        entry.follows = false;
+        entry.follows = None;
         let range = entry.range.clone();
         let before = |list: &VecDeque<Entry>| {
             let older = list.partition_point(|entry| entry.ticket < held.ticket());
@@ -344,7 +343,7 @@ impl State {
             last.next = Some(held);
         }
         if let Some(entry) = self.entry(held) {
-            entry.follows = true;
+            entry.follows = Some(older);
         }
         false
     }
@@ -359,7 +358,7 @@ impl State {
             return;
         }
         for at in 0..self.changes.len() {
-            if !self.changes[at].follows {
+            if self.changes[at].follows.is_none() {
                 self.grant(Held::Change(self.changes[at].ticket), ring);
             }
         }
@@ -379,23 +378,36 @@ impl State {
         }
     }
 
-    /// Takes out all of some: what a channel holds and waits for.
-    fn remove_all(&mut self, is_one: impl Fn(&Entry) -> bool, ring: &mut Vec<Arc<Gate>>) {
-        let mut waiting = Vec::new();
-        for (list, held) in
-            [(&mut self.changes, Held::Change as fn(u64) -> Held), (&mut self.writes, Held::Write)]
-        {
-            list.retain(|entry| !is_one(entry));
-            for entry in list {
-                (entry.followers, entry.next) = (None, None);
-                waiting.extend(entry.follows.then_some(held(entry.ticket)));
-            }
+    /// Takes out what a channel holds and waits for, in one slot or in all.
+    fn remove_all(&mut self, channel: u64, slot: Option<Slot>, ring: &mut Vec<Arc<Gate>>) {
+        let is_one = |entry: &&Entry| entry.channel == channel && slot.is_none_or(|slot| entry.slot == slot);
+        let of = |list: &VecDeque<Entry>, held: fn(u64) -> Held| -> Vec<Held> {
+            list.iter().filter(is_one).map(|entry| held(entry.ticket)).collect()
+        };
+        for held in [of(&self.changes, Held::Change), of(&self.writes, Held::Write)].concat() {
+            self.unlink(held);
+            self.remove(held, ring);
         }
-        for held in waiting {
-            if self.place(held) {
-                self.grant(held, ring);
+    }
+
+    /// Takes an entry out of the followers among which it is.
+    fn unlink(&mut self, held: Held) -> Option<()> {
+        let entry = self.entry(held)?;
+        let (older, next) = (entry.follows.take()?, entry.next.take());
+        let (first, last) = self.entry(older)?.followers?;
+        let followers = match first == held {
+            true => next.map(|next| (next, last)),
+            false => {
+                let mut before = first;
+                while self.entry(before)?.next? != held {
+                    before = self.entry(before)?.next?;
+                }
+                self.entry(before)?.next = next;
+                Some((first, if last == held { before } else { last }))
             }
-        }
+        };
+        self.entry(older)?.followers = followers;
+        Some(())
     }
 
     fn grant(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {

@@ -179,6 +179,30 @@ fn a_channel_that_is_dropped_gives_back_what_it_held_and_waited_for() {
 }
 
 #[test]
+fn a_wait_that_is_forgotten_keeps_nobody_waiting() {
+    let (exclusion, [mut one, mut other]) = lanes();
+    let change = one.change(0, 0..512).unwrap();
+    // The first, one in the middle and the last of those that follow the change, and one that follows one of them.
+    for slot in 1..6 {
+        assert!(other.write(slot, 0..BLOCK).is_none());
+    }
+    assert!(one.change(9, 0..512).is_none());
+    for slot in [1, 3, 5] {
+        other.holder.forget(Slot(slot));
+    }
+    one.holder.end(change);
+    // Granted, and not taken yet.
+    other.holder.forget(Slot(4));
+    let granted = other.granted();
+    assert_eq!(slots(&granted), [2]);
+    granted.into_iter().for_each(|(_, hold)| other.holder.end(hold));
+    let granted = one.granted();
+    assert_eq!(slots(&granted), [9]);
+    granted.into_iter().for_each(|(_, hold)| one.holder.end(hold));
+    assert!(exclusion.is_idle());
+}
+
+#[test]
 fn a_channel_that_is_dropped_with_a_hold_that_it_has_not_taken_gives_it_back() {
     let (exclusion, [mut one, mut gone]) = lanes();
     let change = one.change(0, 0..512).unwrap();
@@ -253,6 +277,8 @@ enum Step {
     /// One of what the channel holds ends.
     End(usize, prop::sample::Index),
     Look(usize),
+    /// One of what the channel asked for is of no use any more.
+    Forget(usize, prop::sample::Index),
     /// It is dropped, and another one takes its place.
     Replace(usize),
 }
@@ -267,6 +293,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..CHANNELS, bytes()).prop_map(|(channel, range)| Step::Change(channel, range)),
         8 => (0..CHANNELS, any::<prop::sample::Index>()).prop_map(|(channel, index)| Step::End(channel, index)),
         6 => (0..CHANNELS).prop_map(Step::Look),
+        2 => (0..CHANNELS, any::<prop::sample::Index>()).prop_map(|(channel, index)| Step::Forget(channel, index)),
         1 => (0..CHANNELS).prop_map(Step::Replace),
     ]
 }
@@ -341,6 +368,17 @@ proptest! {
                     let granted = lanes[channel].granted();
                     prop_assert_eq!(HashSet::from_iter(slots(&granted)), expected);
                     held.extend(granted);
+                }
+                Step::Forget(channel, index) => {
+                    let its = specification.0.iter().filter(|(_, known)| known.channel == channel);
+                    let its: Vec<u16> = its.map(|(id, _)| *id).collect();
+                    if !its.is_empty() {
+                        let id = *index.get(&its);
+                        lanes[channel].holder.forget(Slot(id));
+                        // One that is not registered is known by its hold only; of the others, it is gone already.
+                        held.remove(&id).into_iter().for_each(|hold| lanes[channel].holder.end(hold));
+                        specification.0.remove(&id);
+                    }
                 }
                 Step::Replace(channel) => {
                     lanes[channel] = Lane::new(&exclusion);

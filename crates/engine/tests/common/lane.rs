@@ -17,6 +17,8 @@ pub struct Lane {
     pub uring: Uring,
     pub queue: IoQueue,
     pub channel: Box<dyn Channel>,
+    /// What a policy decides for the next requests, if there is one.
+    pub policy: Option<Decisions>,
     /// By slot.
     decisions: Vec<Decisions>,
     operations: Vec<Operation>,
@@ -58,6 +60,7 @@ impl Lane {
         Lane {
             queue: IoQueue::new(queue, PLACE, channel.files(), &mut uring),
             decisions: vec![Decisions::default(); usize::from(at.size)],
+            policy: None,
             channel,
             uring,
             operations: Vec::new(),
@@ -70,7 +73,7 @@ impl Lane {
     /// Takes the next request, if there is one.
     pub fn take(&mut self) -> Option<Slot> {
         let slot = self.queue.pop().expect("a sound queue")?;
-        self.decisions[usize::from(slot.0)] = self.channel.defaults();
+        self.decisions[usize::from(slot.0)] = self.policy.unwrap_or_else(|| self.channel.defaults());
         Some(slot)
     }
 

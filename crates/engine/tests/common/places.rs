@@ -2,6 +2,7 @@
 //! cannot give is said by [`skip`].
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -63,6 +64,31 @@ pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
             opened => return opened.expect("open"),
         }
     }
+}
+
+/// Pages of a file that are in the page cache.
+pub fn cached(path: &Path) -> usize {
+    let file = File::open(path).expect("open");
+    let len = usize::try_from(rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).expect("size")).unwrap();
+    let pages = len.div_ceil(4096);
+    let mut resident = vec![0u8; pages];
+    // SAFETY: a new mapping at an address of the kernel's choice, which nothing touches and which ends here; `resident` has a byte for each
+    // of its pages.
+    unsafe {
+        let at =
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(at, len, resident.as_mut_ptr()), 0);
+        assert_eq!(libc::munmap(at, len), 0);
+    }
+    resident.iter().filter(|page| **page & 1 != 0).count()
+}
+
+/// Writes out a file's pages and drops them.
+pub fn drop_cache(path: &Path) {
+    let file = File::open(path).expect("open");
+    file.sync_all().expect("sync");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
 }
 
 /// A loop device, detached when it is dropped.

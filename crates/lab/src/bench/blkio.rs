@@ -31,6 +31,7 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
         Load { write_cache: Some(_), .. } => Some("a switched write cache"),
         Load { ioprio, .. } if ioprio.0 != 0 => Some("priorities"),
         Load { jobs, .. } if jobs.get() > 1 => Some("more than one job"),
+        Load { idle: 1.., .. } => Some("idle queues"),
         Load { rw, .. } if !matches!(rw.0.mix, Mix::ReadPercent(_)) => Some("discards and write-zeroes"),
         _ => None,
     }

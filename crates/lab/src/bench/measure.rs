@@ -259,7 +259,7 @@ impl<'a> Bench<'a> {
             Backend::QemuStorageDaemon | Backend::Socket => Vec::new(),
         };
         let kind =
-            Kind { backend: target.backend, storage: load.storage.clone(), args, queues: load.jobs.get() };
+            Kind { backend: target.backend, storage: load.storage.clone(), args, queues: load.queues() };
         let running = match self.running.take() {
             Some((old, server)) if old == kind => (old, server),
             old => {

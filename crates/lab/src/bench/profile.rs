@@ -14,12 +14,13 @@ use super::values::{Ioprio, Pattern, Size, Time};
 use crate::error::{Context, Error, ErrorKind, Result};
 
 /// The profiles that come with vlane: name and text.
-const EMBEDDED: [(&str, &str); 5] = [
+const EMBEDDED: [(&str, &str); 6] = [
     ("quick", include_str!("profiles/quick.toml")),
     ("paper", include_str!("profiles/paper.toml")),
     ("blog", include_str!("profiles/blog.toml")),
     ("latency", include_str!("profiles/latency.toml")),
     ("agreement", include_str!("profiles/agreement.toml")),
+    ("threads", include_str!("profiles/threads.toml")),
 ];
 
 /// Names of the profiles that come with vlane, with their titles.
@@ -147,6 +148,9 @@ pub struct Load {
     /// Jobs.
     #[serde(default = "one")]
     pub jobs: NonZeroU16,
+    /// Queues besides those of the jobs, which are started and not used.
+    #[serde(default)]
+    pub idle: u16,
     /// Requests per second, of all jobs together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -240,6 +244,7 @@ impl Load {
             bs: four_k(),
             depth: depth(),
             jobs: one(),
+            idle: 0,
             rate: None,
             arrivals: None,
             flush_every: None,
@@ -262,10 +267,15 @@ impl Load {
         Self { name: String::new(), ..self.clone() } == Self { name: String::new(), ..other.clone() }
     }
 
+    /// Queues that the client starts.
+    pub fn queues(&self) -> u16 {
+        self.jobs.get().saturating_add(self.idle)
+    }
+
     /// The session that it needs.
     pub fn session(&self) -> SessionOptions {
         SessionOptions {
-            queues: self.jobs.get(),
+            queues: self.queues(),
             depth: self.depth.get(),
             data: u32::try_from(self.bs.0).unwrap_or(u32::MAX),
             segments: self.segments.get(),
@@ -300,6 +310,7 @@ impl Load {
             },
             batch: self.batch,
             cpus: cpus.to_vec(),
+            idle: self.idle,
         }
     }
 

@@ -256,10 +256,6 @@ fn describe(load: &Load) -> String {
     words + "."
 }
 
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
 /// The figures of a load.
 fn figures(results: &LoadRuns) -> Table {
     let cell =
@@ -285,16 +281,16 @@ fn figures(results: &LoadRuns) -> Table {
             Some(_) => "Medians, with the smallest and the largest; latencies are response latencies".into(),
         },
         columns: vec![
-            column("target", ""),
-            column("throughput", "IOPS"),
-            column("data", "MB/s"),
-            column("p50", "us"),
-            column("p99", "us"),
-            column("p99.9", "us"),
-            column("back end CPU per I/O", "us"),
-            column("back end switches per I/O", ""),
-            column("client CPU per I/O", "us"),
-            column("client CPUs", ""),
+            Column::new("target", ""),
+            Column::new("throughput", "IOPS"),
+            Column::new("data", "MB/s"),
+            Column::new("p50", "us"),
+            Column::new("p99", "us"),
+            Column::new("p99.9", "us"),
+            Column::new("back end CPU per I/O", "us"),
+            Column::new("back end switches per I/O", ""),
+            Column::new("client CPU per I/O", "us"),
+            Column::new("client CPUs", ""),
         ],
         rows: rows.collect(),
     }
@@ -323,11 +319,11 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
     Table {
         caption: "Verdicts; the first figure of each decides".into(),
         columns: vec![
-            column("compared", ""),
-            column("figure", ""),
-            column("ratio", "x"),
-            column("it lies within", ""),
-            column("verdict", ""),
+            Column::new("compared", ""),
+            Column::new("figure", ""),
+            Column::new("ratio", "x"),
+            Column::new("it lies within", ""),
+            Column::new("verdict", ""),
         ],
         rows: rows.collect(),
     }

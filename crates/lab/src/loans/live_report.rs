@@ -75,10 +75,6 @@ fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
     spread(figures, value).map_or(f64::NAN, |spread| spread.median)
 }
 
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
 /// How far the one that is furthest off its weight is off it.
 fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
     sample.off(weights).into_iter().map(f64::abs).fold(0.0, f64::max)
@@ -120,17 +116,17 @@ fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
     Table {
         caption: format!("Response and fairness: {}", labels.loads[load]),
         columns: vec![
-            column("scheduler", ""),
-            column("mean response", "ms"),
-            column("median", "ms"),
-            column("99th percentile", "ms"),
-            column("I/O", "/s"),
-            column("guest 1 off its share", "%"),
-            column("furthest off", "%"),
-            column("guest 1, all rounds", "%"),
-            column("furthest, all rounds", "%"),
-            column("boosts granted", "%"),
-            column("scheduler's CPU", "%"),
+            Column::new("scheduler", ""),
+            Column::new("mean response", "ms"),
+            Column::new("median", "ms"),
+            Column::new("99th percentile", "ms"),
+            Column::new("I/O", "/s"),
+            Column::new("guest 1 off its share", "%"),
+            Column::new("furthest off", "%"),
+            Column::new("guest 1, all rounds", "%"),
+            Column::new("furthest, all rounds", "%"),
+            Column::new("boosts granted", "%"),
+            Column::new("scheduler's CPU", "%"),
         ],
         rows: rows.collect(),
     }

@@ -42,10 +42,6 @@ pub(super) fn chart(
     Chart { caption: caption.into(), kind, x, y, categories, series }
 }
 
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
 /// Like a comparison of host, vlane and QEMU.
 pub(super) fn throughput() -> Chart {
     let workloads = ["4K random read", "4K random write", "512K sequential read", "512K random read"];
@@ -106,12 +102,12 @@ pub(super) fn report() -> Report {
     let table = Table {
         caption: "Throughput and cost, median of 5 runs (smallest-largest)".into(),
         columns: vec![
-            column("Workload", ""),
-            column("vlane", "IOPS"),
-            column("QEMU virtio-blk", "IOPS"),
-            column("ratio", "x"),
-            column("CPU per I/O", "us"),
-            column("verdict", ""),
+            Column::new("Workload", ""),
+            Column::new("vlane", "IOPS"),
+            Column::new("QEMU virtio-blk", "IOPS"),
+            Column::new("ratio", "x"),
+            Column::new("CPU per I/O", "us"),
+            Column::new("verdict", ""),
         ],
         rows: [
             ("4K random read", 1_090_000.0, 347_600.0, 0.192, "better"),

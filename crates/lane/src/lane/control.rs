@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
+use vlane_engine::Uring;
 use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, probes};
 
@@ -19,8 +21,21 @@ pub(super) enum Draining {
     Hold,
     Stop(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
+    /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
+    Move(usize),
     /// The thread ends.
     Exit,
+}
+
+/// What becomes of a lane after a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It goes on.
+    Stays,
+    /// It is to go to that thread now.
+    Leaves(usize),
+    /// It has ended.
+    Ends,
 }
 
 impl Lane {
@@ -93,18 +108,52 @@ impl Lane {
         self.put_back_waiting();
     }
 
+    /// Drains for something that somebody waits for. A lane that only moves has time.
+    pub(super) fn is_ending(&self) -> bool {
+        !matches!(self.draining, None | Some(Draining::Move(_)))
+    }
+
     /// Takes no more requests, and goes once those in flight are answered.
     pub(crate) fn exit(&mut self) {
-        if matches!(self.draining, None | Some(Draining::Hold)) {
+        if matches!(self.draining, None | Some(Draining::Hold | Draining::Move(_))) {
             self.drain(Draining::Exit);
         }
     }
 
     /// Takes no more requests, until [`Lane::stop`] asks for the end of those that it has.
     pub(crate) fn hold(&mut self) {
+        self.stay();
         if self.draining.is_none() {
             self.drain(Draining::Hold);
         }
+    }
+
+    /// Takes no more requests, and leaves for another thread once nothing is under way; unless it has to do something else then.
+    pub(crate) fn move_to(&mut self, thread: usize) {
+        self.draining.get_or_insert(Draining::Move(thread));
+    }
+
+    /// Does not move, if it was going to.
+    pub(crate) fn stay(&mut self) {
+        if matches!(self.draining, Some(Draining::Move(_))) {
+            self.draining = None;
+        }
+    }
+
+    /// Leaves its thread.
+    pub(crate) fn departs(&mut self, uring: &mut Uring) {
+        self.stay();
+        self.unwatch(uring);
+    }
+
+    /// Comes to a thread: `place`, `token` and `uring` are as in [`Lane::new`]. What happened in the meantime is found there: the thread
+    /// looks at the ring before it sleeps, and descriptors that were written are readable still.
+    pub(crate) fn arrives(&mut self, place: u16, token: u32, uring: &mut Uring) {
+        self.token = token;
+        self.queue.move_to(place, uring);
+        self.watch(uring);
+        self.after_sleep();
+        self.poll_channel(uring, Instant::now());
     }
 
     pub(crate) fn set_memory(
@@ -163,10 +212,19 @@ impl Lane {
         self.observers.take_hint()
     }
 
-    /// Does what waits for the last request in flight, if it was that. Returns true when the lane is to go.
-    pub(crate) fn settle(&mut self) -> bool {
-        if self.draining.is_none() || self.queue.in_flight() > 0 {
-            return false;
+    /// Does what waits for the last request in flight, if it was that.
+    #[inline]
+    pub(crate) fn settle(&mut self) -> Settled {
+        if self.draining.is_none() { Settled::Stays } else { self.drained() }
+    }
+
+    #[cold]
+    fn drained(&mut self) -> Settled {
+        if let Some(Draining::Move(to)) = self.draining {
+            return if self.queue.under_way() == 0 { Settled::Leaves(to) } else { Settled::Stays };
+        }
+        if self.queue.in_flight() > 0 {
+            return Settled::Stays;
         }
         match self.draining.take() {
             Some(Draining::Hold) => {
@@ -174,7 +232,7 @@ impl Lane {
                 self.publish();
                 self.queue.leave_place();
                 self.draining = Some(Draining::Hold);
-                false
+                Settled::Stays
             }
             Some(Draining::Stop(reply)) => {
                 self.publish();
@@ -184,18 +242,18 @@ impl Lane {
                     base: self.queue.base(),
                     counters: self.counters.since(&self.counted_before),
                 }));
-                true
+                Settled::Ends
             }
             Some(Draining::Memory(memory, reply)) => {
                 let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
-                false
+                Settled::Stays
             }
             Some(Draining::Exit) => {
                 self.publish();
                 self.store_counters();
-                true
+                Settled::Ends
             }
-            None => false,
+            Some(Draining::Move(_)) | None => Settled::Stays,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! `/v1/volume`: what is served, and to whom.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -91,8 +93,12 @@ impl From<Unanswered> for UnansweredInfo {
 pub(super) struct TopologyInfo {
     /// Queues that are offered: one lane each.
     queues: u16,
-    /// Threads; lane i runs on thread i modulo their number.
+    /// Threads; lane i runs on thread i modulo their number. If they adapt: the most that are used.
     threads: u16,
+    /// Whether the number of threads chooses itself (`--threads auto`).
+    adapts: bool,
+    /// Threads that have lanes now.
+    threads_used: u16,
     /// The CPU of each thread; empty: not pinned.
     cpus: Vec<usize>,
 }
@@ -110,6 +116,8 @@ pub(super) struct SessionInfo {
     features: Vec<&'static str>,
     /// Lanes that run.
     lanes: Vec<u16>,
+    /// The thread of each of them.
+    threads: Vec<usize>,
 }
 
 /// The volume: name, size, topology, and the present session.
@@ -120,8 +128,11 @@ pub(super) struct SessionInfo {
 pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
     let volume = &context.volume;
     let (config, geometry) = (&volume.config, volume.geometry());
-    let Topology { queues, threads, ref cpus } = config.topology;
+    let Topology { queues, threads, ref cpus, adapts } = config.topology;
+    let places: BTreeMap<_, _> = volume.places().into_iter().collect();
+    let used: BTreeSet<_> = places.values().collect();
     let session = volume.session().map(|session| SessionInfo {
+        threads: session.lanes.iter().filter_map(|lane| places.get(lane).copied()).collect(),
         number: session.number,
         pid: session.pid,
         feature_bits: session.features,
@@ -137,7 +148,13 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
         read_only: geometry.read_only,
         discard: geometry.discard,
         write_zeroes: geometry.write_zeroes,
-        topology: TopologyInfo { queues, threads, cpus: cpus.clone() },
+        topology: TopologyInfo {
+            queues,
+            threads,
+            adapts,
+            threads_used: u16::try_from(used.len()).unwrap_or(u16::MAX),
+            cpus: cpus.clone(),
+        },
         lost_threads: volume.lost_threads(),
         poll: config.poll.name(),
         poll_us: u64::try_from(config.poll_max.as_micros()).unwrap_or(u64::MAX),

@@ -111,8 +111,23 @@ impl Server {
         poll_max: Duration,
         schedulers: Schedulers,
     ) -> Server {
+        let topology = Topology { queues, threads, cpus: Vec::new(), adapts: false };
+        Server::with(engine, topology, poll_max, schedulers)
+    }
+
+    /// One whose lanes are on as many of its threads as pay.
+    pub fn adapting(engine: Arc<dyn Engine>, queues: u16, threads: u16) -> Server {
+        let topology = Topology { queues, threads, cpus: Vec::new(), adapts: true };
+        Server::with(engine, topology, Duration::from_micros(50), Schedulers::None)
+    }
+
+    fn with(
+        engine: Arc<dyn Engine>,
+        topology: Topology,
+        poll_max: Duration,
+        schedulers: Schedulers,
+    ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
-        let topology = Topology { queues, threads, cpus: Vec::new() };
         let config = VolumeConfig {
             name: "test".into(),
             serial: "serial-42".into(),

@@ -2,9 +2,9 @@
 
 use vlane_sched::simulate::{ABLATION, Setup};
 
-use super::sections::{Group, axis, column, float, maybe, number, place, point, series, text};
+use super::sections::{Group, axis, float, maybe, number, place, point, series, text};
 use super::{Options, RATES, Runs, rate};
-use crate::report::{Block, Cell, Chart, ChartKind, Section, Table};
+use crate::report::{Block, Cell, Chart, ChartKind, Column, Section, Table};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";
@@ -39,17 +39,17 @@ pub(super) fn ablation(runs: &Runs) -> Section {
     let table = Table {
         caption: "Simulated: hping's responses, iperf's bandwidth, and what that does to shares".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("what it is", ""),
-            column("mean", "ms"),
-            column("p50", "ms"),
-            column("p99", "ms"),
-            column("within 10 ms", "%"),
-            column("denied", "%"),
-            column("one redemption", "s"),
-            column("time barred", "%"),
-            column("iperf", "Mbit/s"),
-            column("farthest off, iperf", "%"),
+            Column::new("scheduler", ""),
+            Column::new("what it is", ""),
+            Column::new("mean", "ms"),
+            Column::new("p50", "ms"),
+            Column::new("p99", "ms"),
+            Column::new("within 10 ms", "%"),
+            Column::new("denied", "%"),
+            Column::new("one redemption", "s"),
+            Column::new("time barred", "%"),
+            Column::new("iperf", "Mbit/s"),
+            Column::new("farthest off, iperf", "%"),
         ],
         rows,
     };
@@ -111,12 +111,12 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     let table = Table {
         caption: "Simulated: rates of pings".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("pings", "per s"),
-            column("mean", "ms"),
-            column("p99", "ms"),
-            column("denied", "%"),
-            column("domain-1 off its due", "%"),
+            Column::new("scheduler", ""),
+            Column::new("pings", "per s"),
+            Column::new("mean", "ms"),
+            Column::new("p99", "ms"),
+            Column::new("denied", "%"),
+            Column::new("domain-1 off its due", "%"),
         ],
         rows,
     };
@@ -148,12 +148,12 @@ pub(super) fn cost(runs: &Runs) -> Section {
     let table = Table {
         caption: "Cost of the simulation (measured here)".into(),
         columns: vec![
-            column("scenario", ""),
-            column("scheduler", ""),
-            column("simulated", "s"),
-            column("events", ""),
-            column("took", "s"),
-            column("events per second", ""),
+            Column::new("scenario", ""),
+            Column::new("scheduler", ""),
+            Column::new("simulated", "s"),
+            Column::new("events", ""),
+            Column::new("took", "s"),
+            Column::new("events per second", ""),
         ],
         rows: own.map(row).collect(),
     };

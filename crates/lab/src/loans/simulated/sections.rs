@@ -10,10 +10,6 @@ const MOST_MACHINES: usize = 20;
 /// Charts of responses for no more loads than these.
 const MOST_CHARTS: usize = 4;
 
-pub(super) fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
 pub(super) fn axis(title: &str, unit: &str, log: bool) -> Axis {
     Axis { title: title.into(), unit: unit.into(), log }
 }
@@ -168,15 +164,15 @@ fn responses(runs: &[&Run]) -> Table {
     Table {
         caption: "Simulated: responses".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("load", ""),
-            column("served", "per s"),
-            column("mean", "ms"),
-            column("p50", "ms"),
-            column("p99", "ms"),
-            column("within 10 ms", "%"),
-            column("within 20 ms", "%"),
-            column("bandwidth", "Mbit/s"),
+            Column::new("scheduler", ""),
+            Column::new("load", ""),
+            Column::new("served", "per s"),
+            Column::new("mean", "ms"),
+            Column::new("p50", "ms"),
+            Column::new("p99", "ms"),
+            Column::new("within 10 ms", "%"),
+            Column::new("within 20 ms", "%"),
+            Column::new("bandwidth", "Mbit/s"),
         ],
         rows,
     }
@@ -199,13 +195,13 @@ fn table_six(runs: &[&Run]) -> Table {
     Table {
         caption: "Table 6, simulated and published".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("mean", "ms"),
-            column("published mean", "ms"),
-            column("within 10 ms", "%"),
-            column("published within 10 ms", "%"),
-            column("within 20 ms", "%"),
-            column("published within 20 ms", "%"),
+            Column::new("scheduler", ""),
+            Column::new("mean", "ms"),
+            Column::new("published mean", "ms"),
+            Column::new("within 10 ms", "%"),
+            Column::new("published within 10 ms", "%"),
+            Column::new("within 20 ms", "%"),
+            Column::new("published within 20 ms", "%"),
         ],
         rows: runs.iter().filter_map(row).collect(),
     }
@@ -259,12 +255,12 @@ fn table_seven(runs: &[&Run]) -> Table {
     Table {
         caption: "Table 7, simulated and published".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("machines", ""),
-            column("cm", "credits/ms"),
-            column("published cm", "credits/ms"),
-            column("next loan", "credits"),
-            column("published loan", "credits"),
+            Column::new("scheduler", ""),
+            Column::new("machines", ""),
+            Column::new("cm", "credits/ms"),
+            Column::new("published cm", "credits/ms"),
+            Column::new("next loan", "credits"),
+            Column::new("published loan", "credits"),
         ],
         rows,
     }
@@ -314,13 +310,13 @@ fn shares(runs: &[&Run]) -> Table {
         caption: "Simulated: CPU time against what is due by weight, of machines that compute all the time"
             .into(),
         columns: vec![
-            column("scheduler", ""),
-            column("farthest off", ""),
-            column("off", "%"),
-            column("all, mean off", "%"),
-            column("idle", "%"),
-            column("switching", "%"),
-            column("switches", "per s"),
+            Column::new("scheduler", ""),
+            Column::new("farthest off", ""),
+            Column::new("off", "%"),
+            Column::new("all, mean off", "%"),
+            Column::new("idle", "%"),
+            Column::new("switching", "%"),
+            Column::new("switches", "per s"),
         ],
         rows: runs.iter().map(row).collect(),
     }
@@ -425,16 +421,16 @@ fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Table> {
     (!rows.is_empty()).then(|| Table {
         caption: "Simulated: boosts and loans, machines that are alike together".into(),
         columns: vec![
-            column("scheduler", ""),
-            column("machines", ""),
-            column("boosts", "per s"),
-            column("boosts from sleep", "per s"),
-            column("denied", "%"),
-            column("cm", "credits/ms"),
-            column("next loan", "credits"),
-            column("one redemption", "s"),
-            column("time barred", "%"),
-            column("farthest off due", "%"),
+            Column::new("scheduler", ""),
+            Column::new("machines", ""),
+            Column::new("boosts", "per s"),
+            Column::new("boosts from sleep", "per s"),
+            Column::new("denied", "%"),
+            Column::new("cm", "credits/ms"),
+            Column::new("next loan", "credits"),
+            Column::new("one redemption", "s"),
+            Column::new("time barred", "%"),
+            Column::new("farthest off due", "%"),
         ],
         rows,
     })

@@ -81,13 +81,21 @@ pub fn lines(result: &RowResult) -> String {
     out
 }
 
-/// The verdicts as a Markdown table.
+/// The verdicts as Markdown tables, one for each figure.
 pub fn markdown(results: &[RowResult]) -> String {
-    md::table(&verdicts(results))
+    let table = |metric| {
+        let table = verdicts(results, metric);
+        format!("{}:\n\n{}", table.caption, md::table(&table))
+    };
+    table(Metric::Cpu) + "\n" + &table(Metric::P50)
 }
 
-/// A line for each row and each vlane in it.
-fn verdicts(results: &[RowResult]) -> Table {
+/// One figure: a line for each row and each vlane in it.
+fn verdicts(results: &[RowResult], metric: Metric) -> Table {
+    let (caption, of): (_, fn(&Figures) -> f64) = match metric {
+        Metric::Cpu => ("CPU time per I/O", cpu),
+        Metric::P50 => ("Median latency", |figures| figures.p50_us),
+    };
     let mut rows = Vec::new();
     for result in results {
         for place in judged(result) {
@@ -95,35 +103,32 @@ fn verdicts(results: &[RowResult]) -> Table {
                 0 => result.title.clone(),
                 _ => format!("{}: {}", result.title, result.contenders[place]),
             };
+            let compared = result.verdicts[place].as_ref().and_then(|verdict| verdict.of(metric));
             let mut row = vec![Cell::from(name)];
-            for (metric, of) in [(Metric::Cpu, cpu as fn(&Figures) -> f64), (Metric::P50, p50)] {
-                let verdict = result.verdicts[place].as_ref();
-                let compared = verdict.and_then(|verdict| verdict.of(metric));
-                let figure = |place: usize| match compared {
-                    Some(_) => Cell::from(spread(&result.measured.rounds[place], of)),
-                    None => Cell::Empty,
-                };
-                row.extend([figure(place), figure(QSD)]);
-                row.push(compared.map_or(Cell::Empty, |compared| Cell::Figure(compared.ratio)));
-                row.push(compared.map_or(Cell::Empty, |compared| Cell::Number(compared.noise)));
+            match compared {
+                None => {
+                    row.extend(std::iter::repeat_n(Cell::Empty, 4));
+                    row.push(words(result, place).into());
+                }
+                Some(compared) => {
+                    let rounds = &result.measured.rounds;
+                    row.extend([place, QSD].map(|place| spread(&rounds[place], of).into()));
+                    row.push(Cell::Figure(compared.ratio));
+                    row.push(Cell::Number(compared.noise));
+                    row.push(if compared.holds() { "met" } else { "not met" }.into());
+                }
             }
-            row.push(words(result, place).into());
             rows.push(row);
         }
     }
     Table {
-        caption: "CPU time and median latency per request at a given rate: medians of the rounds (smallest-largest)"
-            .into(),
+        caption: format!("{caption}, the medians of the rounds (smallest-largest)"),
         columns: vec![
             Column::new("Load", ""),
-            Column::new("CPU: vlane", "us"),
-            Column::new("CPU: qemu-storage-daemon", "us"),
-            Column::new("CPU: ratio", "x"),
-            Column::new("CPU: A/A to", "x"),
-            Column::new("p50: vlane", "us"),
-            Column::new("p50: qemu-storage-daemon", "us"),
-            Column::new("p50: ratio", "x"),
-            Column::new("p50: A/A to", "x"),
+            Column::new("vlane", "us"),
+            Column::new("qemu-storage-daemon", "us"),
+            Column::new("Ratio", "x"),
+            Column::new("A/A to", "x"),
             Column::new("Verdict", ""),
         ],
         rows,
@@ -132,10 +137,6 @@ fn verdicts(results: &[RowResult]) -> Table {
 
 fn cpu(figures: &Figures) -> f64 {
     figures.cpu_us
-}
-
-fn p50(figures: &Figures) -> f64 {
-    figures.p50_us
 }
 
 /// CPU time per request over the rate: a line for each back end and depth, of what was reached.
@@ -275,7 +276,7 @@ pub fn report(
             "With a QEMU guest, CPU time is QEMU's and the back end's together; otherwise it is the back end's.".into(),
         ],
         command: None,
-        blocks: vec![Block::Table(verdicts(&outcome.rows))],
+        blocks: [Metric::Cpu, Metric::P50].map(|metric| Block::Table(verdicts(&outcome.rows, metric))).into(),
     }];
     for group in groups() {
         let results: Vec<_> = outcome.rows.iter().filter(|result| result.plan.group == group).collect();

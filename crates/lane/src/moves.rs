@@ -1,0 +1,603 @@
+//! Lanes that move between threads while they run: with requests, with messages of control, with storage that hangs.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rustix::event::EventfdFlags;
+use rustix::fs::MemfdFlags;
+use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_engine::{
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation, Outcome,
+    Request as Taken, Slot, Status, StorageFile, What,
+};
+use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+
+use crate::{
+    Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder,
+};
+
+const DEPTH: u16 = 8;
+const BLOCK: u32 = 4096;
+const BLOCKS: u64 = 64;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Reads and writes of a file, each by the io_uring of the lane's thread.
+#[derive(Debug)]
+struct Files {
+    file: StorageFile,
+    /// Leave it to a worker, which takes its time.
+    patient: bool,
+}
+
+#[derive(Debug)]
+struct FilesChannel {
+    files: [StorageFile; 1],
+    patient: bool,
+}
+
+impl Engine for Files {
+    fn geometry(&self) -> Geometry {
+        NullEngine::new(NullConfig { size: BLOCKS * u64::from(BLOCK), latency: None, parallelism: 1 })
+            .unwrap()
+            .geometry()
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
+        Ok(Box::new(FilesChannel { files: [self.file.clone()], patient: self.patient }))
+    }
+}
+
+impl Channel for FilesChannel {
+    fn files(&self) -> &[StorageFile] {
+        &self.files
+    }
+
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
+
+    fn submit(&mut self, _: Slot, request: &Taken, _: Decisions, operations: &mut Vec<Operation>) -> Outcome {
+        let what = match request.kind() {
+            vlane_ring::Kind::In => What::Read(Memory::Request(0)),
+            vlane_ring::Kind::Out => What::Write(Memory::Request(0)),
+            _ => return Outcome::Done(Status::Ok),
+        };
+        let (offset, len, patient) = (request.sector() * 512, request.len(), self.patient);
+        operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
+        Outcome::Pending
+    }
+
+    fn completed(
+        &mut self,
+        _: Slot,
+        request: &Taken,
+        _: Decisions,
+        completion: Completion,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
+        let is_whole = u64::try_from(completion.result) == Ok(request.len());
+        Outcome::Done(if is_whole { Status::Ok } else { Status::IoErr })
+    }
+
+    fn go_on(&mut self, _: Slot, _: &Taken, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
+
+    fn set_write_through(&mut self, _: bool) {}
+
+    fn stats(&self) -> ChannelStats {
+        ChannelStats::default()
+    }
+}
+
+/// What is in a block.
+fn content(block: u64) -> [u8; 8] {
+    (block * 0x0101_0101_0101 + 7).to_le_bytes()
+}
+
+fn files(patient: bool) -> Arc<dyn Engine> {
+    let file = File::from(rustix::fs::memfd_create("blocks", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(BLOCKS * u64::from(BLOCK)).unwrap();
+    for block in 0..BLOCKS {
+        file.write_all_at(&content(block), block * u64::from(BLOCK)).unwrap();
+    }
+    Arc::new(Files { file: StorageFile::new(file), patient })
+}
+
+fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
+    let size = BLOCKS * u64::from(BLOCK);
+    Arc::new(NullEngine::new(NullConfig { size, latency, parallelism: 4 }).unwrap())
+}
+
+/// One queue of a guest, and its lane in a pool.
+struct Guest {
+    index: u16,
+    arena: Arena,
+    driver: BlkQueue,
+    format: Format,
+    memory: Arc<GuestMemory>,
+    kick: OwnedFd,
+    call: OwnedFd,
+    engine: Arc<dyn Engine>,
+    has_data: bool,
+    counters: Arc<Counters>,
+    /// By slot, the block of a request that is out.
+    out: Vec<Option<u64>>,
+    answered: u64,
+    errors: u64,
+    sectors: u64,
+}
+
+fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+impl Guest {
+    fn new(index: u16, format: Format, engine: &Arc<dyn Engine>, has_data: bool) -> Guest {
+        let options = BlkOptions {
+            format,
+            size: None,
+            depth: DEPTH,
+            data: BLOCK,
+            segments: 1,
+            indirect: true,
+            event_idx: true,
+        };
+        let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
+        let driver = BlkQueue::new(&arena, options).unwrap();
+        let memory = mapped(&arena);
+        Guest {
+            index,
+            driver,
+            format,
+            memory,
+            kick: eventfd(),
+            call: eventfd(),
+            engine: Arc::clone(engine),
+            has_data,
+            counters: Arc::default(),
+            out: vec![None; usize::from(DEPTH)],
+            answered: 0,
+            errors: 0,
+            sectors: BLOCKS * u64::from(BLOCK) / 512,
+            arena,
+        }
+    }
+
+    fn start(&self, pool: &Pool, stopped: Option<Stopped>) {
+        let at = self.driver.layout();
+        let (layout, fresh) = match self.format {
+            Format::Split => (Layout::Split, 0),
+            Format::Packed => (Layout::Packed, 0x8000_8000),
+        };
+        let config = QueueConfig {
+            layout,
+            size: at.size,
+            event_idx: true,
+            desc: self.arena.to_user(at.desc),
+            driver: self.arena.to_user(at.driver),
+            device: self.arena.to_user(at.device),
+            base: stopped.map_or(fresh, |stopped| stopped.base),
+            log_addr: None,
+        };
+        let config = LaneConfig {
+            queue: Queue::new(config, Arc::clone(&self.memory)).unwrap(),
+            engine: Arc::clone(&self.engine),
+            kick: Some(self.kick.try_clone().unwrap()),
+            call: Some(self.call.try_clone().unwrap()),
+            serial: [0; 20],
+            write_through: false,
+            counters: Arc::clone(&self.counters),
+            events: event_channel().unwrap().0,
+            watch: None,
+        };
+        pool.start(self.index, config, &[]).unwrap();
+        if stopped.is_some() {
+            pool.set_sectors(self.index, self.sectors, &[]).unwrap();
+        }
+    }
+
+    /// Makes up to so many requests, one after the other from `block` on; kicks if the lane wants it.
+    fn submit(&mut self, block: u64, count: u16) {
+        let mut left = count;
+        for slot in 0..DEPTH {
+            let out = &mut self.out[usize::from(slot)];
+            if left > 0 && out.is_none() {
+                left -= 1;
+                let block = (block + u64::from(left)) % BLOCKS;
+                *out = Some(block);
+                let sector = block * u64::from(BLOCK) / 512;
+                self.driver
+                    .submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio: 0 })
+                    .unwrap();
+            }
+        }
+        if self.driver.publish() {
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Takes what was answered, and looks at it.
+    fn reap(&mut self) {
+        let mut done = Vec::new();
+        self.driver.reap(&mut done).unwrap();
+        for completion in done {
+            let block =
+                self.out[usize::from(completion.slot)].take().expect("answered twice, or never asked");
+            self.answered += 1;
+            if completion.status != 0 {
+                self.errors += 1;
+            } else if self.has_data {
+                let mut found = [0; 8];
+                self.driver.data(completion.slot).unwrap().copy_out(0, &mut found).unwrap();
+                assert_eq!(found, content(block), "block {block}");
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.out.iter().all(Option::is_none)
+    }
+
+    /// Waits until everything is answered.
+    fn wait(&mut self) {
+        let begin = Instant::now();
+        while !self.is_done() {
+            self.reap();
+            assert!(begin.elapsed() < LIMIT, "queue {}: never answered: {:?}", self.index, self.out);
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn mapped(arena: &Arena) -> Arc<GuestMemory> {
+    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+    let file = File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
+    Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap())
+}
+
+fn pool(queues: u16, threads: u16) -> Pool {
+    let topology = Topology { queues, threads, cpus: Vec::new(), adapts: false };
+    Pool::new(&PoolConfig { topology, poll: crate::PollMode::Balanced, poll_max: Duration::from_micros(50) })
+        .unwrap()
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn is_at(pool: &Pool, lane: u16, thread: usize) -> bool {
+    pool.places().contains(&(lane, thread))
+}
+
+/// Something that happens while requests run.
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Submit {
+        lane: usize,
+        block: u64,
+        count: u16,
+    },
+    Reap {
+        lane: usize,
+    },
+    Move {
+        lane: u16,
+        to: usize,
+    },
+    Stay {
+        lane: u16,
+    },
+    Call {
+        lane: usize,
+    },
+    Memory {
+        lane: usize,
+        drain: bool,
+    },
+    /// Reads beyond half of the device are refused from now on, or not.
+    Sectors {
+        lane: usize,
+        half: bool,
+    },
+    WriteThrough {
+        lane: usize,
+        on: bool,
+    },
+    Record {
+        lane: usize,
+        on: bool,
+    },
+    Hint {
+        lane: usize,
+    },
+    Restart {
+        lane: usize,
+        hold: bool,
+    },
+}
+
+const LANES: u16 = 3;
+const THREADS: usize = 3;
+
+fn act() -> impl Strategy<Value = Act> {
+    let lane = || 0..usize::from(LANES);
+    let number = || 0..LANES;
+    prop_oneof![
+        6 => (lane(), 0..BLOCKS, 1..=DEPTH).prop_map(|(lane, block, count)| Act::Submit { lane, block, count }),
+        2 => lane().prop_map(|lane| Act::Reap { lane }),
+        4 => (number(), 0..THREADS).prop_map(|(lane, to)| Act::Move { lane, to }),
+        1 => number().prop_map(|lane| Act::Stay { lane }),
+        1 => lane().prop_map(|lane| Act::Call { lane }),
+        1 => (lane(), any::<bool>()).prop_map(|(lane, drain)| Act::Memory { lane, drain }),
+        1 => (lane(), any::<bool>()).prop_map(|(lane, half)| Act::Sectors { lane, half }),
+        1 => (lane(), any::<bool>()).prop_map(|(lane, on)| Act::WriteThrough { lane, on }),
+        1 => (lane(), any::<bool>()).prop_map(|(lane, on)| Act::Record { lane, on }),
+        1 => lane().prop_map(|lane| Act::Hint { lane }),
+        1 => (lane(), any::<bool>()).prop_map(|(lane, hold)| Act::Restart { lane, hold }),
+    ]
+}
+
+/// Does it all; somebody else moves lanes all the time if `unrest`.
+fn run(engine: &Arc<dyn Engine>, has_data: bool, packed: bool, unrest: bool, acts: &[Act]) {
+    let format = if packed { Format::Packed } else { Format::Split };
+    let pool = pool(LANES, u16::try_from(THREADS).unwrap());
+    let mut guests: Vec<_> = (0..LANES).map(|index| Guest::new(index, format, engine, has_data)).collect();
+    guests.iter().for_each(|guest| guest.start(&pool, None));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if unrest {
+            scope.spawn(|| {
+                let mut n = 0_usize;
+                while !over.load(Ordering::Relaxed) {
+                    n = n.wrapping_add(1);
+                    pool.move_lane(u16::try_from(n % usize::from(LANES)).unwrap(), n * 7 / 3 % THREADS);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+        }
+        let acted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            acts.iter().for_each(|act| perform(*act, &pool, &mut guests));
+            guests.iter_mut().for_each(Guest::wait);
+        }));
+        over.store(true, Ordering::Relaxed);
+        if let Err(panic) = acted {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    for guest in &guests {
+        let stopped = pool.stop(guest.index, &[]).unwrap();
+        assert!(stopped.is_some(), "queue {}: no lane to stop", guest.index);
+        let counted = guest.counters.snapshot();
+        assert_eq!(counted.requests(), guest.answered, "queue {}", guest.index);
+        assert_eq!(counted.refused, guest.errors, "queue {}", guest.index);
+    }
+}
+
+fn perform(act: Act, pool: &Pool, guests: &mut [Guest]) {
+    match act {
+        Act::Submit { lane, block, count } => guests[lane].submit(block, count),
+        Act::Reap { lane } => guests[lane].reap(),
+        Act::Move { lane, to } => pool.move_lane(lane, to),
+        Act::Stay { lane } => pool.routes().call_off(lane),
+        Act::Call { lane } => {
+            let guest = &mut guests[lane];
+            guest.call = eventfd();
+            let call = guest.call.try_clone().unwrap();
+            pool.set_call(guest.index, Some(call), &[]).unwrap();
+            assert!(is_readable(guest.call.as_fd()), "the lane did not get its new call descriptor");
+        }
+        Act::Memory { lane, drain } => {
+            let guest = &mut guests[lane];
+            guest.memory = mapped(&guest.arena);
+            pool.set_memory(guest.index, Arc::clone(&guest.memory), drain, &[]).unwrap();
+        }
+        Act::Sectors { lane, half } => {
+            let guest = &mut guests[lane];
+            guest.wait();
+            let all = BLOCKS * u64::from(BLOCK) / 512;
+            guest.sectors = if half { all / 2 } else { all };
+            pool.set_sectors(guest.index, guest.sectors, &[]).unwrap();
+            let before = guest.errors;
+            guest.submit(BLOCKS - 1, 1);
+            guest.wait();
+            assert_eq!(guest.errors - before, u64::from(half), "the lane did not get its size");
+        }
+        Act::WriteThrough { lane, on } => pool.set_write_through(guests[lane].index, on, &[]).unwrap(),
+        Act::Record { lane, on } => {
+            let config = RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 };
+            let (recorder, _) = recorder(guests[lane].index, config);
+            pool.set_recorder(guests[lane].index, on.then(|| Box::new(recorder))).unwrap();
+        }
+        Act::Hint { lane } => pool.set_hint(guests[lane].index, None).unwrap(),
+        Act::Restart { lane, hold } => {
+            let guest = &mut guests[lane];
+            if hold {
+                pool.hold([guest.index]);
+            }
+            let stopped = pool.stop(guest.index, &[]).unwrap();
+            assert!(stopped.is_some(), "no lane to stop");
+            guest.start(pool, stopped);
+        }
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    rustix::io::read(fd, &mut [0; 8]).is_ok()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_moves_and_whatever_control_asks_every_request_is_answered_once_and_every_message_arrives(
+        engine in 0..4, packed: bool, unrest: bool, acts in prop::collection::vec(act(), 1..120),
+    ) {
+        let (engine, has_data) = match engine {
+            0 => (null(None), false),
+            1 => (null(Some(Duration::from_micros(200))), false),
+            2 => (files(false), true),
+            _ => (files(true), true),
+        };
+        run(&engine, has_data, packed, unrest, &acts);
+    }
+}
+
+#[test]
+fn a_lane_takes_with_it_what_waits_and_need_not_ask_the_storage() {
+    let engine = null(Some(Duration::from_millis(300)));
+    let pool = pool(1, 2);
+    let mut guest = Guest::new(0, Format::Split, &engine, false);
+    guest.start(&pool, None);
+    guest.submit(0, DEPTH);
+    wait_for("the requests are not taken", || guest.counters.snapshot().reads == u64::from(DEPTH));
+    pool.move_lane(0, 1);
+    wait_for("the lane does not move", || is_at(&pool, 0, 1));
+    guest.reap();
+    assert!(!guest.is_done(), "they were waited for");
+    guest.wait();
+}
+
+#[test]
+fn a_lane_that_the_storage_holds_up_stays_until_it_answers_and_serves_again_when_its_move_is_called_off() {
+    let (from, to) = rustix::pipe::pipe().unwrap();
+    let engine: Arc<dyn Engine> =
+        Arc::new(Files { file: StorageFile::new(File::from(from)), patient: false });
+    let pool = pool(2, 2);
+    let mut guest = Guest::new(0, Format::Split, &engine, false);
+    guest.start(&pool, None);
+    guest.submit(0, 1);
+    wait_for("the request is not taken", || guest.counters.snapshot().reads == 1);
+    pool.move_lane(0, 1);
+    // Control is heard meanwhile.
+    pool.set_write_through(0, true, &[]).unwrap();
+    guest.submit(8, 1);
+    pool.set_write_through(0, false, &[]).unwrap();
+    assert!(
+        is_at(&pool, 0, 0) && guest.counters.snapshot().reads == 1,
+        "it goes on as if nothing were asked"
+    );
+    pool.routes().call_off(0);
+    wait_for("it does not serve any more", || guest.counters.snapshot().reads == 2);
+    pool.move_lane(0, 1);
+    let block = vec![1; usize::try_from(BLOCK).unwrap()];
+    for _ in 0..2 {
+        rustix::io::write(&to, &block).unwrap();
+    }
+    guest.wait();
+    wait_for("it does not move when it could", || is_at(&pool, 0, 1));
+    assert_eq!((guest.answered, guest.errors), (2, 0));
+}
+
+#[test]
+fn recorder_and_hint_move_with_their_lane() {
+    let engine = files(false);
+    let pool = pool(1, 3);
+    let mut guest = Guest::new(0, Format::Split, &engine, true);
+    let (recorder, mut recorded) =
+        recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
+    let (board, fd) = Board::create(1).unwrap();
+    let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+    watch.arm(Classes::ALL);
+    pool.set_recorder(0, Some(Box::new(recorder))).unwrap();
+    pool.set_hint(0, LaneHint::new(board, 0, Arc::new(eventfd())).map(Box::new)).unwrap();
+    guest.start(&pool, None);
+    let (rounds, mut signalled) = (12, 0);
+    for round in 0..rounds {
+        let to = round % 3;
+        pool.move_lane(0, to);
+        wait_for("the lane does not move", || is_at(&pool, 0, to));
+        if guest.driver.enable_interrupts() {
+            guest.reap();
+        }
+        guest.submit(u64::try_from(round).unwrap(), 1);
+        guest.wait();
+        for (_, mark) in watch.collect(u64::MAX) {
+            let (Mark::Event { count, .. } | Mark::Served { count, .. }) = mark;
+            signalled += u64::from(count);
+        }
+    }
+    pool.stop(0, &[]).unwrap();
+    let mut entries = 0;
+    recorded.drain(|_| entries += 1);
+    assert_eq!(entries, rounds + 1, "one for each request and one for the start");
+    assert!(signalled >= u64::try_from(rounds).unwrap() / 2, "{signalled} signals were told of {rounds}");
+}
+
+#[test]
+fn a_lane_stays_when_the_thread_that_it_is_to_go_to_is_gone() {
+    let engine = null(None);
+    let pool = pool(1, 2);
+    let mut guest = Guest::new(0, Format::Split, &engine, false);
+    guest.start(&pool, None);
+    pool.routes().end_one(1);
+    wait_for("the thread does not end", || pool.lost() == [1]);
+    pool.move_lane(0, 1);
+    guest.submit(0, DEPTH);
+    guest.wait();
+    pool.set_sectors(0, 0, &[]).unwrap();
+    assert!(is_at(&pool, 0, 0));
+    guest.submit(0, 1);
+    guest.wait();
+    assert_eq!(guest.errors, 1);
+}
+
+#[test]
+fn a_pool_ends_while_lanes_move() {
+    for _ in 0..50 {
+        let engine = files(true);
+        let pool = pool(2, 2);
+        let mut guests: Vec<_> =
+            (0..2).map(|index| Guest::new(index, Format::Split, &engine, true)).collect();
+        guests.iter().for_each(|guest| guest.start(&pool, None));
+        guests.iter_mut().for_each(|guest| guest.submit(3, DEPTH));
+        pool.move_lane(0, 1);
+        pool.move_lane(1, 0);
+        drop(pool);
+        // What was taken is answered; the rest is in the ring.
+        for guest in &mut guests {
+            guest.reap();
+            assert_eq!(guest.answered, guest.counters.snapshot().requests());
+        }
+    }
+}
+
+#[test]
+fn lanes_of_a_pool_that_adapts_begin_together_and_come_together_when_they_are_idle() {
+    let engine = null(None);
+    let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: true };
+    let pool = Pool::new(&PoolConfig { topology, poll: crate::PollMode::Balanced, poll_max: Duration::ZERO })
+        .unwrap();
+    let mut guests: Vec<_> = (0..2).map(|index| Guest::new(index, Format::Split, &engine, false)).collect();
+    guests.iter().for_each(|guest| guest.start(&pool, None));
+    assert_eq!(pool.places(), [(0, 0), (1, 0)]);
+    guests.iter_mut().for_each(|guest| {
+        guest.submit(0, 1);
+        guest.wait();
+    });
+    // Put apart by hand, they come back together: they are idle.
+    pool.move_lane(1, 1);
+    wait_for("the lane does not move", || is_at(&pool, 1, 1));
+    guests.iter_mut().for_each(|guest| {
+        guest.submit(0, 1);
+        guest.wait();
+    });
+    wait_for("idle lanes stay apart", || pool.places() == [(0, 0), (1, 0)]);
+}

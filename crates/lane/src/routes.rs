@@ -1,0 +1,134 @@
+//! Where each lane runs, and how a message reaches it there.
+//!
+//! Lanes may move while control sends them messages. None of them is lost or overtakes another: whoever sends holds the lock of this table for as
+//! long as it takes to find the lane's thread and to put the message into its inbox, and so does a thread that gives a lane away; what is in
+//! its inbox for the lane at that moment goes with the lane. The data path never comes here.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::counters::Counters;
+use crate::inbox::{Inbox, Message, Outbox};
+use crate::lane::Lane;
+
+/// The threads of a pool, and which lane is on which.
+pub(crate) struct Routes {
+    outboxes: Vec<Outbox>,
+    /// By queue.
+    places: Mutex<Vec<Place>>,
+}
+
+struct Place {
+    thread: usize,
+    /// What the lane counts, while it runs.
+    running: Option<Arc<Counters>>,
+}
+
+/// A lane that runs.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) lane: u16,
+    pub(crate) thread: usize,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl std::fmt::Debug for Routes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let threads: Vec<_> = self.lock().iter().map(|place| place.thread).collect();
+        f.debug_struct("Routes").field("threads", &threads).finish_non_exhaustive()
+    }
+}
+
+impl Routes {
+    /// To these threads; `threads` says for each queue where its lanes begin.
+    pub(crate) fn new(outboxes: Vec<Outbox>, threads: impl Iterator<Item = usize>) -> Routes {
+        let places = threads.map(|thread| Place { thread, running: None }).collect();
+        Routes { outboxes, places: Mutex::new(places) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message to a lane, wherever it is; says whether its thread is there. A message of an unknown queue reaches nobody.
+    pub(crate) fn send(&self, index: u16, message: Message) -> bool {
+        let places = self.lock();
+        let thread = places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));
+        thread.is_some_and(|outbox| outbox.send(message).is_ok())
+    }
+
+    /// Tells all threads to end.
+    pub(crate) fn end(&self) {
+        for outbox in &self.outboxes {
+            let _ = outbox.send(Message::Exit);
+        }
+    }
+
+    /// Tells one thread to end, as a fault of its own would.
+    #[cfg(test)]
+    pub(crate) fn end_one(&self, thread: usize) {
+        let _ = self.outboxes[thread].send(Message::Exit);
+    }
+
+    /// A lane was started, or ended.
+    pub(crate) fn set_running(&self, index: u16, counters: Option<Arc<Counters>>) {
+        if let Some(place) = self.lock().get_mut(usize::from(index)) {
+            place.running = counters;
+        }
+    }
+
+    /// The lanes that run.
+    pub(crate) fn running(&self) -> Vec<Running> {
+        let running = |(lane, place): (u16, &Place)| {
+            let counters = Arc::clone(place.running.as_ref()?);
+            Some(Running { lane, thread: place.thread, counters })
+        };
+        (0..).zip(self.lock().iter()).filter_map(running).collect()
+    }
+
+    /// Asks a lane that runs to go to another thread.
+    pub(crate) fn move_lane(&self, index: u16, to: usize) {
+        let places = self.lock();
+        let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some()) else {
+            return;
+        };
+        if place.thread != to && to < self.outboxes.len() {
+            let _ = self.outboxes[place.thread].send(Message::Move { index, to });
+        }
+    }
+
+    /// A lane that has not moved yet is to stay where it is.
+    pub(crate) fn call_off(&self, index: u16) {
+        self.send(index, Message::Stay { index });
+    }
+
+    /// Gives a lane to another thread, with all messages for it that the present one, whose `inbox` that is, has not read. Gives it back if
+    /// the other one is gone. What else was in the inbox is in `unread` then, in its order.
+    pub(crate) fn hand_over(
+        &self,
+        lane: Box<Lane>,
+        to: usize,
+        inbox: &Inbox,
+        unread: &mut VecDeque<Message>,
+    ) -> Option<Box<Lane>> {
+        let index = lane.index;
+        let mut places = self.lock();
+        unread.extend(std::iter::from_fn(|| inbox.next()));
+        let Some(outbox) = self.outboxes.get(to) else { return Some(lane) };
+        let (mail, others): (Vec<_>, Vec<_>) =
+            unread.drain(..).partition(|message| message.index() == Some(index));
+        unread.extend(others);
+        match outbox.send(Message::Adopt { lane, mail }) {
+            Err(Message::Adopt { lane, mail }) => {
+                mail.into_iter().rev().for_each(|message| unread.push_front(message));
+                Some(lane)
+            }
+            _ => {
+                if let Some(place) = places.get_mut(usize::from(index)) {
+                    place.thread = to;
+                }
+                None
+            }
+        }
+    }
+}
