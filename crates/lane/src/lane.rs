@@ -17,7 +17,6 @@ use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
 use crate::lists::{Links, List, Waiting};
 use crate::observers::Observers;
-use crate::pace::Pace;
 use crate::watch::Watch;
 
 use control::Draining;
@@ -108,7 +107,6 @@ pub(crate) struct Lane {
     is_touched: bool,
     counters: Snapshot,
     observers: Observers,
-    pub(crate) pace: Pace,
     pub(crate) kick: Option<OwnedFd>,
     call: Option<Call>,
     draining: Option<Draining>,
@@ -160,7 +158,6 @@ impl Lane {
             is_touched: true,
             counters: counted_before,
             observers: Observers::new(index, slots, watch),
-            pace: Pace::new(),
             kick,
             call: call.map(Call::new),
             draining: None,
@@ -185,7 +182,7 @@ impl Lane {
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
         self.observers.turn_begins(|| self.queue.has_available());
-        let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, self.pace.show_after());
+        let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
             let Some(slot) = self.next() else { break };
             left -= 1;
@@ -198,11 +195,9 @@ impl Lane {
             self.complete(slot, status);
             if show_early && self.unpublished >= show_after {
                 self.observers.shown_early(|| !self.queue.has_available());
-                let together = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
-                show_after = self.pace.show_after().max(together);
+                show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
             }
         }
-        self.pace.took(BUDGET - left);
         if left < BUDGET {
             worked = true;
             self.is_touched = true;

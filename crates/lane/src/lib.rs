@@ -21,7 +21,6 @@ mod lists;
 mod mail;
 mod meter;
 mod observers;
-mod pace;
 mod payoff;
 mod polling;
 mod pool;

@@ -46,8 +46,6 @@ pub(crate) struct Thread {
     exit: bool,
     /// Its place in the pool: for the probes.
     number: u32,
-    /// When it began.
-    origin: Instant,
 }
 
 impl Thread {
@@ -68,7 +66,6 @@ impl Thread {
             next_token: 2,
             exit: false,
             number,
-            origin: Instant::now(),
         }
     }
 
@@ -102,7 +99,6 @@ impl Thread {
                 if let Some(gauge) = &mut self.gauge {
                     gauge.worked();
                 }
-                self.pace();
                 continue;
             }
             if self.is_over() {
@@ -125,26 +121,6 @@ impl Thread {
                 self.sleep();
             }
             self.lanes.iter_mut().flatten().for_each(Lane::after_sleep);
-        }
-    }
-
-    /// Waits until it is time for the next look at the ring, if its guest has enough to do until then; no longer than until the storage
-    /// answers. Several lanes keep each other from looking too often.
-    #[inline]
-    fn pace(&mut self) {
-        let Thread { lanes, uring, inbox, contention, origin, .. } = self;
-        let [Some(lane)] = &mut lanes[..] else { return };
-        if contention.is_shared() || !lane.pace.wants_time() {
-            return;
-        }
-        let time = || u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let Some(until) = lane.pace.wait_until(time()) else { return };
-        loop {
-            std::hint::spin_loop();
-            let now = time();
-            if now >= until || uring.has_work() || inbox.has_mail() {
-                return lane.pace.waited(now);
-            }
         }
     }
 

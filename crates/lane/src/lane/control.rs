@@ -82,7 +82,6 @@ impl Lane {
 
     /// After a sleep: kicks are not needed for now. A lane that takes nothing more has no wish, and may have left its place there.
     pub(crate) fn after_sleep(&mut self) {
-        self.pace.slept();
         if !self.takes_no_more() {
             self.queue.disable_notify();
         }
