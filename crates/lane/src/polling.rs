@@ -3,9 +3,9 @@
 //! Two things can be waited for, and what is learnt of one says nothing of the other: the guest's answer to an answer,
 //! which takes it a few microseconds, and the storage, which may take a hundred.
 //!
-//! By default polling must pay for itself: [`crate::payoff`]. For the lowest latency, whatever it costs, a thread looks
-//! for as long as is likely to help: a sleep that was shorter than the limit would have been better polled, so
-//! the window grows; one that was longer halves it. In both cases an idle guest's window is zero: it costs no CPU time.
+//! A thread looks for as long as is likely to help: a sleep that was shorter than the limit would have been better polled, so
+//! the window grows; one that was longer halves it. An idle guest's window is zero: it costs no CPU time. That is for the
+//! lowest latency, whatever it costs; by default polling must also pay for itself ([`crate::payoff`]).
 //!
 //! Polling only pays on a CPU that nobody else wants. A thread that finds, between two looks at the clock, that time
 //! is missing was not running: somebody else was. Then it stops polling for a while, longer each time.
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::payoff::{Payoff, WakeCost};
+use crate::payoff::{Payoff, Seen};
 
 /// First window after none.
 const FIRST: Duration = Duration::from_micros(8);
@@ -61,46 +61,51 @@ pub(crate) enum Turn {
 pub(crate) struct Polling {
     mode: PollMode,
     max: Duration,
-    /// By turn, for latency.
+    /// By turn.
     windows: [Duration; 2],
-    /// By turn, where it must pay.
-    payoffs: [Payoff; 2],
-    cost: WakeCost,
+    payoff: Payoff,
+    /// The last look at the clock, and what it counts from.
+    now: Instant,
+    origin: Instant,
     rest: Duration,
     resting_until: Option<Instant>,
-}
-
-/// A sleep that is going on.
-#[derive(Debug)]
-pub(crate) struct Sleep {
-    turn: Turn,
-    begin: Instant,
-    /// The thread's CPU time then, if what the sleep costs is to be known.
-    cpu: Option<Duration>,
 }
 
 impl Polling {
     /// Polls for `max` at most; zero: never.
     pub(crate) fn new(mode: PollMode, max: Duration) -> Polling {
+        let origin = Instant::now();
         Polling {
             mode: if max.is_zero() { PollMode::Off } else { mode },
             max,
             windows: [Duration::ZERO; 2],
-            payoffs: [Payoff::new(), Payoff::new()],
-            cost: WakeCost::new(),
+            payoff: Payoff::new(),
+            now: origin,
+            origin,
             rest: REST.0,
             resting_until: None,
         }
     }
 
     fn window(&self, turn: Turn) -> Duration {
-        match self.mode {
-            PollMode::Latency => self.windows[turn as usize],
-            PollMode::Balanced => {
-                let window = self.payoffs[turn as usize].window(self.cost.ns(), nanoseconds(self.max));
-                Duration::from_nanos(window)
+        let polls = match self.mode {
+            PollMode::Latency => true,
+            PollMode::Balanced => self.payoff.polls(turn),
+            PollMode::Off => false,
+        };
+        if polls { self.windows[turn as usize] } else { Duration::ZERO }
+    }
+
+    /// Learns whether it pays; `requests` says how many the thread has served. Reads no clock, and asks for neither, unless it is time to.
+    #[inline]
+    pub(crate) fn learn(&mut self, requests: impl FnOnce() -> u64) {
+        let now = nanoseconds(self.now.saturating_duration_since(self.origin));
+        if self.mode == PollMode::Balanced && self.payoff.is_due(now) {
+            let seen = Seen { now, cpu: nanoseconds(cpu_time()), requests: requests() };
+            if let Some(turn) = self.payoff.look(seen) {
+                // What it learnt while it slept says little.
+                self.windows[turn as usize] = self.max;
             }
-            PollMode::Off => Duration::ZERO,
         }
     }
 
@@ -116,6 +121,7 @@ impl Polling {
             return false;
         }
         let begin = Instant::now();
+        self.now = begin;
         if self.resting_until.is_some_and(|until| begin < until) {
             return false;
         }
@@ -124,8 +130,6 @@ impl Polling {
             for _ in 0..LOOKS {
                 if find() {
                     self.rest = self.rest.mul_f32(0.98).max(REST.0);
-                    // A few looks ago, which is close enough.
-                    self.polled(turn, Some(last - begin));
                     return true;
                 }
                 std::hint::spin_loop();
@@ -137,55 +141,30 @@ impl Polling {
                 return find();
             }
             if deadline.is_some_and(|deadline| now >= deadline) {
-                self.polled(turn, Some(now - begin));
                 return true;
             }
             if now - begin >= window {
-                self.polled(turn, None);
                 return false;
             }
             last = now;
         }
     }
 
-    fn polled(&mut self, turn: Turn, found: Option<Duration>) {
-        if self.mode == PollMode::Balanced {
-            let found = found.map(nanoseconds);
-            self.payoffs[turn as usize].polled(found, self.cost.ns(), nanoseconds(self.max));
-        }
-    }
-
-    /// The thread sleeps now.
-    pub(crate) fn fall_asleep(&mut self, turn: Turn, begin: Instant) -> Sleep {
-        let is_measured = self.mode == PollMode::Balanced && self.cost.is_due();
-        Sleep { turn, begin, cpu: is_measured.then(cpu_time) }
-    }
-
-    /// Work ended a sleep.
-    pub(crate) fn woke(&mut self, sleep: &Sleep) {
-        if let Some(before) = sleep.cpu {
-            self.cost.measured(nanoseconds(cpu_time().saturating_sub(before)));
-        }
-        self.slept(sleep.turn, sleep.begin.elapsed());
+    /// The thread slept from `begin` on, when it was that one's turn.
+    pub(crate) fn slept_since(&mut self, turn: Turn, begin: Instant) {
+        self.now = Instant::now();
+        self.slept(turn, self.now - begin);
     }
 
     fn slept(&mut self, turn: Turn, length: Duration) {
-        match self.mode {
-            PollMode::Latency => {
-                let window = &mut self.windows[turn as usize];
-                *window = if length < self.max {
-                    (*window * 2).clamp(FIRST.min(self.max), self.max)
-                } else if *window > FIRST {
-                    *window / 2
-                } else {
-                    Duration::ZERO
-                };
-            }
-            PollMode::Balanced => {
-                self.payoffs[turn as usize].slept(nanoseconds(length), nanoseconds(self.max));
-            }
-            PollMode::Off => {}
-        }
+        let window = &mut self.windows[turn as usize];
+        *window = if length < self.max {
+            (*window * 2).clamp(FIRST.min(self.max), self.max)
+        } else if *window > FIRST {
+            *window / 2
+        } else {
+            Duration::ZERO
+        };
     }
 }
 
@@ -232,28 +211,13 @@ mod tests {
         }
     }
 
-    /// Work that comes 25 us after each answer, to a thread for which a sleep costs 6 us.
     #[test]
-    fn what_sleeping_is_cheaper_for_is_polled_for_by_latency_only() {
-        let window_in = |mode| {
-            let mut polling = Polling::new(mode, Duration::from_micros(50));
-            let mut windows = Duration::ZERO;
-            for _ in 0..1_000 {
-                polling.cost.measured(6_000);
-                let window = polling.window(Turn::Storage);
-                windows += window;
-                if window >= Duration::from_micros(25) {
-                    polling.polled(Turn::Storage, Some(Duration::from_micros(25)));
-                } else {
-                    polling.polled(Turn::Storage, None);
-                    polling.slept(Turn::Storage, Duration::from_micros(35));
-                }
-            }
-            assert!(polling.window(Turn::Guest).is_zero(), "each turn is learnt by itself");
-            windows / 1_000
-        };
-        assert!(window_in(PollMode::Latency) > Duration::from_micros(25));
-        assert!(window_in(PollMode::Balanced) < Duration::from_nanos(600));
+    fn by_default_a_thread_polls_only_when_that_was_tried_and_is_cheaper() {
+        let mut polling = Polling::new(PollMode::Balanced, Duration::from_micros(50));
+        for _ in 0..10 {
+            polling.slept(Turn::Guest, Duration::from_micros(20));
+        }
+        assert!(polling.window(Turn::Guest).is_zero(), "nothing was tried");
     }
 
     #[test]

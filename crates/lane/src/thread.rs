@@ -109,6 +109,7 @@ impl Thread {
             }
             let deadline = self.deadline();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
+            polling.learn(|| lanes.iter().flatten().map(Lane::requests).sum());
             let find =
                 || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
             if !contention.is_shared() && polling.poll(*turn, deadline, find) {
@@ -283,13 +284,12 @@ impl Thread {
         if timeout.is_some_and(|t| t.is_zero()) {
             return;
         }
-        let sleep = self.polling.fall_asleep(self.turn, begin);
         probes::sleep(self.number);
         if let Err(error) = self.uring.wait(timeout) {
             complain(&mut self.complained, &error);
         }
         probes::wake(self.number);
-        self.polling.woke(&sleep);
+        self.polling.slept_since(self.turn, begin);
     }
 
     fn read_mail(&mut self) {

@@ -45,6 +45,11 @@ impl Lane {
         self.shared_counters.publish(&self.counters);
     }
 
+    /// Requests that it has served.
+    pub(crate) fn requests(&self) -> u64 {
+        self.counters.requests() - self.counted_before.requests()
+    }
+
     pub(super) fn write_call(&self) {
         if let Some(call) = &self.call {
             call.signal();
