@@ -19,11 +19,11 @@ const REQUESTS: u64 = 32;
 /// If there were no more in this time, nothing is lost by sleeping.
 const IDLE: u64 = 100_000_000;
 /// Measurements between two trials, at first and at most.
-const INTERVAL: (u32, u32) = (4, 256);
+const INTERVAL: (u32, u32) = (16, 512);
 /// The other way must be cheaper by that much, in parts of the present cost.
 const BETTER: f64 = 0.95;
 /// A cost or a rate that is other than before by this factor is another load.
-const OTHER: f64 = 1.5;
+const OTHER: f64 = 2.5;
 
 /// What a thread has seen up to a moment.
 #[derive(Debug, Clone, Copy, Default)]
