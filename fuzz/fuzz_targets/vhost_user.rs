@@ -304,7 +304,7 @@ fn volume() -> Arc<Volume> {
         let config = VolumeConfig {
             name: "fuzz".into(),
             serial: "fuzz".into(),
-            topology: Topology { queues: 4, threads: 1, cpus: Vec::new() },
+            topology: Topology { queues: 4, threads: 1, cpus: Vec::new(), adapts: false },
             poll: vlane_lane::PollMode::Off,
             poll_max: Duration::ZERO,
         };

@@ -142,6 +142,12 @@ impl Payoff {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a simulation"
+)]
 mod tests {
     use proptest::prelude::*;
 
