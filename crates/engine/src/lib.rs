@@ -123,7 +123,9 @@ pub trait Channel: Send + fmt::Debug {
     }
 
     /// What holds for a request unless a policy decides otherwise.
-    fn defaults(&self) -> Decisions;
+    fn defaults(&self) -> Decisions {
+        Decisions::default()
+    }
 
     /// Begins a request, which the lane has checked against the geometry.
     fn submit(
@@ -134,24 +136,29 @@ pub trait Channel: Send + fmt::Debug {
         operations: &mut Vec<Operation>,
     ) -> Outcome;
 
-    /// One of a request's operations completed.
+    /// One of a request's operations completed. Not called for a channel that asks for none.
     fn completed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        completion: Completion,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome;
+        _slot: Slot,
+        _request: &Request,
+        _decisions: Decisions,
+        _completion: Completion,
+        _operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
 
-    /// Goes on with a request that [`Channel::poll`] named, or that asked for it with [`Outcome::Again`].
+    /// Goes on with a request that [`Channel::poll`] named, or that asked for it with [`Outcome::Again`]. Not called
+    /// for a channel that does neither.
     fn go_on(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome;
+        _slot: Slot,
+        _request: &Request,
+        _decisions: Decisions,
+        _operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        Outcome::Done(Status::IoErr)
+    }
 
     /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
     /// [`Channel::submit`], and a wait of its ends.

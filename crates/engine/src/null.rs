@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use vlane_ring::Kind;
 
 use crate::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation,
-    Outcome, Request, Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 
 /// What a [`NullEngine`] is like.
@@ -104,28 +104,9 @@ impl Engine for NullEngine {
 struct Instantly;
 
 impl Channel for Instantly {
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     #[inline]
     fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
-    }
-
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Request,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
-    }
-
-    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, _on: bool) {}
@@ -161,27 +142,12 @@ impl Model {
 }
 
 impl Channel for Modelled {
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     fn submit(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         if request.kind() == Kind::Flush {
             return Outcome::Done(Status::Ok);
         }
         self.waiting.push(Reverse((self.model.enqueue(Instant::now()), slot.0)));
         Outcome::Pending
-    }
-
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Request,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     /// Its time has come.

@@ -45,6 +45,8 @@ fn start_time(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::unix::process::CommandExt;
+
     use super::*;
 
     #[test]
@@ -61,11 +63,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         // The kernel cuts it after 15 bytes, within the second character.
         let program = directory.path().join("machine 12345 ä");
-        std::fs::copy("/bin/sleep", &program).unwrap();
-        let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        // Not a copy: a program that another test starts has a file that was just written open for writing for a moment, which then
+        // cannot be executed.
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id());
+        let name = std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
+        assert!(std::str::from_utf8(&name).is_err(), "{name:?}");
         id.unwrap();
     }
 

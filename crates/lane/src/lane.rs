@@ -181,7 +181,7 @@ impl Lane {
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
-        self.observers.turn_begins(|| self.queue.has_available());
+        self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
             let Some(slot) = self.next() else { break };

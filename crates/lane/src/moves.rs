@@ -65,10 +65,6 @@ impl Channel for FilesChannel {
         &self.files
     }
 
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     fn submit(&mut self, _: Slot, request: &Taken, _: Decisions, operations: &mut Vec<Operation>) -> Outcome {
         let what = match request.kind() {
             vlane_ring::Kind::In => What::Read(Memory::Request(0)),
@@ -90,10 +86,6 @@ impl Channel for FilesChannel {
     ) -> Outcome {
         let is_whole = u64::try_from(completion.result) == Ok(request.len());
         Outcome::Done(if is_whole { Status::Ok } else { Status::IoErr })
-    }
-
-    fn go_on(&mut self, _: Slot, _: &Taken, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, _: bool) {}

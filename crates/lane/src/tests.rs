@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
-    Request as Asked, Slot, Status, Uring,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
+    Slot, Status, Uring,
 };
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
@@ -207,17 +207,6 @@ impl Channel for StuckChannel {
     fn submit(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.submitted.lock().unwrap().push((slot.0, decisions));
         self.outcome()
-    }
-
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Asked,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     fn go_on(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
+    Status,
 };
 
 /// The sector at which the storage's code is wrong.
@@ -40,28 +40,9 @@ impl Engine for Faulty {
 struct FaultyChannel;
 
 impl Channel for FaultyChannel {
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     fn submit(&mut self, _: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         assert_ne!(request.sector(), WRONG, "a fault, on purpose");
         Outcome::Done(Status::Ok)
-    }
-
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Request,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
-    }
-
-    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, _: bool) {}

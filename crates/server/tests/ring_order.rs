@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
+    Status,
 };
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 
@@ -436,27 +436,8 @@ impl Engine for Probe {
 }
 
 impl Channel for ProbeChannel {
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
-    }
-
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Request,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
-    }
-
-    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     fn set_write_through(&mut self, on: bool) {

@@ -103,7 +103,11 @@ fn a_back_end_after_one_that_was_killed_says_that_packed_rings_are_lost() {
     for queue in 0..2 {
         let lost = stopped.log.contains(&format!("queue {queue} is stopped: the front end says"));
         let found = stopped.log.contains(&format!("queue {queue} goes on where the last back end stopped"));
-        assert!(lost != found, "queue {queue}: {}", stopped.log);
+        // Neither is said of a ring that happens to be where it once started, with nothing in flight; it just goes on.
+        let done =
+            stopped.log.split(&format!("queue {queue}: ")).last().and_then(|rest| rest.split(' ').next());
+        let went_on = !lost && done.and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n > 0);
+        assert!(if lost { !found } else { found || went_on }, "queue {queue}: {}", stopped.log);
     }
 }
 

@@ -55,10 +55,15 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the end of a program.
-fn ended(mut child: Child) -> Output {
-    until("the end", || child.try_wait().unwrap().is_some());
-    child.wait_with_output().unwrap()
+/// Waits for the end of a program, and reads what it prints meanwhile: a pipe holds only a part of a long report.
+fn ended(child: Child) -> Output {
+    let pid = Pid::from_child(&child);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    receiver.recv_timeout(LIMIT).map(Result::unwrap).unwrap_or_else(|_| {
+        let _ = kill_process(pid, Signal::KILL);
+        panic!("the end: not within {LIMIT:?}")
+    })
 }
 
 fn header() -> Header {

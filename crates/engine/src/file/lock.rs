@@ -22,7 +22,7 @@ const RESIZE: i64 = 3;
 /// For how long an image is waited for that is locked although nobody has it open.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it is in any case: whoever starts a program has, for a moment, a second process with all its files.
-const MOMENT: Duration = Duration::from_millis(100);
+pub(super) const MOMENT: Duration = Duration::from_millis(100);
 
 /// Takes the locks on `file`. A process that was killed keeps its locks until the kernel has ended its last request
 /// in flight, which is later than its end; so an image that nobody has open is waited for.

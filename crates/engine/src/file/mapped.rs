@@ -19,7 +19,7 @@ use vlane_ring::{Kind, SECTOR};
 
 use super::{PART, Shared, span};
 use crate::io_queue::select;
-use crate::operation::{Completion, Decisions, Operation};
+use crate::operation::{Decisions, Operation};
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
@@ -204,10 +204,6 @@ impl MappedChannel {
 }
 
 impl Channel for MappedChannel {
-    fn defaults(&self) -> Decisions {
-        Decisions::default()
-    }
-
     #[inline]
     fn submit(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.stats.inline += 1;
@@ -220,18 +216,6 @@ impl Channel for MappedChannel {
             Kind::Discard | Kind::WriteZeroes => return self.zero_all(slot, request),
             Kind::GetId | Kind::Refused(_) => Status::Unsupported,
         })
-    }
-
-    /// It has none.
-    fn completed(
-        &mut self,
-        _: Slot,
-        _: &Request,
-        _: Decisions,
-        _: Completion,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        Outcome::Done(Status::IoErr)
     }
 
     /// Does the next part.

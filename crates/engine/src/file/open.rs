@@ -232,12 +232,25 @@ fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineErr
 fn stays_locked(file: &File) -> bool {
     let begin = Instant::now();
     while lock::is_locked(file) {
-        if begin.elapsed() >= lock::PATIENCE || lock::is_open_elsewhere(file) {
+        let enough = if lock::is_open_elsewhere(file) { lock::MOMENT } else { lock::PATIENCE };
+        if begin.elapsed() >= enough {
             return true;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     false
+}
+
+/// The loop devices that are attached to the file, once none of them is in use, or some are for more than a moment.
+fn attached_devices(file: &File) -> Vec<attached::Attached> {
+    let begin = Instant::now();
+    loop {
+        let devices = attached::devices(file);
+        if devices.iter().all(|device| device.user.is_none()) || begin.elapsed() >= lock::MOMENT {
+            return devices;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Refuses to write to an image under a loop device that is in use, and to a loop device over an image that is served.
@@ -253,7 +266,7 @@ fn check_loop_devices(path: &Path, file: &File, is_device: bool) -> Result<(), E
             false => Ok(()),
         };
     }
-    for attached::Attached { device, user } in attached::devices(file) {
+    for attached::Attached { device, user } in attached_devices(file) {
         match user {
             Some(user) => {
                 return in_use(format!(
