@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{opcode, squeue, types};
-use vlane_ring::{Broken, DirtyLog, GuestMemory, Queue, QueueConfig, QueueError, Request, Slot, Status};
+use vlane_ring::{
+    Broken, DirtyLog, GuestMemory, Kind, Queue, QueueConfig, QueueError, Request, SECTOR, Slot, Status,
+};
 
 use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
@@ -97,6 +99,33 @@ impl IoQueue {
         self.ticket = self.ticket.at(place);
     }
 
+    /// Submits the read or write of all of a request's data, at its own place in the file; a `durable` write is on stable storage when it
+    /// completes. Its number is 0.
+    ///
+    /// # Panics
+    /// As [`IoQueue::begin`].
+    #[inline]
+    pub fn begin_whole(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
+        let request = self.kept.queue.request(slot);
+        assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
+        let target = self.targets[usize::from(file)];
+        let is_write = request.kind() == Kind::Out;
+        let offset = request.sector().wrapping_mul(SECTOR);
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        let entry = match (request.buffers(), is_write) {
+            ([one], false) => {
+                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+                opcode::Read::new(target.fd, one.iov_base.cast(), len).offset(offset).build()
+            }
+            ([one], true) => {
+                let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+                opcode::Write::new(target.fd, one.iov_base.cast(), len).offset(offset).rw_flags(flags).build()
+            }
+            (all, _) => vectored(all, is_write, offset, flags, target),
+        };
+        self.push(uring, entry.flags(target.flags), slot, 0, false);
+    }
+
     /// Submits an operation for a request that is in flight.
     ///
     /// # Panics
@@ -109,28 +138,12 @@ impl IoQueue {
         let target = self.targets[usize::from(operation.file)];
         let flags =
             target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
-        // Nearly all: everything between the request's only buffer and the file.
-        let whole = (&operation.what, request.buffers());
-        if let (What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)), [one]) = whole
-            && operation.len == one.iov_len as u64
-        {
-            let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-            let offset = operation.offset;
-            let entry = match operation.what {
-                What::Write(_) => opcode::Write::new(target.fd, one.iov_base.cast(), len)
-                    .offset(offset)
-                    .rw_flags(rw_flags(operation))
-                    .build(),
-                _ => opcode::Read::new(target.fd, one.iov_base.cast(), len).offset(offset).build(),
-            };
-            return self.push(uring, entry.flags(flags), slot, operation.number, false);
-        }
         let number = operation.number;
         let (entry, is_held) = self.kept.entry(slot, operation, target);
         self.push(uring, entry.flags(flags), slot, number, is_held);
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
         let lent = &mut self.lent[usize::from(slot.0)];
         assert!(*lent < u8::MAX, "too many operations for {slot:?}");
@@ -300,7 +313,7 @@ impl Kept {
             What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
             What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
             What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
-                vectored(request.buffers(), operation, target)
+                vectored_of(request.buffers(), operation, target)
             }
             What::Read(_) | What::Write(_) => return (self.hold(slot, operation, target), true),
         };
@@ -337,7 +350,7 @@ impl Kept {
             // A read into the zeroes, which nobody may change, is one of nothing.
             _ => {}
         }
-        let entry = vectored(&buffers, operation, target);
+        let entry = vectored_of(&buffers, operation, target);
         let piece = match std::mem::replace(&mut operation.what, What::Sync) {
             What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
             _ => None,
@@ -358,15 +371,24 @@ impl Kept {
     }
 }
 
-fn vectored(buffers: &[libc::iovec], operation: &Operation, target: Target) -> squeue::Entry {
+fn vectored_of(buffers: &[libc::iovec], operation: &Operation, target: Target) -> squeue::Entry {
+    let is_write = matches!(operation.what, What::Write(_));
+    vectored(buffers, is_write, operation.offset, rw_flags(operation), target)
+}
+
+/// A read or write of a list of buffers, as many of them as one call takes.
+fn vectored(
+    buffers: &[libc::iovec],
+    is_write: bool,
+    offset: u64,
+    flags: i32,
+    target: Target,
+) -> squeue::Entry {
     let count = u32::try_from(buffers.len().min(MAX_IOVECS)).unwrap_or(1024);
-    let (fd, offset) = (target.fd, operation.offset);
-    match matches!(operation.what, What::Write(_)) {
-        true => opcode::Writev::new(fd, buffers.as_ptr(), count)
-            .offset(offset)
-            .rw_flags(rw_flags(operation))
-            .build(),
-        false => opcode::Readv::new(fd, buffers.as_ptr(), count).offset(offset).build(),
+    let (fd, buffers) = (target.fd, buffers.as_ptr());
+    match is_write {
+        true => opcode::Writev::new(fd, buffers, count).offset(offset).rw_flags(flags).build(),
+        false => opcode::Readv::new(fd, buffers, count).offset(offset).build(),
     }
 }
 

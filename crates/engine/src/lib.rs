@@ -106,6 +106,9 @@ pub trait Engine: Send + Sync + fmt::Debug {
 pub enum Outcome {
     /// Answered.
     Done(Status),
+    /// Goes on when its only operation completes, which is the simplest there is: all of its data between its own buffers and its own place in
+    /// this file. For what nearly all requests are; it spares them the [`Operation`] in words.
+    Whole(u8),
     /// Goes on when one of its operations completes, or when [`Channel::poll`] names it.
     Pending,
     /// There is more to do, after the lane's other work: [`Channel::go_on`].

@@ -196,15 +196,25 @@ impl Uring {
 
     #[inline]
     fn push_entry(&mut self, entry: &squeue::Entry) {
+        // SAFETY: for operations, `push` passes on its caller's promise; polls refer to no memory.
+        if unsafe { self.ring.submission().push(entry) }.is_ok() {
+            self.unsubmitted += 1;
+        } else {
+            self.push_after_others(entry);
+        }
+    }
+
+    /// The ring is full: makes room. Submission itself needs no memory of ours and cannot fail for good.
+    #[cold]
+    fn push_after_others(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: for operations, `push` passes on its caller's promise; polls refer to no memory.
+            if self.enter(0).is_err() {
+                std::thread::yield_now();
+            }
+            // SAFETY: as in `push_entry`.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 self.unsubmitted += 1;
                 return;
-            }
-            // Full: make room. Submission itself needs no memory of ours and cannot fail for good.
-            if self.enter(0).is_err() {
-                std::thread::yield_now();
             }
         }
     }

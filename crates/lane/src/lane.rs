@@ -184,14 +184,15 @@ impl Lane {
         self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
-            let Some(slot) = self.next() else { break };
+            let Some((slot, decisions)) = self.next() else { break };
             left -= 1;
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
-            let Some(status) = self.begin(uring, slot) else { continue };
-            bytes = bytes.saturating_sub(self.queue.request(slot).len());
+            let len = self.queue.request(slot).len();
+            let Some(status) = self.begin(uring, slot, decisions) else { continue };
+            bytes = bytes.saturating_sub(len);
             self.complete(slot, status);
             if show_early && self.unpublished >= show_after {
                 self.observers.shown_early(|| !self.queue.has_available());
@@ -213,13 +214,17 @@ impl Lane {
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
     #[inline(always)]
-    fn next(&mut self) -> Option<Slot> {
-        if self.ahead.requests == 0 { self.take() } else { self.next_waiting() }
+    fn next(&mut self) -> Option<(Slot, Decisions)> {
+        if self.ahead.requests == 0 {
+            return self.take();
+        }
+        let slot = self.next_waiting()?;
+        Some((slot, self.decisions[usize::from(slot.0)]))
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
     #[inline(always)]
-    fn take(&mut self) -> Option<Slot> {
+    fn take(&mut self) -> Option<(Slot, Decisions)> {
         if self.takes_no_more() {
             return None;
         }
@@ -227,8 +232,9 @@ impl Lane {
             Ok(slot) => {
                 let slot = slot?;
                 self.observers.taken(slot, self.queue.request(slot));
-                self.decisions[usize::from(slot.0)] = self.defaults;
-                Some(slot)
+                let decisions = self.defaults;
+                self.decisions[usize::from(slot.0)] = decisions;
+                Some((slot, decisions))
             }
             Err(reason) => {
                 self.break_down(reason);
@@ -241,7 +247,7 @@ impl Lane {
     #[cold]
     fn take_ahead(&mut self) {
         while self.ahead.is_below(MOST_AHEAD)
-            && let Some(slot) = self.take()
+            && let Some((slot, _)) = self.take()
         {
             self.wait(slot);
         }
@@ -268,7 +274,7 @@ impl Lane {
 
     /// Begins a request; returns its answer if it has one already.
     #[inline(always)]
-    fn begin(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
+    fn begin(&mut self, uring: &mut Uring, slot: Slot, decisions: Decisions) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
         match request.kind() {
@@ -293,12 +299,15 @@ impl Lane {
             _ => return Some(self.refuse(Status::IoErr)),
         }
         self.observers.submitted(slot, request);
-        let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
         if let Outcome::Done(status) = outcome {
             return Some(status);
         }
         self.begun.add(request);
+        if let Outcome::Whole(file) = outcome {
+            self.queue.begin_whole(uring, slot, file, decisions.durable);
+            return None;
+        }
         self.proceed(uring, slot, outcome)
     }
 
@@ -307,6 +316,10 @@ impl Lane {
     fn proceed(&mut self, uring: &mut Uring, slot: Slot, outcome: Outcome) -> Option<Status> {
         match outcome {
             Outcome::Done(status) => return Some(status),
+            Outcome::Whole(file) => {
+                let durable = self.decisions[usize::from(slot.0)].durable;
+                self.queue.begin_whole(uring, slot, file, durable);
+            }
             _ if self.is_ending() && self.put_back(slot) => {}
             Outcome::Pending => {
                 self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
@@ -325,7 +338,9 @@ impl Lane {
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
-        if let Some(status) = self.proceed(uring, slot, outcome) {
+        if let Outcome::Done(status) = outcome {
+            self.end(slot, status);
+        } else if let Some(status) = self.proceed(uring, slot, outcome) {
             self.end(slot, status);
         }
     }
@@ -513,14 +528,8 @@ impl Load {
     /// What a request weighs: its bytes are to be moved, or to be zeroed.
     #[inline]
     fn of(request: &Request) -> Load {
-        let bytes = match request.kind() {
-            Kind::In | Kind::Out => request.len(),
-            Kind::Discard | Kind::WriteZeroes => {
-                request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
-            }
-            Kind::Flush | Kind::GetId | Kind::Refused(_) => 0,
-        };
-        Load { requests: 1, bytes }
+        let is_transfer = matches!(request.kind(), Kind::In | Kind::Out);
+        Load { requests: 1, bytes: if is_transfer { request.len() } else { zeroed(request) } }
     }
 
     #[inline]
@@ -535,5 +544,16 @@ impl Load {
         let load = Load::of(request);
         self.requests -= load.requests;
         self.bytes -= load.bytes;
+    }
+}
+
+/// Bytes that a request zeroes or discards.
+#[cold]
+fn zeroed(request: &Request) -> u64 {
+    match request.kind() {
+        Kind::Discard | Kind::WriteZeroes => {
+            request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
+        }
+        _ => 0,
     }
 }

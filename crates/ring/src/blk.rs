@@ -1,6 +1,6 @@
 //! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
 
-use crate::chain::{MAX_BUFFERS, read_words};
+use crate::chain::{MAX_BUFFERS, Walk, read_words};
 use crate::error::Broken;
 use crate::fault;
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
@@ -324,41 +324,45 @@ impl Request {
         unsafe { self.status.write_volatile(status as u8) };
     }
 
-    /// Makes sense of `self.buffers`, of which the first `readable` are device-readable and the others writable.
+    /// Makes sense of `self.buffers`, of which the first are device-readable and the others writable, as `walk` says.
     ///
     /// The framing is free (virtio 1.2, 2.7.4): the header may be spread over buffers or share one with the data, the
     /// status may share one with the data; only the order counts.
     #[inline]
-    pub(crate) fn parse(&mut self, readable: usize) -> Result<(), Broken> {
+    pub(crate) fn parse(&mut self, walk: Walk) -> Result<(), Broken> {
+        let readable = walk.readable;
         self.ranges.clear();
         self.first = 0;
+        let count = self.buffers.len();
+        if count <= readable {
+            return Err(Broken::NoStatus);
+        }
         // The status byte: the last writable one.
-        let buffers = &mut self.buffers;
-        let writable = buffers.len() - readable;
-        let Some(last) = buffers.last_mut().filter(|_| writable > 0) else { return Err(Broken::NoStatus) };
+        let first = self.buffers[0];
+        let last = &mut self.buffers[count - 1];
         last.iov_len -= 1;
         // SAFETY: the buffer had at least one byte (empty ones are never collected), so its last byte is inside.
         self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len) };
         if last.iov_len == 0 {
-            buffers.pop();
+            self.buffers.pop();
         }
         // The header: the first 16 readable bytes.
-        let [what, sector] = match buffers.first() {
-            Some(first) if readable > 0 && first.iov_len == HEADER => {
-                self.first = 1;
-                // SAFETY: 16 bytes of mapped guest memory, as checked when the buffer was collected.
-                unsafe { read_words(first.iov_base.cast()) }
-            }
-            _ => self.gather_header(readable)?,
+        let (what, sector) = if readable > 0 && first.iov_len == HEADER {
+            self.first = 1;
+            // SAFETY: 16 bytes of mapped guest memory, as checked when the buffer was collected.
+            unsafe { read_words(first.iov_base.cast()) }
+        } else {
+            self.gather_header(readable)?
         };
         #[allow(clippy::cast_possible_truncation)]
         let kind = what as u32;
         self.head = what;
         self.sector = sector;
-        let data = &self.buffers[self.first..];
-        self.len = data.iter().map(|b| b.iov_len as u64).sum();
+        // What is neither header nor status, of which there is all.
+        self.len = walk.bytes - (HEADER as u64 + 1);
+        let count = self.buffers.len() - self.first;
         // Nor may it have more buffers than one system call takes.
-        let overlong = self.len > MAX_REQUEST || data.len() > MAX_BUFFERS;
+        let overlong = self.len > MAX_REQUEST || count > MAX_BUFFERS;
         // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
@@ -385,7 +389,7 @@ impl Request {
 
     /// The header is spread over buffers, or shares its buffer with data.
     #[cold]
-    fn gather_header(&mut self, readable: usize) -> Result<[u64; 2], Broken> {
+    fn gather_header(&mut self, readable: usize) -> Result<(u64, u64), Broken> {
         let mut header = [0u8; HEADER];
         let mut got = 0;
         for index in 0..readable {
@@ -421,6 +425,7 @@ impl Request {
     }
 
     /// Reads the ranges of a DISCARD or WRITE_ZEROES into private memory.
+    #[cold]
     fn parse_ranges(&mut self, kind: Kind) -> Kind {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         if len == 0 || !len.is_multiple_of(RANGE) {

@@ -32,7 +32,7 @@ impl Descriptor {
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) unsafe fn read(at: *const u8) -> Descriptor {
         // SAFETY: as the caller promises.
-        let [addr, rest] = unsafe { read_words(at) };
+        let (addr, rest) = unsafe { read_words(at) };
         Descriptor { addr, len: rest as u32, low: (rest >> 32) as u16, high: (rest >> 48) as u16 }
     }
 }
@@ -42,11 +42,11 @@ impl Descriptor {
 /// # Safety
 /// `at` must point to 16 bytes of mapped memory.
 #[inline]
-pub(crate) unsafe fn read_words(at: *const u8) -> [u64; 2] {
+pub(crate) unsafe fn read_words(at: *const u8) -> (u64, u64) {
     let words = at.cast::<u64>();
     if words.is_aligned() {
         // SAFETY: as the caller promises.
-        unsafe { [u64::from_le(words.read_volatile()), u64::from_le(words.add(1).read_volatile())] }
+        unsafe { (u64::from_le(words.read_volatile()), u64::from_le(words.add(1).read_volatile())) }
     } else {
         // SAFETY: as the caller promises.
         unsafe { read_words_unaligned(at) }
@@ -58,79 +58,120 @@ pub(crate) unsafe fn read_words(at: *const u8) -> [u64; 2] {
 /// # Safety
 /// As [`read_words`].
 #[cold]
-unsafe fn read_words_unaligned(at: *const u8) -> [u64; 2] {
+unsafe fn read_words_unaligned(at: *const u8) -> (u64, u64) {
     // SAFETY: as the caller of `read_words` promises; bytes need no alignment.
     let bytes = unsafe { at.cast::<[u8; 16]>().read_volatile() };
     let word = |half: &[u8]| half.iter().rev().fold(0, |word, byte| (word << 8) | u64::from(*byte));
     let (low, high) = bytes.split_at(8);
-    [word(low), word(high)]
+    (word(low), word(high))
 }
 
 /// Collects the buffers of a chain, checked against guest memory.
 pub(crate) struct Collector<'a> {
     pub memory: &'a GuestMemory,
-    pub hint: &'a mut usize,
-    /// The hinted region.
-    window: Window,
-    pub buffers: &'a mut Vec<libc::iovec>,
-    /// How many of the buffers are device-readable; they come first.
-    pub readable: usize,
+    hint: &'a mut usize,
+    buffers: &'a mut Vec<libc::iovec>,
     /// Empty buffers met.
     empty: usize,
+    /// Why there is nothing to go on with.
+    broken: Option<Broken>,
+}
+
+/// How far a chain is collected. It goes from hand to hand by value, and never inside of a `Result`: what a rare case takes by reference, or
+/// gives back beside an error, lies in memory for all the others, too (a third of the instructions).
+#[derive(Clone, Copy)]
+pub(crate) struct Walk {
+    /// The hinted region.
+    window: Window,
+    /// How many of the buffers are device-readable; they come first.
+    pub readable: usize,
+    /// Bytes in all of them.
+    pub bytes: u64,
 }
 
 impl<'a> Collector<'a> {
+    #[inline]
     pub(crate) fn new(
         memory: &'a GuestMemory,
         hint: &'a mut usize,
         buffers: &'a mut Vec<libc::iovec>,
-    ) -> Collector<'a> {
+    ) -> (Collector<'a>, Walk) {
         buffers.clear();
-        Collector { memory, window: memory.window(*hint), hint, buffers, readable: 0, empty: 0 }
+        let walk = Walk { window: memory.window(*hint), readable: 0, bytes: 0 };
+        (Collector { memory, hint, buffers, empty: 0, broken: None }, walk)
     }
 
-    /// Adds one descriptor's buffer. An empty one adds nothing, wherever it points.
+    /// Adds one descriptor's buffer, if it lies where the last one lay, as nearly all do. If not, it is for
+    /// [`Collector::push_otherwise`].
     #[inline(always)]
-    pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Broken> {
+    pub(crate) fn push(&mut self, walk: &mut Walk, addr: u64, len: u32, writable: bool) -> bool {
         let count = self.buffers.len();
-        if len > 0
-            && (writable || self.readable == count)
-            && count < MAX_CHAIN
-            && let Some(host) = self.window.translate(addr, len)
-        {
-            self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
-            self.readable += usize::from(!writable);
-            return Ok(());
+        let Some(host) = walk.window.translate(addr, len) else { return false };
+        if count >= MAX_CHAIN {
+            return false;
         }
-        self.push_otherwise(addr, len, writable)
+        if !writable {
+            if walk.readable != count {
+                return false;
+            }
+            walk.readable = count + 1;
+        }
+        self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
+        walk.bytes += u64::from(len);
+        true
     }
 
-    /// A buffer that is empty, or in another region than the last, or illegal.
+    /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one adds nothing, wherever it points.
+    /// Nothing: [`Collector::why`].
     #[cold]
-    fn push_otherwise(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Broken> {
+    pub(crate) fn push_otherwise(
+        &mut self,
+        mut walk: Walk,
+        addr: u64,
+        len: u32,
+        writable: bool,
+    ) -> Option<Walk> {
         if len == 0 {
             // Counted: a table may have 2^28 entries, and each costs time.
             self.empty += 1;
             let within = self.empty <= MAX_CHAIN;
-            return if within { Ok(()) } else { Err(Broken::ChainTooLong { limit: MAX_CHAIN }) };
+            return if within { Some(walk) } else { self.fail(Broken::ChainTooLong { limit: MAX_CHAIN }) };
         }
-        if !writable && self.readable != self.buffers.len() {
-            return Err(Broken::ReadableAfterWritable);
+        if !writable && walk.readable != self.buffers.len() {
+            return self.fail(Broken::ReadableAfterWritable);
         }
         if self.buffers.len() >= MAX_CHAIN {
-            return Err(Broken::ChainTooLong { limit: MAX_CHAIN });
+            return self.fail(Broken::ChainTooLong { limit: MAX_CHAIN });
         }
         match self.memory.translate(addr, u64::from(len), self.hint) {
             Some(host) => {
-                self.window = self.memory.window(*self.hint);
+                walk.window = self.memory.window(*self.hint);
                 self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
             }
-            None => self.push_pieces(addr, len)?,
+            None => {
+                if let Err(broken) = self.push_pieces(addr, len) {
+                    return self.fail(broken);
+                }
+            }
         }
         if !writable {
-            self.readable = self.buffers.len();
+            walk.readable = self.buffers.len();
         }
-        Ok(())
+        walk.bytes += u64::from(len);
+        Some(walk)
+    }
+
+    /// Notes why there is nothing to go on with.
+    #[cold]
+    pub(crate) fn fail<T>(&mut self, broken: Broken) -> Option<T> {
+        self.broken = Some(broken);
+        None
+    }
+
+    /// What made a step give nothing.
+    #[cold]
+    pub(crate) fn why(&self) -> Broken {
+        self.broken.unwrap_or(Broken::Loop)
     }
 
     /// The buffer spans regions, or a hole.
@@ -149,47 +190,59 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// The indirect table that `descriptor` points to: entries by index.
-    pub(crate) fn indirect(&mut self, addr: u64, len: u32) -> Result<Table, Broken> {
+    /// The indirect table of `len` bytes at `addr`.
+    #[inline]
+    pub(crate) fn indirect(&mut self, walk: Walk, addr: u64, len: u32) -> Option<Table> {
         let entries = len as usize / DESCRIPTOR;
         // Entries are named by 16 bits; a longer table could not be used.
-        let legal =
-            (1..=usize::from(u16::MAX)).contains(&entries) && (len as usize).is_multiple_of(DESCRIPTOR);
-        if !legal {
-            return Err(Broken::BadIndirectTable { addr, len });
+        if entries == 0 || entries > usize::from(u16::MAX) || !(len as usize).is_multiple_of(DESCRIPTOR) {
+            return self.fail(Broken::BadIndirectTable { addr, len });
         }
-        let host = self.window.translate(addr, len);
-        let host = host.or_else(|| self.memory.translate(addr, u64::from(len), self.hint));
-        Ok(Table { addr, len, entries, host })
+        let host = match walk.window.translate(addr, len) {
+            Some(host) => host,
+            None => self.memory.translate(addr, u64::from(len), self.hint).unwrap_or(std::ptr::null_mut()),
+        };
+        let here = if host.is_null() { 0 } else { entries };
+        Some(Table { entries, here, host })
+    }
+
+    /// An entry of the table at `addr`, if it has so many: it spans regions.
+    #[cold]
+    pub(crate) fn read_otherwise(&mut self, table: Table, addr: u64, index: usize) -> Option<Descriptor> {
+        if index >= table.entries {
+            return self.fail(table.lacks(index));
+        }
+        let entry = addr.checked_add((index * DESCRIPTOR) as u64);
+        let at = entry.and_then(|entry| self.memory.translate(entry, DESCRIPTOR as u64, &mut 0));
+        let Some(at) = at else {
+            let len = u32::try_from(table.entries * DESCRIPTOR).unwrap_or(u32::MAX);
+            return self.fail(Broken::BadAddress { addr, len, hole: entry.unwrap_or(u64::MAX) });
+        };
+        // SAFETY: mapped, as checked above.
+        Some(unsafe { Descriptor::read(at) })
     }
 }
 
 /// An indirect descriptor table in guest memory.
+#[derive(Clone, Copy)]
 pub(crate) struct Table {
-    addr: u64,
-    len: u32,
     pub entries: usize,
-    /// Host address, when one region holds the whole table.
-    host: Option<*mut u8>,
+    /// Entries that are at `host`: all, when one region holds the whole table; or none.
+    here: usize,
+    host: *mut u8,
 }
 
 impl Table {
+    /// The entry `index`, if there is one, and one region holds the whole table. If not, it is for [`Collector::read_otherwise`].
     #[inline(always)]
-    pub(crate) fn read(&self, memory: &GuestMemory, index: usize) -> Result<Descriptor, Broken> {
-        debug_assert!(index < self.entries);
-        let Some(host) = self.host else { return self.read_otherwise(memory, index) };
-        // SAFETY: `index` is below `entries`, and the whole table was checked to be mapped.
-        Ok(unsafe { Descriptor::read(host.add(index * DESCRIPTOR)) })
+    pub(crate) fn read(self, index: usize) -> Option<Descriptor> {
+        // SAFETY: so many entries were checked to be mapped.
+        (index < self.here).then(|| unsafe { Descriptor::read(self.host.add(index * DESCRIPTOR)) })
     }
-
-    /// The table spans regions.
+    /// What is wrong with a chain that goes on at `index`.
     #[cold]
-    fn read_otherwise(&self, memory: &GuestMemory, index: usize) -> Result<Descriptor, Broken> {
-        let addr = self.addr.checked_add((index * DESCRIPTOR) as u64);
-        let at = addr
-            .and_then(|addr| memory.translate(addr, DESCRIPTOR as u64, &mut 0))
-            .ok_or(Broken::BadAddress { addr: self.addr, len: self.len, hole: addr.unwrap_or(u64::MAX) })?;
-        // SAFETY: mapped, as checked above.
-        Ok(unsafe { Descriptor::read(at) })
+    pub(crate) fn lacks(self, index: usize) -> Broken {
+        let short = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
+        Broken::DescriptorIndex { index: short(index), size: short(self.entries) }
     }
 }

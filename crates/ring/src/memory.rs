@@ -259,12 +259,12 @@ pub(crate) struct Window {
 impl Window {
     const NONE: Window = Window { guest: 0, size: 0, host: std::ptr::null_mut() };
 
-    /// Host address of `len` bytes at `guest`, if the region holds them all; at least one.
+    /// Host address of `len` bytes at `guest`, if the region holds them all, and there is at least one.
     #[inline]
     pub(crate) fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
-        // What lies before the region wraps around to beyond any.
+        // What lies before the region wraps around to beyond any, and so does no byte.
         let offset = guest.wrapping_sub(self.guest);
-        let is_inside = offset < self.size && u64::from(len) <= self.size - offset;
+        let is_inside = offset < self.size && u64::from(len).wrapping_sub(1) < self.size - offset;
         // An offset inside the region: it fits, because the size was checked against the mapping's length, a usize.
         #[allow(clippy::cast_possible_truncation)]
         is_inside.then(|| self.host.wrapping_add(offset as usize))

@@ -5,7 +5,7 @@ mod place;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::blk::Request;
-use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE, Walk};
 use crate::error::Broken;
 use crate::memory::GuestMemory;
 use crate::split::need_event;
@@ -175,7 +175,7 @@ impl PackedQueue {
         hint: &mut usize,
         request: &mut Request,
     ) -> Result<(), Broken> {
-        let mut chain = Collector::new(memory, hint, &mut request.buffers);
+        let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
         let mut position = self.avail;
         for count in 1..=self.size {
             // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
@@ -186,14 +186,18 @@ impl PackedQueue {
                 if flags & NEXT != 0 {
                     return Err(Broken::IndirectWithNext);
                 }
-                // All entries, in their order; no flag but WRITE means anything there (2.8.7).
-                let table = chain.indirect(descriptor.addr, descriptor.len)?;
-                for index in 0..table.entries {
-                    let entry = table.read(memory, index)?;
-                    chain.push(entry.addr, entry.len, entry.high & WRITE != 0)?;
-                }
+                let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
+                    return Err(chain.why());
+                };
+                walk = whole;
             } else {
-                chain.push(descriptor.addr, descriptor.len, flags & WRITE != 0)?;
+                let Descriptor { addr, len, .. } = descriptor;
+                if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
+                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                        return Err(chain.why());
+                    };
+                    walk = next;
+                }
                 if flags & NEXT != 0 {
                     continue;
                 }
@@ -206,8 +210,7 @@ impl PackedQueue {
             request.id = id;
             request.descriptors = count;
             self.avail = position;
-            let readable = chain.readable;
-            return request.parse(readable);
+            return request.parse(walk);
         }
         Err(Broken::Loop)
     }
@@ -279,4 +282,21 @@ impl PackedQueue {
     pub(crate) fn disable_notify(&mut self) {
         self.event(self.parts.device_event).store(Self::AWAKE_WORD.to_le(), Ordering::Relaxed);
     }
+}
+
+/// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).
+/// Nothing: [`Collector::why`].
+#[inline]
+fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
+    let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
+    for index in 0..table.entries {
+        let entry = match table.read(index) {
+            Some(entry) => entry,
+            None => chain.read_otherwise(table, descriptor.addr, index)?,
+        };
+        if !chain.push(&mut walk, entry.addr, entry.len, entry.high & WRITE != 0) {
+            walk = chain.push_otherwise(walk, entry.addr, entry.len, entry.high & WRITE != 0)?;
+        }
+    }
+    Some(walk)
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use crate::blk::Request;
-use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE, Walk};
 use crate::error::Broken;
 use crate::memory::GuestMemory;
 
@@ -113,7 +113,7 @@ impl SplitQueue {
             u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
         self.next_avail = self.next_avail.wrapping_add(1);
         request.id = head;
-        let mut chain = Collector::new(memory, hint, &mut request.buffers);
+        let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
         let mut index = head;
         for _ in 0..self.size {
             if index >= self.size {
@@ -127,16 +127,24 @@ impl SplitQueue {
                 if flags & NEXT != 0 {
                     return Err(Broken::IndirectWithNext);
                 }
-                collect_indirect(&mut chain, descriptor)?;
+                let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
+                    return Err(chain.why());
+                };
+                walk = whole;
             } else {
-                chain.push(descriptor.addr, descriptor.len, flags & WRITE != 0)?;
+                let Descriptor { addr, len, .. } = descriptor;
+                if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
+                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                        return Err(chain.why());
+                    };
+                    walk = next;
+                }
                 if flags & NEXT != 0 {
                     index = next;
                     continue;
                 }
             }
-            let readable = chain.readable;
-            return request.parse(readable);
+            return request.parse(walk);
         }
         Err(Broken::Loop)
     }
@@ -198,29 +206,34 @@ impl SplitQueue {
     }
 }
 
-/// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3).
-fn collect_indirect(chain: &mut Collector<'_>, descriptor: Descriptor) -> Result<(), Broken> {
-    let table = chain.indirect(descriptor.addr, descriptor.len)?;
+/// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). Nothing: [`Collector::why`].
+#[inline]
+fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
+    let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     let mut index = 0;
     for _ in 0..table.entries {
-        let entry = table.read(chain.memory, index)?;
+        let entry = match table.read(index) {
+            Some(entry) => entry,
+            None => chain.read_otherwise(table, descriptor.addr, index)?,
+        };
         let (flags, next) = (entry.low, usize::from(entry.high));
         if flags & INDIRECT != 0 {
-            return Err(Broken::NestedIndirect);
+            return chain.fail(Broken::NestedIndirect);
         }
-        chain.push(entry.addr, entry.len, flags & WRITE != 0)?;
+        if !chain.push(&mut walk, entry.addr, entry.len, flags & WRITE != 0) {
+            walk = chain.push_otherwise(walk, entry.addr, entry.len, flags & WRITE != 0)?;
+        }
         if flags & NEXT == 0 {
-            return Ok(());
-        }
-        if next >= table.entries {
-            return Err(Broken::DescriptorIndex {
-                index: entry.high,
-                size: u16::try_from(table.entries).unwrap_or(u16::MAX),
-            });
+            return Some(walk);
         }
         index = next;
     }
-    Err(Broken::Loop)
+    // The last one may have named one that is not there; that is not read.
+    if index < table.entries {
+        chain.fail(Broken::Loop)
+    } else {
+        chain.read_otherwise(table, 0, index).and(None)
+    }
 }
 
 /// Whether an index that moved from `old` to `new` passed `event` (2.7.10, `vring_need_event`).

@@ -15,7 +15,7 @@ use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
-use crate::operation::{Completion, Decisions, Memory, Operation, Placement, StorageFile, What};
+use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
 use crate::sync::Waker;
 use crate::{Channel, ChannelStats, EngineError, IoErrorKind, Outcome, Request, Slot, Status, Writeback};
 
@@ -166,11 +166,7 @@ impl FileChannel {
                 self.at(slot).durable = true;
             }
         }
-        let memory = Memory::Request(0);
-        let what = if write { What::Write(memory) } else { What::Read(memory) };
-        let durable = write && decisions.durable;
-        operations.push(Operation { number: 0, what, file, offset, len, durable, patient: false });
-        Outcome::Pending
+        Outcome::Whole(file)
     }
 
     /// What a read or write moves.

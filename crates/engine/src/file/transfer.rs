@@ -73,10 +73,15 @@ impl Align {
     #[inline]
     pub(super) fn takes_all(self, request: &Request, offset: u64) -> bool {
         let (block, memory) = (self.block - 1, self.memory - 1);
-        let misfit = request.buffers().iter().fold((offset | request.len()) & block, |misfit, buffer| {
+        let misfit = (offset | request.len()) & block;
+        let with = |misfit: u64, buffer: &libc::iovec| {
             misfit | (buffer.iov_len as u64 & block) | (buffer.iov_base as usize & memory) as u64
-        });
-        misfit == 0
+        };
+        match request.buffers() {
+            // Nearly all.
+            [one] => with(misfit, one) == 0,
+            all => all.iter().fold(misfit, with) == 0,
+        }
     }
 
     /// The same for `len` bytes of its data from byte `from` on.

@@ -90,6 +90,11 @@ impl Lane {
                 assert!(self.operations.is_empty(), "{slot:?} is answered and goes on");
                 self.queue.complete(slot, status);
             }
+            Outcome::Whole(file) => {
+                assert!(self.operations.is_empty(), "{slot:?} is two operations");
+                let durable = self.decisions[usize::from(slot.0)].durable;
+                self.queue.begin_whole(&mut self.uring, slot, file, durable);
+            }
             Outcome::Pending => {
                 for mut operation in self.operations.drain(..) {
                     self.queue.begin(&mut self.uring, slot, &mut operation);

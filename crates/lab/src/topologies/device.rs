@@ -352,6 +352,6 @@ fn answer(queue: &Queue, slot: Slot, channel: &mut dyn Channel, sectors: u64) ->
     // The null device without a latency answers at once, and asks nobody.
     match channel.submit(slot, request, channel.defaults(), &mut Vec::new()) {
         Outcome::Done(status) => status,
-        Outcome::Pending | Outcome::Again => Status::IoErr,
+        Outcome::Whole(_) | Outcome::Pending | Outcome::Again => Status::IoErr,
     }
 }
