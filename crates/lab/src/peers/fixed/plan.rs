@@ -31,7 +31,7 @@ pub struct Row {
     pub(super) group: &'static Group,
     /// Most requests out at once.
     pub(super) depth: u16,
-    /// Requests asked for per second.
+    /// Requests asked for per second; 0: as many as there can be.
     pub(super) rate: u32,
 }
 
@@ -43,7 +43,7 @@ const fn native(id: &'static str, title: &'static str, medium: Medium) -> Group 
 }
 
 /// Every group.
-static GROUPS: [Group; 7] = [
+static GROUPS: [Group; 8] = [
     native("null", "null", Medium::Null),
     native("null-25us", "null that takes 25 us", Medium::Slow { us: 25 }),
     native("null-100us", "null that takes 100 us", Medium::Slow { us: 100 }),
@@ -56,6 +56,14 @@ static GROUPS: [Group; 7] = [
         medium: Medium::Null,
         depths: &[4, 1],
         rates: GUEST_RATES,
+    },
+    Group {
+        id: "uml-fast",
+        title: "User-Mode Linux guest, null",
+        client: Client::Guest(Machines::Uml),
+        medium: Medium::Null,
+        depths: &[32, 1],
+        rates: &[0],
     },
     Group {
         id: "qemu",
@@ -83,7 +91,13 @@ pub fn rows() -> Vec<Row> {
 
 /// `50k` of 50,000.
 pub(super) fn short(rate: u32) -> String {
-    if rate.is_multiple_of(1000) { format!("{}k", rate / 1000) } else { rate.to_string() }
+    if rate == 0 {
+        "all".into()
+    } else if rate.is_multiple_of(1000) {
+        format!("{}k", rate / 1000)
+    } else {
+        rate.to_string()
+    }
 }
 
 impl Row {
@@ -94,7 +108,10 @@ impl Row {
 
     /// What it is about.
     pub fn title(self) -> String {
-        format!("{}, {} IOPS, depth {}", self.group.title, short(self.rate), self.depth)
+        match self.rate {
+            0 => format!("{}, as fast as it goes, depth {}", self.group.title, self.depth),
+            rate => format!("{}, {} IOPS, depth {}", self.group.title, short(rate), self.depth),
+        }
     }
 
     /// Whether a name stands for it: its own, or its group's.
@@ -110,7 +127,7 @@ mod tests {
     #[test]
     fn every_name_stands_for_a_row_or_a_group_and_for_nothing_else() {
         let all = rows();
-        assert_eq!(all.len(), 5 * 8 + 6 + 3);
+        assert_eq!(all.len(), 5 * 8 + 6 + 2 + 3);
         for row in &all {
             let same = |other: &&Row| other.is_called(&row.id());
             assert_eq!(all.iter().filter(same).count(), 1, "{}", row.id());
@@ -120,5 +137,6 @@ mod tests {
             assert_eq!(named, group.depths.len() * group.rates.len(), "{}", group.id);
         }
         assert_eq!((all[1].id().as_str(), short(1_500).as_str()), ("null-10k-d4", "1500"));
+        assert!(all.iter().any(|row| row.id() == "uml-fast-all-d32"));
     }
 }

@@ -149,7 +149,8 @@ fn picture(group: &Group, results: &[&RowResult]) -> Option<Chart> {
     for depth in group.depths {
         for (place, name) in contenders.iter().enumerate() {
             let mut points = Vec::new();
-            for result in results.iter().filter(|result| result.plan.depth == *depth) {
+            for result in results.iter().filter(|result| result.plan.depth == *depth && result.plan.rate > 0)
+            {
                 let rounds = &result.measured.rounds[place];
                 if let (true, Some(y)) = (is_reached(rounds, result.plan.rate), spread(rounds, cpu)) {
                     points.push(Point { x: f64::from(result.plan.rate), y });
@@ -191,7 +192,10 @@ fn figures(group: &Group, results: &[&RowResult]) -> Table {
     columns.extend([Column::new("Switches per I/O", ""), Column::new("p50", "us"), Column::new("p99", "us")]);
     let mut rows = Vec::new();
     for result in results {
-        let load = format!("{} IOPS, depth {}", short(result.plan.rate), result.plan.depth);
+        let load = match result.plan.rate {
+            0 => format!("as fast as it goes, depth {}", result.plan.depth),
+            rate => format!("{} IOPS, depth {}", short(rate), result.plan.depth),
+        };
         for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
             let mut row = vec![Cell::from(load.clone()), Cell::from(name.clone())];
             let mut add = |of: fn(&Figures) -> f64| row.push(spread(rounds, of).into());

@@ -24,7 +24,7 @@ fn options() -> Options {
 /// A result of every row: rates up to 10k are reached, vlane costs less at depth 4 and more at depth 1.
 fn outcome() -> Outcome {
     let results = rows().into_iter().map(|row| {
-        let iops = f64::from(row.rate.min(10_000));
+        let iops = if row.rate == 0 { 60_000.0 } else { f64::from(row.rate.min(10_000)) };
         let figures = |cpu_us: f64| Figures {
             iops,
             cpu_us,
@@ -64,6 +64,11 @@ fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
     }
     assert_eq!(report.sections.len(), 1 + groups().len());
     for section in &report.sections[1..] {
+        // What has no rate has no picture by rate.
+        if section.id == "uml-fast" {
+            assert!(matches!(&section.blocks[..], [Block::Table(_)]));
+            continue;
+        }
         let [Block::Chart(chart), Block::Table(_)] = &section.blocks[..] else { panic!("{}", section.id) };
         assert!(chart.series.iter().flat_map(|s| &s.points).all(|point| point.x <= 10_000.0));
         assert!(chart.series.iter().any(|s| s.name == "qemu-storage-daemon, depth 4"));
@@ -75,7 +80,7 @@ fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
         report.summary[0].starts_with(&format!("Of {} loads both back ends reach {reached}.", rows().len()))
     );
     let not_met = report.summary.iter().filter(|text| text.starts_with("Not met: ")).count();
-    assert_eq!(not_met, 5 * 2 + 3, "{:?}", report.summary);
+    assert_eq!(not_met, 5 * 2 + 3 + 2, "{:?}", report.summary);
     assert!(report.notes.iter().any(|note| note.text.contains("instructions: not counted")));
 }
 
