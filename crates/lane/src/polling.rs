@@ -46,6 +46,11 @@ impl PollMode {
             PollMode::Off => "off",
         }
     }
+
+    /// What it comes to when a thread looks for work for `max` at most.
+    pub fn within(self, max: Duration) -> PollMode {
+        if max.is_zero() { PollMode::Off } else { self }
+    }
 }
 
 /// Whose turn it is.
@@ -76,7 +81,7 @@ impl Polling {
     pub(crate) fn new(mode: PollMode, max: Duration) -> Polling {
         let origin = Instant::now();
         Polling {
-            mode: if max.is_zero() { PollMode::Off } else { mode },
+            mode: mode.within(max),
             max,
             windows: [Duration::ZERO; 2],
             payoff: Payoff::new(),

@@ -285,3 +285,14 @@ fn threads_that_choose_their_number_are_told_as_they_are_now() {
     assert_eq!(volume["session"]["lanes"], Value::from(vec![0, 1]), "{volume}");
     assert_eq!(volume["session"]["threads"], Value::from(vec![0, 0]), "{volume}");
 }
+
+#[test]
+fn polling_is_told_as_it_is_and_not_as_it_was_asked_for() {
+    for (most, told) in [(Duration::ZERO, ("off", 0)), (Duration::from_micros(30), ("balanced", 30))] {
+        let server = Server::polling(null(None), 1, 1, most);
+        let path = server.path().with_file_name("control");
+        let _control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
+        let volume = json(&path, "/v1/volume");
+        assert_eq!((&volume["poll"], &volume["poll_us"]), (&Value::from(told.0), &Value::from(told.1)));
+    }
+}

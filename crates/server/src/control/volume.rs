@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
-use vlane_lane::Topology;
+use vlane_lane::{PollMode, Topology};
 
 use super::Context;
 use crate::features;
@@ -129,6 +129,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
     let volume = &context.volume;
     let (config, geometry) = (&volume.config, volume.geometry());
     let Topology { queues, threads, ref cpus, adapts } = config.topology;
+    let poll = config.poll.within(config.poll_max);
     let places: BTreeMap<_, _> = volume.places().into_iter().collect();
     let used: BTreeSet<_> = places.values().collect();
     let session = volume.session().map(|session| SessionInfo {
@@ -156,8 +157,11 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
             cpus: cpus.clone(),
         },
         lost_threads: volume.lost_threads(),
-        poll: config.poll.name(),
-        poll_us: u64::try_from(config.poll_max.as_micros()).unwrap_or(u64::MAX),
+        poll: poll.name(),
+        poll_us: match poll {
+            PollMode::Off => 0,
+            _ => u64::try_from(config.poll_max.as_micros()).unwrap_or(u64::MAX),
+        },
         sessions: volume.sessions(),
         session,
         recording: volume.recording.is_active(),
