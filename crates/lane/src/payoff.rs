@@ -3,7 +3,9 @@
 //! What a look for work saves depends on the guest, on who else wants the CPU, and on what a wake-up costs here, and all of them answer to how
 //! the lane behaves: a guest that was let sleep is slow because of that. So nothing is computed. A thread does one of the two for a
 //! while, and then the other for a moment, and goes on with what cost it less CPU time per request. The guest's turn and the storage's
-//! are tried apart. It begins with polling, as for the lowest latency, which costs an idle thread nothing: a guest that was let sleep first may not
+//! are tried apart. Requests that come much quicker are worth something, too: of a client that looks for its answers by itself, and has as many requests out
+//! as it can, sleeping takes more than it saves. So CPU time per request is held against the root of the rate, where rates differ by more than a
+//! quarter; at a given rate they do not. It begins with polling, as for the lowest latency, which costs an idle thread nothing: a guest that was let sleep first may not
 //! wake up in the short time of a trial.
 //!
 //! A rule from the lengths of waits was tried before (spin where the expected wait is shorter than a wake-up costs, and no longer than that): at
@@ -23,6 +25,9 @@ const IDLE: u64 = 100_000_000;
 const INTERVAL: (u32, u32) = (16, 512);
 /// The other way must be cheaper by that much, in parts of the present cost.
 const BETTER: f64 = 0.95;
+/// Rates that differ by more count. What of it counts is this at most.
+const QUICKER: f64 = 1.25;
+const MOST_QUICKER: f64 = 4.0;
 /// A cost or a rate that is other than before by this factor is another load.
 const OTHER: f64 = 2.5;
 
@@ -123,7 +128,7 @@ impl Payoff {
             self.left = self.left.saturating_sub(1);
             return if self.left == 0 { self.try_other() } else { None };
         };
-        let is_better = self.usual.is_some_and(|(usual, _)| cost < usual * BETTER);
+        let is_better = self.usual.is_some_and(|(usual, at)| cost < usual * BETTER * worth(rate / at));
         // A guest that lost its CPU for a moment makes polling look dear: to give it up takes two trials.
         let is_to_sleep = !self.polls[tried];
         if is_better && is_to_sleep && !std::mem::replace(&mut self.is_doubted, true) {
@@ -154,6 +159,14 @@ impl Payoff {
     }
 }
 
+/// By how much more a request may cost when so many times as many are served.
+fn worth(quicker: f64) -> f64 {
+    match quicker {
+        _ if (1.0 / QUICKER..=QUICKER).contains(&quicker) => 1.0,
+        _ => quicker.clamp(1.0 / MOST_QUICKER, MOST_QUICKER).sqrt(),
+    }
+}
+
 #[cfg(test)]
 #[allow(
     clippy::cast_possible_truncation,
@@ -172,6 +185,16 @@ mod tests {
         payoff: &mut Payoff,
         seconds: f64,
         rate: f64,
+        cost: impl FnMut([bool; 2]) -> f64,
+    ) -> ([bool; 2], f64) {
+        run_at(payoff, seconds, |_| rate, cost)
+    }
+
+    /// The same, with a rate that depends on the way.
+    fn run_at(
+        payoff: &mut Payoff,
+        seconds: f64,
+        rate: impl Fn([bool; 2]) -> f64,
         mut cost: impl FnMut([bool; 2]) -> f64,
     ) -> ([bool; 2], f64) {
         // Looks ten times in a measurement.
@@ -181,7 +204,7 @@ mod tests {
         let (mut cpu, mut requests) = (seen.cpu as f64, seen.requests as f64);
         for _ in 0..(seconds * 1e9 / step as f64) as u64 {
             seen.now += step;
-            let served = rate * step as f64 / 1e9;
+            let served = rate(payoff.polls) * step as f64 / 1e9;
             requests += served;
             cpu += served * cost(payoff.polls);
             (seen.cpu, seen.requests) = (cpu as u64, requests as u64);
@@ -214,6 +237,21 @@ mod tests {
             run(&mut payoff, 10.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         assert!(!polls[0]);
         assert!(otherwise < 0.03, "{otherwise}");
+    }
+
+    /// Figures of a client that polls, of a disk one at a time, and of a User-Mode Linux guest at depth 32.
+    #[test]
+    fn much_more_throughput_may_cost_some_cpu_time_and_a_little_more_may_not() {
+        for (polled, slept, is_polled) in [
+            ((200.0, 4.5e6), (158.0, 2.7e6), true),
+            ((26_600.0, 40e3), (18_500.0, 25.6e3), false),
+            ((760.0, 1.56e5), (600.0, 1.4e5), false),
+        ] {
+            let mut payoff = Payoff::new();
+            let of = |polls: [bool; 2]| if polls[0] { polled } else { slept };
+            let (polls, _) = run_at(&mut payoff, 10.0, |polls| of(polls).1, |polls| of(polls).0);
+            assert_eq!(polls[0], is_polled, "{polled:?} {slept:?}");
+        }
     }
 
     #[test]
