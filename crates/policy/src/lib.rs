@@ -2,4 +2,5 @@
 //! code decides in a simulator, in a live scheduler and in a test.
 #![forbid(unsafe_code)]
 
+pub mod journal;
 pub mod loan;

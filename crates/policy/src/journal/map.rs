@@ -1,0 +1,139 @@
+//! Where journals lie, for a look at each request.
+
+use std::ops::Range;
+
+use super::{Journal, Kind, Verdict};
+
+/// Pieces that a map has at most: 24 bytes each. A journal in more pieces than that is not worth it.
+pub const MOST_PIECES: usize = 4096;
+
+/// An immutable map of the volume: which bytes are a journal's. Made anew when something changes; shared by all who ask.
+///
+/// Memory: 24 bytes a piece ([`MOST_PIECES`] at most), whatever the volume's size. A look is a binary search in a list that is nearly always
+/// shorter than ten: at most twelve steps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Map {
+    /// In the order of their places; none overlaps another.
+    pieces: Vec<Piece>,
+}
+
+/// A piece of a map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Bytes of the volume.
+    pub range: Range<u64>,
+    /// What they are.
+    pub verdict: Verdict,
+}
+
+impl Map {
+    /// Of these journals, those first that win where two overlap: the more trusted way, then the earlier of the list.
+    pub fn new(journals: &[Journal]) -> Map {
+        let mut order: Vec<&Journal> = journals.iter().collect();
+        order.sort_by_key(|journal| journal.way);
+        let mut map = Map::default();
+        for journal in order {
+            let verdict = Verdict { kind: journal.kind, way: journal.way };
+            for range in &journal.ranges {
+                map.add(range.clone(), verdict);
+            }
+        }
+        map
+    }
+
+    /// Adds what of a range is not known yet.
+    fn add(&mut self, range: Range<u64>, verdict: Verdict) {
+        let mut begin = range.start;
+        let mut at = self.pieces.partition_point(|piece| piece.range.end <= begin);
+        while begin < range.end && self.pieces.len() < MOST_PIECES {
+            let next = self.pieces.get(at).map_or(u64::MAX, |piece| piece.range.start);
+            let end = next.min(range.end);
+            if begin < end {
+                self.pieces.insert(at, Piece { range: begin..end, verdict });
+                at += 1;
+            }
+            let Some(known) = self.pieces.get(at) else { break };
+            begin = known.range.end;
+            at += 1;
+        }
+    }
+
+    /// Its pieces, in the order of their places.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// What is known of one byte.
+    pub fn at(&self, offset: u64) -> Option<Verdict> {
+        self.overlapping(offset..offset.saturating_add(1)).next().map(|piece| piece.verdict)
+    }
+
+    /// The pieces of which `range` has a part, in order.
+    pub fn overlapping(&self, range: Range<u64>) -> impl Iterator<Item = &Piece> {
+        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
+        self.pieces[first..].iter().take_while(move |piece| piece.range.start < range.end)
+    }
+
+    /// Bytes of all pieces of one kind.
+    pub fn bytes(&self, kind: Kind) -> u64 {
+        let of_kind = self.pieces.iter().filter(|piece| piece.verdict.kind == kind);
+        of_kind.map(|piece| piece.range.end - piece.range.start).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::journal::{FileSystem, Way};
+
+    fn journal(way: Way, kind: Kind, ranges: Vec<Range<u64>>) -> Journal {
+        Journal { filesystem: FileSystem::Ext4, kind, way, ranges }
+    }
+
+    #[test]
+    fn the_more_trusted_way_wins_where_two_overlap() {
+        let map = Map::new(&[
+            journal(Way::Pattern, Kind::Log, vec![0..100]),
+            journal(Way::Layout, Kind::Journal, vec![40..60]),
+        ]);
+        let ranges: Vec<_> =
+            map.pieces().iter().map(|piece| (piece.range.clone(), piece.verdict.way)).collect();
+        assert_eq!(ranges, [(0..40, Way::Pattern), (40..60, Way::Layout), (60..100, Way::Pattern)]);
+        assert_eq!(map.bytes(Kind::Journal), 20);
+        assert_eq!(map.at(59).map(|verdict| verdict.kind), Some(Kind::Journal));
+        assert_eq!(map.at(100), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_says_of_each_byte_what_the_first_trusted_journal_that_has_it_says(
+            journals in prop::collection::vec((0..3u8, any::<bool>(), prop::collection::vec((0..200u64, 1..40u64), 1..5)), 0..6),
+        ) {
+            let journals: Vec<Journal> = journals.into_iter().map(|(way, log, ranges)| {
+                let way = [Way::Layout, Way::Content, Way::Pattern][usize::from(way)];
+                let kind = if log { Kind::Log } else { Kind::Journal };
+                journal(way, kind, ranges.into_iter().map(|(begin, len)| begin..begin + len).collect())
+            }).collect();
+            let map = Map::new(&journals);
+            prop_assert!(map.pieces().is_sorted_by(|a, b| a.range.end <= b.range.start));
+            let mut order: Vec<&Journal> = journals.iter().collect();
+            order.sort_by_key(|journal| journal.way);
+            for byte in 0..260 {
+                let known = order.iter().find(|journal| journal.ranges.iter().any(|range| range.contains(&byte)));
+                let known = known.map(|journal| Verdict { kind: journal.kind, way: journal.way });
+                prop_assert_eq!(map.at(byte), known);
+                let parts: Vec<_> = map.overlapping(byte..byte + 7).map(|piece| piece.range.clone()).collect();
+                let all: Vec<_> = map.pieces().iter().map(|piece| piece.range.clone())
+                    .filter(|range| range.start < byte + 7 && range.end > byte).collect();
+                prop_assert_eq!(parts, all);
+            }
+        }
+    }
+}

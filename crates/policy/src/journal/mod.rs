@@ -1,0 +1,112 @@
+//! The guest's journal: where it lies on the disk, found from outside the guest.
+//!
+//! A journaling file system writes most of what it changes twice, first into its journal: a ring of blocks that is written round and round and
+//! read only after a crash. In the host's page cache it takes the place of pages that somebody would have read again. Kim and Lee ("Analysis and
+//! Improvement of I/O Performance Degradation by Journaling in a Virtualized Environment", 2016) look for the one range of the disk that is
+//! written in order and cyclically, and keep it out of the cache.
+//!
+//! Here three ways lead to a journal, in the order in which they are trusted ([`Way`]):
+//!
+//! - [`layout`]: the partition table and the file systems' own superblocks say where it is. Exact, and known before the first write.
+//! - [`content`]: what a journal writes begins with a magic number. Finds journals where no layout is understood (LVM, unknown tables).
+//! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot tell a file system's journal from another cyclic log; a
+//!   log that is known to be none ([`Kind::Log`]) gets a verdict of its own.
+//!
+//! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the volume.
+
+pub mod content;
+pub mod detector;
+pub mod layout;
+pub mod map;
+pub mod pattern;
+
+use std::ops::Range;
+
+pub use content::Head;
+pub use detector::Detector;
+pub use map::Map;
+
+/// How a journal was found. An earlier one is trusted more, and wins where two overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// From partition table and superblock.
+    Layout,
+    /// From magic numbers in what is written.
+    Content,
+    /// From the order of the writes.
+    Pattern,
+}
+
+/// What a cyclic range is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A file system's journal: never read but after a crash.
+    Journal,
+    /// Another cyclic log: a database's, or a journal that cannot be told from one.
+    Log,
+}
+
+/// Whose journal it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileSystem {
+    /// ext3 and ext4, and whoever else uses JBD2.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Not known: found by its pattern.
+    Unknown,
+}
+
+/// A journal that was found.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Journal {
+    /// Whose it is.
+    pub filesystem: FileSystem,
+    /// What it is.
+    pub kind: Kind,
+    /// How it was found.
+    pub way: Way,
+    /// Where its pieces lie, in the order in which they are written: not empty, none overlaps another.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl Journal {
+    /// Bytes of all its pieces.
+    pub fn len(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Whether it has no pieces.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+}
+
+/// What is known of a place: which of [`Map`]'s pieces it lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Verdict {
+    /// What is there.
+    pub kind: Kind,
+    /// How that is known.
+    pub way: Way,
+}
+
+/// What a layout is read from: the volume, as a guest would read it.
+pub trait Disk {
+    /// Fills `buffer` from `offset` on; says whether it could. What lies outside the volume cannot be read.
+    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool;
+}
+
+impl Disk for &[u8] {
+    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool {
+        let Ok(begin) = usize::try_from(offset) else { return false };
+        let Some(bytes) = begin.checked_add(buffer.len()).and_then(|end| self.get(begin..end)) else {
+            return false;
+        };
+        buffer.copy_from_slice(bytes);
+        true
+    }
+}

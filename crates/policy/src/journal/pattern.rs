@@ -1,0 +1,1 @@
+//! Journals by pattern: ranges that are written in order and cyclically.
