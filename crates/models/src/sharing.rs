@@ -26,6 +26,8 @@ pub enum Work {
     Forget,
     /// Ends when it has asked for a flush, whether it begins an `fdatasync` or waits for one.
     FlushAndEnd,
+    /// Ends when it has begun an `fdatasync`, for itself and for whoever waits with it; or when another lane's has ended.
+    BeginAndEnd,
 }
 
 /// Lanes at most; and, behind them, whoever had the image before.
@@ -76,6 +78,15 @@ impl Lane {
                 }
                 Work::FlushAndEnd => {
                     let _asked = self.flusher.ask(Slot(0));
+                    return self.end();
+                }
+                Work::BeginAndEnd => {
+                    if self.flusher.ask(Slot(0)) == Asked::Wait {
+                        self.doorbell.wait();
+                        if let Some((_, Told::Begin)) = self.flusher.told() {
+                            assert_eq!(self.flusher.ask(Slot(0)), Asked::Begin, "it was its turn");
+                        }
+                    }
                     return self.end();
                 }
             }

@@ -3,7 +3,7 @@
 use loom::model::Builder;
 use vlane_models::Step::{Answer, Signal};
 use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
-use vlane_models::Work::{self, Fail, Flush, FlushAndEnd, Flushes};
+use vlane_models::Work::{self, BeginAndEnd, Fail, Flush, FlushAndEnd, Flushes};
 use vlane_models::{no_answered_write_is_missed, no_change_undoes_a_write};
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
@@ -86,6 +86,7 @@ fn flushes_of_one_lane_wait_for_each_other() {
 fn a_lane_that_ends_fails_or_forgets_keeps_no_flush_waiting() {
     every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[FlushAndEnd]]));
     every(|| no_answered_write_is_missed(&[&[Flush], &[Work::Write, FlushAndEnd], &[Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Flush], &[BeginAndEnd], &[Work::Write, Flush]]));
     every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Forget, Flush]]));
     every(|| no_answered_write_is_missed(&[&[Flush], &[Work::Forget], &[Work::Write, Flush]]));
     every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Write, Fail, Flush]]));
