@@ -30,6 +30,12 @@ pub struct ChannelStats {
     pub bounced: u64,
     /// Requests answered without asynchronous I/O.
     pub inline: u64,
+    /// `fdatasync`s that were begun.
+    pub fdatasyncs: u64,
+    /// Flushes, and ends of durable writes, that needed none: all that was answered was durable.
+    pub flushes_skipped: u64,
+    /// ... that another request's `fdatasync` served.
+    pub flushes_shared: u64,
 }
 
 impl ChannelStats {
@@ -55,6 +61,9 @@ impl ChannelStats {
         self.retries += other.retries;
         self.bounced += other.bounced;
         self.inline += other.inline;
+        self.fdatasyncs += other.fdatasyncs;
+        self.flushes_skipped += other.flushes_skipped;
+        self.flushes_shared += other.flushes_shared;
     }
 }
 

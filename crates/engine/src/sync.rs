@@ -1,7 +1,7 @@
-//! What this crate's threads meet at. The models (crates/models) compile [`crate::file::exclusion`] with loom's in their place.
+//! What this crate's threads meet at. The models (crates/models) compile [`crate::file::exclusion`] and [`crate::file::flushes`] with loom's in their place.
 
 pub(crate) use std::os::fd::OwnedFd as Waker;
-pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Wakes whoever waits for the eventfd, which does not block.

@@ -127,6 +127,33 @@ fn a_flush_in_flight_beside_the_one_that_fails_is_not_answered_ok() {
     }
 }
 
+/// One runs, and others wait for the next one: of several lanes, and of one.
+#[test]
+fn flushes_that_wait_while_one_fails_are_not_answered_ok() {
+    let Some(storage) = TooSmall::new() else { return };
+    let engine = storage.open(Cache::Writeback);
+    let mut lanes = [lane(&engine), lane(&engine), lane(&engine)];
+    overfill(&mut lanes[0]);
+    for rig in &mut lanes {
+        rig.start(Op::Flush);
+        rig.start(Op::Flush);
+        rig.begin();
+    }
+    let mut statuses = Vec::new();
+    let begin = Instant::now();
+    while statuses.len() < 6 {
+        for rig in &mut lanes {
+            rig.lane.wait(Duration::from_micros(50));
+            rig.reap(Instant::now());
+            statuses.extend(rig.collect().into_iter().map(|answer| answer.status));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "the flushes hang");
+    }
+    assert_eq!(statuses, [Status::IoErr; 6]);
+    let begun: u64 = lanes.iter().map(|rig| rig.stats().fdatasyncs).sum();
+    assert_eq!(begun, 1, "the next ones know");
+}
+
 #[test]
 fn a_write_that_is_answered_ok_with_write_through_is_on_the_device() {
     let Some(storage) = TooSmall::new() else { return };

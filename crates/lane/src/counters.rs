@@ -86,6 +86,12 @@ counters! {
     bounced,
     /// Requests answered without asynchronous I/O.
     inline,
+    /// `fdatasync`s that were begun.
+    fdatasyncs,
+    /// Flushes, and ends of durable writes, that needed none: all that was answered was durable.
+    flushes_skipped,
+    /// ... that another request's `fdatasync` served.
+    flushes_shared,
     /// Times that the guest was signalled.
     signals,
     /// Times that the guest's kick woke the lane.
@@ -131,5 +137,8 @@ impl Snapshot {
         self.retries = before.retries + stats.retries;
         self.bounced = before.bounced + stats.bounced;
         self.inline = before.inline + stats.inline;
+        self.fdatasyncs = before.fdatasyncs + stats.fdatasyncs;
+        self.flushes_skipped = before.flushes_skipped + stats.flushes_skipped;
+        self.flushes_shared = before.flushes_shared + stats.flushes_shared;
     }
 }

@@ -1,7 +1,7 @@
 //! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
 //!
 //! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox,
-//! of both ends of the scheduler's board, and of the exclusion of writes by changes of part of a block, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
+//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, and of the flushes that lanes share, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
 //! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
 //! that loom reports.
 //!
@@ -15,11 +15,15 @@ mod changes;
 #[path = "../../engine/src/file/exclusion.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod exclusion;
+#[path = "../../engine/src/file/flushes.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod flushes;
 #[path = "../../hint/src/lane.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod lane;
 #[path = "../../lane/src/mail.rs"]
 mod mail;
+mod sharing;
 mod sync;
 #[path = "../../hint/src/watch.rs"]
 #[allow(dead_code, reason = "only what the models need")]
@@ -33,6 +37,7 @@ use crate::board::{Board, Classes};
 pub use crate::changes::{Task, no_change_undoes_a_write};
 use crate::lane::LaneHint;
 use crate::mail::{mailbox, news};
+pub use crate::sharing::{Work, no_answered_write_is_missed};
 use crate::sync::{Arc, Wake, now};
 use crate::watch::{Mark, Watch};
 

@@ -3,7 +3,8 @@
 use loom::model::Builder;
 use vlane_models::Step::{Answer, Signal};
 use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
-use vlane_models::no_change_undoes_a_write;
+use vlane_models::Work::{self, BeginAndEnd, Fail, Flush, FlushAndEnd, Flushes};
+use vlane_models::{no_answered_write_is_missed, no_change_undoes_a_write};
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
 fn every(model: impl Fn() + Sync + Send + 'static) {
@@ -65,4 +66,28 @@ fn a_lane_that_ends_or_forgets_keeps_nobody_waiting() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[WriteAndEnd(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[ChangeAndEnd(0)]]));
     every(|| no_change_undoes_a_write(&[&[Write(0)], &[ChangeAndEnd(0)], &[Change(0)]]));
+}
+
+#[test]
+fn no_flush_is_answered_before_an_earlier_write_is_durable() {
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Flush, Work::Write], &[Flush, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Write, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Flush], &[Flush]]));
+}
+
+#[test]
+fn flushes_of_one_lane_wait_for_each_other() {
+    every(|| no_answered_write_is_missed(&[&[Flushes], &[Work::Write, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flushes], &[Flushes]]));
+}
+
+#[test]
+fn a_lane_that_ends_fails_or_forgets_keeps_no_flush_waiting() {
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[FlushAndEnd]]));
+    every(|| no_answered_write_is_missed(&[&[Flush], &[Work::Write, FlushAndEnd], &[Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Flush], &[BeginAndEnd], &[Work::Write, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Forget, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Flush], &[Work::Forget], &[Work::Write, Flush]]));
+    every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Write, Fail, Flush]]));
 }

@@ -13,6 +13,7 @@ use vlane_ring::Kind;
 use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
+use super::flushes::{Asked, Flusher, Told};
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
@@ -41,8 +42,10 @@ pub(super) struct Progress {
     pub(super) stage: Stage,
     /// What was written was durable when it was written.
     durable: bool,
-    /// [`FileChannel::switches`] when its flush began.
-    flushed_at: u32,
+    /// What it asked for its flush covers all that was answered before write-through was switched on.
+    pays: bool,
+    /// What its flush was told.
+    told: Option<Told>,
     pub(super) retries: u32,
     /// What it has for itself of the volume.
     pub(super) hold: Option<Hold>,
@@ -65,14 +68,13 @@ pub(super) struct FileChannel {
     write_through: bool,
     /// Writes were answered that nobody has made durable, and write-through was switched on since.
     debt: bool,
-    /// How often write-through was switched on.
-    switches: u32,
+    pub(super) flusher: Flusher,
     writes: inline::Writes,
     pool: Pool,
     /// None: there are no blocks that a request could be part of.
     pub(super) holder: Option<Holder>,
     pub(super) discards: Option<Results>,
-    doorbell: Option<Arc<Waker>>,
+    doorbell: Arc<Waker>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -81,21 +83,17 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub(super) fn new(shared: Arc<Shared>, slots: u16) -> Result<FileChannel, EngineError> {
         let discards_by_thread = shared.is_device && shared.can_discard && !shared.read_only;
-        let doorbell = match shared.exclusion.is_some() || discards_by_thread {
-            true => Some(Arc::new(doorbell(&shared.path)?)),
-            false => None,
-        };
-        let holder = shared.exclusion.as_ref().zip(doorbell.as_ref());
-        let discards = doorbell.as_ref().filter(|_| discards_by_thread);
+        let doorbell = Arc::new(doorbell(&shared.path)?);
+        let rung = || Arc::clone(&doorbell);
         Ok(FileChannel {
             progress: (0..slots).map(|_| Progress::default()).collect(),
             write_through: shared.cache == Cache::WriteThrough,
             debt: false,
-            switches: 0,
+            flusher: Flusher::new(&shared.flushes, rung()),
             writes: inline::Writes::default(),
             pool: Pool::default(),
-            holder: holder.map(|(exclusion, doorbell)| Holder::new(exclusion, Arc::clone(doorbell))),
-            discards: discards.map(|doorbell| Results::new(Arc::clone(doorbell))),
+            holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
+            discards: discards_by_thread.then(|| Results::new(rung())),
             doorbell,
             past: Instant::now(),
             stats: ChannelStats::default(),
@@ -143,6 +141,7 @@ impl FileChannel {
             match unsafe { self.writes.attempt(fd, request.buffers(), offset) } {
                 n if n == len => {
                     self.stats.inline += 1;
+                    self.flusher.count();
                     return Outcome::Done(Status::Ok);
                 }
                 0 => {}
@@ -257,23 +256,41 @@ impl FileChannel {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        if !decisions.durable || !matches!(request.kind(), Kind::Out | Kind::WriteZeroes) {
+        if request.kind() == Kind::In {
             return self.answer(slot, Status::Ok);
         }
-        if self.debt || !self.at(slot).durable {
-            self.at(slot).retries = 0;
-            return self.begin_sync(slot, operations);
+        let is_durable = decisions.durable && self.at(slot).durable;
+        if !is_durable {
+            self.flusher.count();
+        }
+        if !decisions.durable || request.kind() == Kind::Discard {
+            return self.answer(slot, Status::Ok);
+        }
+        if self.debt || !is_durable {
+            return self.flush(slot, operations);
         }
         let status = self.proven(Writeback::Write);
         self.answer(slot, status)
     }
 
-    fn begin_sync(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
-        let switches = self.switches;
+    /// Makes everything durable that was answered before.
+    fn flush(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
         let progress = self.at(slot);
-        progress.stage = Stage::Sync;
-        progress.flushed_at = switches;
-        let patient = progress.retries > 0;
+        (progress.stage, progress.pays, progress.retries) = (Stage::Sync, true, 0);
+        match self.flusher.ask(slot) {
+            Asked::Durable => {
+                self.stats.flushes_skipped += 1;
+                let is_lost = self.shared.durability.ask(Writeback::Flush);
+                self.flushed(slot, !is_lost)
+            }
+            Asked::Begin => self.begin_sync(slot, operations),
+            Asked::Wait => Outcome::Pending,
+        }
+    }
+
+    fn begin_sync(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
+        self.stats.fdatasyncs += 1;
+        let patient = self.at(slot).retries > 0;
         let what = What::Sync;
         operations.push(Operation { number: 0, what, file: 0, offset: 0, len: 0, durable: false, patient });
         Outcome::Pending
@@ -312,6 +329,10 @@ impl FileChannel {
         decisions: Decisions,
         failure: Failure,
     ) -> Outcome {
+        if !matches!(request.kind(), Kind::In | Kind::Flush) {
+            // Part of it may be done.
+            self.flusher.count();
+        }
         let path = self.shared.path.display();
         match failure {
             // The guest's memory is gone, which is not the storage's failure: the queue is going to stop for it.
@@ -398,22 +419,31 @@ impl FileChannel {
             Stage::Range => self.range_completed(slot, request, decisions, completion.result, operations),
             Stage::Sync => {
                 let errno = completion.result.saturating_neg();
-                if errno <= 0 {
-                    return self.synced(slot);
-                }
-                if self.may_retry(slot, errno) {
+                if errno > 0 && self.may_retry(slot, errno) {
                     return self.begin_sync(slot, operations);
                 }
-                self.fail(slot, request, decisions, Failure::System(errno))
+                // What is lost is noted before the others are told.
+                let (outcome, ok) = match errno {
+                    1.. => (self.fail(slot, request, decisions, Failure::System(errno)), false),
+                    _ => {
+                        let is_lost = self.shared.durability.ask(Writeback::Flush);
+                        (self.flushed(slot, !is_lost), !is_lost)
+                    }
+                };
+                self.flusher.end(slot, ok);
+                outcome
             }
         }
     }
 
-    fn synced(&mut self, slot: Slot) -> Outcome {
-        // If it began after the switch to write-through, what was answered before that is on the device now.
-        self.debt &= self.at(slot).flushed_at != self.switches;
-        let status = self.proven(Writeback::Flush);
-        self.answer(slot, status)
+    /// The end of a flush: an `fdatasync` that covers it ended, whether well.
+    fn flushed(&mut self, slot: Slot, ok: bool) -> Outcome {
+        if !ok || self.shared.durability.is_lost() {
+            let status = self.lost();
+            return self.answer(slot, status);
+        }
+        self.debt &= !self.at(slot).pays;
+        self.answer(slot, Status::Ok)
     }
 }
 
@@ -451,7 +481,7 @@ impl Channel for FileChannel {
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
             Kind::Out => self.transfer(slot, request, decisions, operations),
-            Kind::Flush => self.begin_sync(slot, operations),
+            Kind::Flush => self.flush(slot, operations),
             Kind::Discard | Kind::WriteZeroes => {
                 self.at(slot).stage = Stage::Range;
                 self.next_range(slot, request, decisions, operations)
@@ -483,6 +513,7 @@ impl Channel for FileChannel {
             holder.end(hold);
         }
         if !decisions.durable {
+            self.flusher.count();
             return Outcome::Done(Status::Ok);
         }
         self.all_done(slot, request, decisions, operations)
@@ -501,14 +532,23 @@ impl Channel for FileChannel {
                 Some(result) => self.range_completed(slot, request, decisions, result, operations),
                 None => self.next_range(slot, request, decisions, operations),
             },
+            Stage::Sync => match self.at(slot).told.take() {
+                Some(Told::Begin) => self.flush(slot, operations),
+                Some(Told::Over { ok }) => {
+                    self.stats.flushes_shared += 1;
+                    self.flushed(slot, ok)
+                }
+                None => Outcome::Pending,
+            },
             // Nobody named it.
-            Stage::Straight | Stage::Sync => Outcome::Pending,
+            Stage::Straight => Outcome::Pending,
         }
     }
 
     fn forget(&mut self, slot: Slot) {
         let (progress, mut means) = self.means(slot, Placement::Direct);
         progress.transfer.forget(&mut means);
+        self.flusher.forget(slot);
         *self.at(slot) = Progress::default();
     }
 
@@ -525,14 +565,18 @@ impl Channel for FileChannel {
             self.at(slot).discarded = Some(result);
             ready.push(slot);
         }
+        while let Some((slot, told)) = self.flusher.told() {
+            self.at(slot).told = Some(told);
+            ready.push(slot);
+        }
     }
 
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.doorbell.as_ref().map(|doorbell| doorbell.as_fd())
+        Some(self.doorbell.as_fd())
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.pool.is_ready().then_some(self.past)
+        (self.pool.is_ready() || self.flusher.is_told()).then_some(self.past)
     }
 
     fn set_write_through(&mut self, on: bool) {
@@ -540,7 +584,7 @@ impl Channel for FileChannel {
         // The guest is not going to flush what it wrote before.
         if on && !self.write_through {
             self.debt = true;
-            self.switches = self.switches.wrapping_add(1);
+            self.progress.iter_mut().for_each(|progress| progress.pays = false);
         }
         self.write_through = on;
     }

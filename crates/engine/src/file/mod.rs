@@ -16,6 +16,9 @@ mod durability;
 mod exclusion;
 #[cfg(test)]
 mod exclusion_tests;
+mod flushes;
+#[cfg(test)]
+mod flushes_tests;
 mod format;
 mod inline;
 mod lock;
@@ -99,6 +102,7 @@ struct Shared {
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
     durability: durability::Durability,
+    flushes: Arc<flushes::Flushes>,
     cache: Cache,
     sectors: AtomicU64,
     block_size: u32,

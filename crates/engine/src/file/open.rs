@@ -13,6 +13,7 @@ use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
 use super::exclusion::Exclusion;
+use super::flushes::Flushes;
 use super::transfer::Align;
 use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
 use crate::operation::StorageFile;
@@ -101,6 +102,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         unknown_ways: AtomicU8::new(0),
         discarder: discard::Discarder::default(),
         durability: durability::Durability::new(witness),
+        flushes: Flushes::new(),
         cache,
         sectors: AtomicU64::new(size / SECTOR),
         block_size,

@@ -61,6 +61,7 @@ impl FileChannel {
                 return self.all_done(slot, request, decisions, operations);
             };
             let Some((start, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
+                self.flusher.count();
                 return self.answer(slot, Status::IoErr);
             };
             let (at, left) = (start + done, end.saturating_sub(start + done));

@@ -1,0 +1,234 @@
+//! Beside the file and not in it, because crates/models compiles that a second time.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustix::event::EventfdFlags;
+use vlane_ring::Slot;
+
+use super::flushes::{Asked, Flusher, Flushes, Told};
+use crate::sync::Waker;
+
+/// Requests of a lane at a time.
+const DEPTH: u16 = 3;
+
+/// Moments are numbered.
+type Moment = u64;
+
+/// An `fdatasync` that has begun.
+#[derive(Debug, Clone, Copy)]
+struct Sync {
+    began: Moment,
+    /// And whether it ended well.
+    ended: Option<(Moment, bool)>,
+}
+
+struct Lane {
+    flusher: Flusher,
+    doorbell: Arc<Waker>,
+    /// Flushes that are not answered, and when they were asked for.
+    out: BTreeMap<u16, Moment>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Write(usize),
+    Ask(usize),
+    /// The `fdatasync` that is under way ends.
+    End(bool),
+    /// A lane's thread wakes up, if there is a reason.
+    Look(usize),
+    Forget(usize),
+    /// A lane ends, and another one begins in its place.
+    Replace(usize),
+}
+
+/// A volume that is watched: each answer is held against what was written, and against the `fdatasync`s that there were.
+struct World {
+    flushes: Arc<Flushes>,
+    lanes: Vec<Lane>,
+    now: Moment,
+    /// When each write was answered; the first is of whoever had the image before.
+    writes: Vec<Moment>,
+    syncs: Vec<Sync>,
+    /// Whose the last of them is, if it has not ended.
+    under_way: Option<(usize, u16)>,
+    answered: usize,
+}
+
+impl Lane {
+    fn new(flushes: &Arc<Flushes>) -> Lane {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let doorbell = Arc::new(rustix::event::eventfd(0, flags).unwrap());
+        Lane { flusher: Flusher::new(flushes, Arc::clone(&doorbell)), doorbell, out: BTreeMap::new() }
+    }
+}
+
+impl World {
+    fn new(lanes: usize) -> World {
+        let flushes = Flushes::new();
+        let lanes = (0..lanes).map(|_| Lane::new(&flushes)).collect();
+        World { flushes, lanes, now: 0, writes: vec![0], syncs: Vec::new(), under_way: None, answered: 0 }
+    }
+
+    fn step(&mut self, step: Step) {
+        self.now += 1;
+        match step {
+            Step::Write(lane) => {
+                self.lanes[lane].flusher.count();
+                self.writes.push(self.now);
+            }
+            Step::Ask(lane) => {
+                let Some(slot) = (0..DEPTH).find(|slot| !self.lanes[lane].out.contains_key(slot)) else {
+                    return;
+                };
+                self.lanes[lane].out.insert(slot, self.now);
+                match self.lanes[lane].flusher.ask(Slot(slot)) {
+                    Asked::Durable => self.answer(lane, slot, true),
+                    Asked::Begin => self.begin(lane, slot),
+                    Asked::Wait => assert!(!self.is_durable(self.now), "it waits for nothing"),
+                }
+            }
+            Step::End(ok) => {
+                let Some((lane, slot)) = self.under_way.take() else { return };
+                self.syncs.last_mut().unwrap().ended = Some((self.now, ok));
+                self.lanes[lane].flusher.end(Slot(slot), ok);
+                self.answer(lane, slot, ok);
+                self.own_news(lane);
+            }
+            Step::Look(lane) => self.look(lane),
+            Step::Forget(lane) => {
+                let Some((slot, _)) = self.lanes[lane].out.pop_first() else { return };
+                if self.under_way == Some((lane, slot)) {
+                    self.under_way = None;
+                }
+                self.lanes[lane].flusher.forget(Slot(slot));
+                self.own_news(lane);
+            }
+            Step::Replace(lane) => {
+                if self.under_way.is_some_and(|(of, _)| of == lane) {
+                    self.under_way = None;
+                }
+                self.lanes[lane] = Lane::new(&self.flushes);
+            }
+        }
+    }
+
+    /// What a lane does whose doorbell was rung.
+    fn look(&mut self, lane: usize) {
+        if rustix::io::read(&*self.lanes[lane].doorbell, &mut [0u8; 8]).is_ok() {
+            self.read_news(lane);
+        }
+    }
+
+    /// What a lane does before it sleeps: nobody tells it of what it caused itself.
+    fn own_news(&mut self, lane: usize) {
+        if self.lanes[lane].flusher.is_told() {
+            self.read_news(lane);
+        }
+    }
+
+    fn read_news(&mut self, lane: usize) {
+        while let Some((Slot(slot), told)) = self.lanes[lane].flusher.told() {
+            assert!(self.lanes[lane].out.contains_key(&slot), "{slot} waits for nothing");
+            match told {
+                Told::Begin => {
+                    assert_eq!(self.lanes[lane].flusher.ask(Slot(slot)), Asked::Begin);
+                    self.begin(lane, slot);
+                }
+                Told::Over { ok } => self.answer(lane, slot, ok),
+            }
+        }
+    }
+
+    fn begin(&mut self, lane: usize, slot: u16) {
+        assert_eq!(self.under_way, None, "one at a time");
+        assert!(!self.is_durable(self.now), "an fdatasync with nothing to do");
+        self.now += 1;
+        self.syncs.push(Sync { began: self.now, ended: None });
+        self.under_way = Some((lane, slot));
+    }
+
+    /// The rule, in plain words: a successful one that began after each write that was answered before `asked`, and has ended.
+    fn is_durable(&self, asked: Moment) -> bool {
+        let last = self.writes.iter().copied().filter(|write| *write < asked).max().unwrap_or(0);
+        self.syncs.iter().any(|sync| sync.began > last && sync.ended.is_some_and(|(_, ok)| ok))
+    }
+
+    fn answer(&mut self, lane: usize, slot: u16, ok: bool) {
+        let asked = self.lanes[lane].out.remove(&slot).expect("a flush that is out");
+        self.answered += 1;
+        match ok {
+            true => assert!(
+                self.is_durable(asked),
+                "answered at {}, asked at {asked}: {:?}",
+                self.now,
+                self.syncs
+            ),
+            false => {
+                let failed = |sync: &Sync| sync.ended.is_some_and(|(end, ok)| !ok && end > asked);
+                assert!(self.syncs.iter().any(failed), "a failure that none was");
+            }
+        }
+    }
+
+    /// From now on all goes well, and everybody is awake when they are woken.
+    fn settle(&mut self) {
+        let out: usize = self.lanes.iter().map(|lane| lane.out.len()).sum();
+        for _ in 0..=2 * out {
+            self.step(Step::End(true));
+            (0..self.lanes.len()).for_each(|lane| self.look(lane));
+        }
+        let left: Vec<_> = self.lanes.iter().map(|lane| &lane.out).collect();
+        assert!(left.iter().all(|out| out.is_empty()), "they wait for ever: {left:?}");
+    }
+}
+
+fn step(lanes: usize) -> impl Strategy<Value = Step> {
+    let lane = || 0..lanes;
+    prop_oneof![
+        6 => lane().prop_map(Step::Write),
+        6 => lane().prop_map(Step::Ask),
+        4 => prop::bool::weighted(0.9).prop_map(Step::End),
+        6 => lane().prop_map(Step::Look),
+        1 => lane().prop_map(Step::Forget),
+        1 => lane().prop_map(Step::Replace),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the lanes do in whatever order: each flush that is answered OK has its `fdatasync`, none has one for nothing, and nobody
+    /// waits for ever.
+    #[test]
+    fn a_flush_is_answered_once_all_that_was_answered_before_it_is_durable(
+        steps in prop::collection::vec(step(4), 1..120),
+    ) {
+        let mut world = World::new(4);
+        steps.into_iter().for_each(|step| world.step(step));
+        world.settle();
+    }
+}
+
+#[test]
+fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
+    let mut world = World::new(8);
+    for lane in 0..8 {
+        world.step(Step::Write(lane));
+        world.step(Step::Ask(lane));
+    }
+    world.settle();
+    assert_eq!((world.answered, world.syncs.len()), (8, 2));
+}
+
+#[test]
+fn what_waits_needs_none_if_the_one_that_ran_covers_it() {
+    let mut world = World::new(3);
+    (0..3).for_each(|lane| world.step(Step::Ask(lane)));
+    world.settle();
+    assert_eq!((world.answered, world.syncs.len()), (3, 1));
+}
