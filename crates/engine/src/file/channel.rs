@@ -13,6 +13,7 @@ use vlane_ring::Kind;
 use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
+use super::journal::Sense;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
@@ -73,6 +74,8 @@ pub(super) struct FileChannel {
     pub(super) holder: Option<Holder>,
     pub(super) discards: Option<Results>,
     doorbell: Option<Arc<Waker>>,
+    /// Only while journals are looked for.
+    sense: Option<Sense>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -97,6 +100,7 @@ impl FileChannel {
             holder: holder.map(|(exclusion, doorbell)| Holder::new(exclusion, Arc::clone(doorbell))),
             discards: discards.map(|doorbell| Results::new(Arc::clone(doorbell))),
             doorbell,
+            sense: shared.journal.as_ref().map(super::journal::Journal::sense),
             past: Instant::now(),
             stats: ChannelStats::default(),
             shared,
@@ -113,6 +117,14 @@ impl FileChannel {
         match placement {
             Placement::Direct => (0, self.shared.align),
             Placement::Cached => (self.shared.cached_file(), Align::NONE),
+        }
+    }
+
+    /// Tells who looks for journals of a request that changes something.
+    #[inline]
+    fn notice(&mut self, request: &Request, decisions: Decisions) {
+        if let Some(sense) = &mut self.sense {
+            sense.begins(request, decisions.durable);
         }
     }
 
@@ -413,6 +425,9 @@ impl FileChannel {
         // If it began after the switch to write-through, what was answered before that is on the device now.
         self.debt &= self.at(slot).flushed_at != self.switches;
         let status = self.proven(Writeback::Flush);
+        if let Some(sense) = self.sense.as_mut().filter(|_| status == Status::Ok) {
+            sense.flushed();
+        }
         self.answer(slot, status)
     }
 }
@@ -450,9 +465,13 @@ impl Channel for FileChannel {
             Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
-            Kind::Out => self.transfer(slot, request, decisions, operations),
+            Kind::Out => {
+                self.notice(request, decisions);
+                self.transfer(slot, request, decisions, operations)
+            }
             Kind::Flush => self.begin_sync(slot, operations),
             Kind::Discard | Kind::WriteZeroes => {
+                self.notice(request, decisions);
                 self.at(slot).stage = Stage::Range;
                 self.next_range(slot, request, decisions, operations)
             }
