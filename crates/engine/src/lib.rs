@@ -89,6 +89,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What is known of the guest's journals, if somebody looks for them. May take a second; not for the data path.
+    fn journal(&self) -> Option<file::JournalReport> {
+        None
+    }
+
     /// Whether a request can take long because of something outside this process: whether hanging requests are looked for.
     fn can_hang(&self) -> bool {
         true

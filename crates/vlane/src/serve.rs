@@ -117,6 +117,8 @@ pub enum CacheArg {
     Writeback,
     /// As writeback, and each write is on the device before it is answered
     Writethrough,
+    /// As writeback, and the journal of the guest's file system is dropped from it once it is flushed
+    Pdc,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -348,6 +350,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::None => Cache::None,
         CacheArg::Writeback => Cache::Writeback,
         CacheArg::Writethrough => Cache::WriteThrough,
+        CacheArg::Pdc => Cache::Pdc,
     };
     let options = FileOptions { cache, read_only: args.read_only, raw: args.format == Some(FormatArg::Raw) };
     Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
@@ -375,6 +378,7 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
             Cache::Auto | Cache::None => "cache none (direct I/O)".to_owned(),
             Cache::Writeback => "cache writeback".to_owned(),
             Cache::WriteThrough => "cache writethrough".to_owned(),
+            Cache::Pdc => "cache pdc (writeback without the guest's journal)".to_owned(),
         },
     };
     let queues = volume.queues();

@@ -14,6 +14,7 @@ use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, Flusher, Told};
+use super::journal::Sense;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
@@ -75,6 +76,8 @@ pub(super) struct FileChannel {
     pub(super) holder: Option<Holder>,
     pub(super) discards: Option<Results>,
     doorbell: Arc<Waker>,
+    /// Only while journals are looked for.
+    sense: Option<Sense>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -95,6 +98,7 @@ impl FileChannel {
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
             doorbell,
+            sense: shared.journal.as_ref().map(super::journal::Journal::sense),
             past: Instant::now(),
             stats: ChannelStats::default(),
             shared,
@@ -111,6 +115,14 @@ impl FileChannel {
         match placement {
             Placement::Direct => (0, self.shared.align),
             Placement::Cached => (self.shared.cached_file(), Align::NONE),
+        }
+    }
+
+    /// Tells who looks for journals of a request that changes something.
+    #[inline]
+    fn notice(&mut self, request: &Request, decisions: Decisions) {
+        if let Some(sense) = &mut self.sense {
+            sense.begins(request, decisions.durable);
         }
     }
 
@@ -443,6 +455,9 @@ impl FileChannel {
             return self.answer(slot, status);
         }
         self.debt &= !self.at(slot).pays;
+        if let Some(sense) = &mut self.sense {
+            sense.flushed();
+        }
         self.answer(slot, Status::Ok)
     }
 }
@@ -480,9 +495,13 @@ impl Channel for FileChannel {
             Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
-            Kind::Out => self.transfer(slot, request, decisions, operations),
+            Kind::Out => {
+                self.notice(request, decisions);
+                self.transfer(slot, request, decisions, operations)
+            }
             Kind::Flush => self.flush(slot, operations),
             Kind::Discard | Kind::WriteZeroes => {
+                self.notice(request, decisions);
                 self.at(slot).stage = Stage::Range;
                 self.next_range(slot, request, decisions, operations)
             }

@@ -6,7 +6,7 @@
 //! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer (`channel.rs`, `transfer.rs`) |
 //! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once (`channel.rs`, `inline.rs`) |
 //!
-//! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`.
+//! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. What `--cache pdc` adds to `writeback`: `journal/`.
 
 mod attached;
 mod bounce;
@@ -21,6 +21,7 @@ mod flushes;
 mod flushes_tests;
 mod format;
 mod inline;
+mod journal;
 mod lock;
 mod map;
 mod mapped;
@@ -35,6 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use vlane_ring::SECTOR;
 
+pub use self::journal::JournalReport;
 use crate::operation::StorageFile;
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 
@@ -53,6 +55,9 @@ pub enum Cache {
     Writeback,
     /// Reads and writes go through it; each write is on the device before it is answered.
     WriteThrough,
+    /// As [`Cache::Writeback`], and the pages of the guest's journal are dropped from it once they are flushed ("page cache with direct
+    /// journal").
+    Pdc,
 }
 
 /// How to open an image.
@@ -113,6 +118,8 @@ struct Shared {
     is_device: bool,
     can_discard: bool,
     map: Option<map::Map>,
+    /// With [`Cache::Pdc`], unless nothing can be written.
+    journal: Option<journal::Journal>,
 }
 
 impl FileEngine {
@@ -135,6 +142,14 @@ impl FileEngine {
         self.shared.map.is_some()
     }
 
+    /// For tests: what is taken for the layout of the volume, until it is read again. Nothing without [`Cache::Pdc`].
+    #[doc(hidden)]
+    pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::Layout) {
+        if let Some(journal) = &self.shared.journal {
+            journal.set_layout(layout);
+        }
+    }
+
     /// Looks at the image's size again; returns whether it changed.
     ///
     /// # Errors
@@ -144,6 +159,9 @@ impl FileEngine {
         if !self.shared.read_only {
             open::check_file_limit(&self.shared.path, self.shared.is_device, size)?;
             open::check_whole_blocks(&self.shared.path, self.shared.align.block, size)?;
+        }
+        if let Some(journal) = &self.shared.journal {
+            journal.resized(size);
         }
         let sectors = size / vlane_ring::SECTOR;
         Ok(self.shared.sectors.swap(sectors, Ordering::Relaxed) != sectors)
@@ -176,11 +194,18 @@ impl Engine for FileEngine {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
         durability.ask(Writeback::Sync);
+        if let Some(journal) = self.shared.journal.as_ref().filter(|_| synced.is_ok()) {
+            journal.synced();
+        }
         durability.lost().map_or(synced, |lost| Err(lost.error()))
     }
 
     fn lost_write(&self) -> Option<LostWrite> {
         self.shared.durability.lost()
+    }
+
+    fn journal(&self) -> Option<JournalReport> {
+        self.shared.journal.as_ref().map(journal::Journal::report)
     }
 
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {

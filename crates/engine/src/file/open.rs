@@ -15,7 +15,7 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::transfer::Align;
-use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
+use super::{Cache, FileOptions, Shared, attached, discard, durability, format, journal, lock, map};
 use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece};
 
@@ -60,7 +60,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         _ if in_memory => {
             (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
         }
-        Cache::Writeback | Cache::WriteThrough => (buffered, None, cache),
+        Cache::Writeback | Cache::WriteThrough | Cache::Pdc => (buffered, None, cache),
         Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
             Ok(direct) => (direct, Some(buffered), Cache::None),
             Err(refusal) if cache == Cache::Auto => {
@@ -94,6 +94,10 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
             .ok(),
         false => None,
     };
+    let journal = match cache == Cache::Pdc && !read_only {
+        true => Some(journal_thread(path, &file, size)?),
+        false => None,
+    };
     Ok(Shared {
         path: path.to_owned(),
         files: [Some(file), second].into_iter().flatten().map(StorageFile::new).collect(),
@@ -112,6 +116,15 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         is_device,
         can_discard: !is_device || device_discards(&metadata),
         map,
+        journal,
+    })
+}
+
+fn journal_thread(path: &Path, file: &File, size: u64) -> Result<journal::Journal, EngineError> {
+    journal::Journal::start(path, open_again(path, file)?, size).map_err(|error| {
+        let text = "cannot start the thread that looks for the guest's journal; raise the limits of the process (ulimit -u, ulimit -n), \
+                    or use --cache writeback";
+        EngineError::new(ErrorKind::Limit, Some(path), text).with_source(error)
     })
 }
 

@@ -14,14 +14,18 @@
 //!
 //! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the volume.
 
+pub mod bypass;
 pub mod content;
 pub mod detector;
+pub mod footprint;
 pub mod layout;
 pub mod map;
 pub mod pattern;
+pub mod trailing;
 
 use std::ops::Range;
 
+pub use bypass::Bypass;
 pub use content::Head;
 pub use detector::Detector;
 pub use map::Map;

@@ -6,6 +6,7 @@
 
 mod counters;
 mod error;
+mod journal;
 mod trace;
 mod volume;
 
@@ -139,6 +140,7 @@ fn api() -> (Router<Context>, Arc<str>) {
     let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(volume::get))
         .routes(routes!(counters::get))
+        .routes(routes!(journal::get))
         .routes(routes!(trace::get))
         .routes(routes!(describe))
         .split_for_parts();

@@ -1,0 +1,182 @@
+//! The guest's journal stays out of the page cache (`--cache pdc`).
+//!
+//! What a volume's channels write goes through the page cache, as with `--cache writeback`. Each channel tells the volume's *journal thread*
+//! of it (`sense.rs`): a few words for each write, in a ring that nobody waits for. The thread (`thread.rs`) finds out where journals are
+//! ([`vlane_policy::journal`]), and after a flush it has the system drop their pages. Only clean pages are ever dropped, so nothing depends on a verdict but
+//! speed; and the lanes never wait for the thread, so nothing but the cache depends on it.
+
+mod pages;
+mod sense;
+mod thread;
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rtrb::{Consumer, RingBuffer};
+use vlane_policy::journal::bypass::{ByWay, Traffic};
+use vlane_policy::journal::layout::Layout;
+
+use crate::sync::{Waker, wake};
+pub(super) use sense::Sense;
+use sense::{ENTRIES, Entry};
+
+/// Bytes of the journal that come together before they are dropped.
+const DROP: u64 = 1 << 20;
+/// How long the volume's end waits for the thread, which may hang with its storage.
+const END: Duration = Duration::from_millis(200);
+/// How long who asks waits for the thread.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// What is known of a volume's journals.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct JournalReport {
+    /// Where they lie, and how that was found.
+    pub journals: Vec<vlane_policy::journal::Journal>,
+    /// What was written, since the volume was opened.
+    pub traffic: Traffic,
+    /// Bytes of journals that were dropped from the page cache, each time that they were.
+    pub dropped: ByWay,
+    /// Bytes of them that are in the page cache now; none where the system does not tell (before Linux 6.5).
+    pub cached: Option<u64>,
+    /// Writes, flushes and other events that the detector was not told of, because it was behind.
+    pub lost: u64,
+    /// All that was written before the question is counted; otherwise the thread hangs, or is behind.
+    pub is_current: bool,
+}
+
+/// What the thread, the channels and those who ask share.
+#[derive(Debug)]
+struct Desk {
+    /// The image through the page cache, as an open file of the thread's own: it holds no lock of the volume's.
+    file: File,
+    name: String,
+    waker: Waker,
+    /// Bytes that were written before a flush since the thread was woken.
+    bytes: AtomicU64,
+    /// Entries that found no room.
+    lost: AtomicU64,
+    size: AtomicU64,
+    is_ending: AtomicBool,
+    /// The rings of channels that are new.
+    new: Mutex<Vec<Consumer<Entry>>>,
+    answers: Mutex<Answers>,
+    answered: Condvar,
+}
+
+/// Questions, and what the thread said last.
+#[derive(Debug, Default)]
+struct Answers {
+    asked: u64,
+    answered: u64,
+    /// Everything written so far is durable.
+    is_synced: bool,
+    /// For tests: what is to be taken for the layout.
+    layout: Option<Layout>,
+    report: JournalReport,
+}
+
+/// A volume's journal thread. It ends with this.
+#[derive(Debug)]
+pub(super) struct Journal {
+    desk: Arc<Desk>,
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Desk {
+    fn wake(&self) {
+        wake(&self.waker);
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the thread, and waits until it has seen all that was done before; not for ever.
+    fn ask(&self, what: impl FnOnce(&mut Answers)) -> JournalReport {
+        let mut answers = self.answers();
+        answers.asked += 1;
+        let asked = answers.asked;
+        what(&mut answers);
+        self.wake();
+        let waited = self.answered.wait_timeout_while(answers, ANSWER, |answers| answers.answered < asked);
+        let (answers, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        JournalReport { is_current: answers.answered >= asked, ..answers.report.clone() }
+    }
+}
+
+impl Journal {
+    /// Starts the thread of an image of `size` bytes; `file` is an open file of its own.
+    pub(super) fn start(path: &Path, file: File, size: u64) -> io::Result<Journal> {
+        use rustix::event::EventfdFlags;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let desk = Arc::new(Desk {
+            file,
+            name: path.display().to_string(),
+            waker,
+            bytes: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            size: AtomicU64::new(size),
+            is_ending: AtomicBool::new(false),
+            new: Mutex::default(),
+            answers: Mutex::default(),
+            answered: Condvar::new(),
+        });
+        let (sender, ended) = sync_channel(0);
+        let own = Arc::clone(&desk);
+        std::thread::Builder::new().name("journal".to_owned()).spawn(move || {
+            thread::run(&own);
+            // The image is closed before that is told.
+            drop(own);
+            drop(sender);
+        })?;
+        Ok(Journal { desk, ended: Mutex::new(ended) })
+    }
+
+    /// For a new channel.
+    pub(super) fn sense(&self) -> Sense {
+        let (producer, consumer) = RingBuffer::new(ENTRIES);
+        self.desk.new.lock().unwrap_or_else(PoisonError::into_inner).push(consumer);
+        Sense::new(Arc::clone(&self.desk), producer)
+    }
+
+    pub(super) fn resized(&self, size: u64) {
+        self.desk.size.store(size, Ordering::Relaxed);
+        self.desk.wake();
+    }
+
+    /// All that was written is durable: what of it is a journal's is dropped, before this returns.
+    pub(super) fn synced(&self) {
+        self.desk.ask(|answers| answers.is_synced = true);
+    }
+
+    /// What is known now.
+    pub(super) fn report(&self) -> JournalReport {
+        let mut report = self.desk.ask(|_| {});
+        let ranges = report.journals.iter().flat_map(|journal| &journal.ranges);
+        let pages: Option<u64> = ranges.map(|range| pages::cached(&self.desk.file, range)).sum();
+        report.cached = pages.map(|pages| pages.saturating_mul(pages::size()));
+        report.lost = self.desk.lost.load(Ordering::Relaxed);
+        report
+    }
+
+    /// From now on this is the layout, until it is read again.
+    pub(super) fn set_layout(&self, layout: Layout) {
+        self.desk.ask(|answers| answers.layout = Some(layout));
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.desk.is_ending.store(true, Ordering::Release);
+        self.desk.wake();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
+            tracing::debug!("{}: the journal thread hangs, and is left alone", self.desk.name);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! A file's pages in the page cache: how many there are, and dropping them. Both by a descriptor that is open for reading.
+
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use rustix::fs::Advice;
+
+/// The same number on every architecture that Rust's Linux has.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// Bytes of a page.
+pub(super) fn size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+/// Pages of a range that are in the page cache; nothing where the system does not tell (before Linux 6.5, or forbidden).
+pub(super) fn cached(file: &File, range: &Range<u64>) -> Option<u64> {
+    let len = range.end.saturating_sub(range.start);
+    if len == 0 {
+        // Zero would mean all up to the file's end.
+        return Some(0);
+    }
+    let asked = [range.start, len];
+    // Cached, dirty, under write-back, evicted, evicted not long ago.
+    let mut counts = [0u64; 5];
+    // SAFETY: the call reads two and writes five words; both arrays are that long.
+    let code = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), asked.as_ptr(), counts.as_mut_ptr(), 0 as libc::c_uint)
+    };
+    (code == 0).then_some(counts[0])
+}
+
+/// Asks the system to drop a range's pages. It drops clean ones, of whole folios; for dirty ones it begins to write them back.
+pub(super) fn drop(file: &File, range: &Range<u64>) {
+    if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
+        // Advice.
+        let _ = rustix::fs::fadvise(file, range.start, Some(len), Advice::DontNeed);
+    }
+}

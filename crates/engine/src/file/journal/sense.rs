@@ -1,0 +1,123 @@
+//! A channel's side: what it writes, told to the journal thread.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rtrb::Producer;
+use vlane_policy::journal::Head;
+use vlane_ring::{Kind, Request, SECTOR};
+
+use super::Desk;
+use crate::file::PART;
+
+/// Entries that wait for the thread at most, for each channel: 48 KiB of memory.
+pub(super) const ENTRIES: usize = 1024;
+/// Blocks of a write that are looked at for a magic number lie at multiples of this, the smallest block of ext4; and at its beginning.
+const BLOCK: u64 = 1024;
+/// Heads of one write that are told at most. Of a Linux guest no write has more.
+pub(super) const HEADS: usize = 32;
+
+/// What a channel did.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Entry {
+    /// The next write has a block that begins with a magic number.
+    Head(Head),
+    /// It writes to a range, after its heads.
+    Write { offset: u64, len: u64, is_durable: bool },
+    /// It discards or zeroes a range.
+    Cleared { offset: u64, len: u64 },
+    /// A flush has succeeded.
+    Flushed,
+}
+
+/// Tells the journal thread of what a channel does. Never waits: what finds no room is lost, and counted.
+#[derive(Debug)]
+pub(in super::super) struct Sense {
+    desk: Arc<Desk>,
+    producer: Producer<Entry>,
+    /// Bytes written since its last flush.
+    bytes: u64,
+}
+
+impl Sense {
+    pub(super) fn new(desk: Arc<Desk>, producer: Producer<Entry>) -> Sense {
+        Sense { desk, producer, bytes: 0 }
+    }
+
+    /// A write, a discard or a zeroing begins, that lies inside of what any file can have.
+    pub(in super::super) fn begins(&mut self, request: &Request, is_durable: bool) {
+        match request.kind() {
+            Kind::Out => {
+                let Some(offset) = request.sector().checked_mul(SECTOR) else { return };
+                heads(request, offset, |head| self.push(Entry::Head(head)));
+                self.bytes = self.bytes.saturating_add(request.len());
+                self.push(Entry::Write { offset, len: request.len(), is_durable });
+                if is_durable {
+                    self.is_due();
+                }
+            }
+            Kind::Discard | Kind::WriteZeroes => {
+                for range in request.ranges() {
+                    let Some(offset) = range.sector.checked_mul(SECTOR) else { continue };
+                    self.push(Entry::Cleared { offset, len: u64::from(range.sectors) * SECTOR });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A flush is going to be answered with success.
+    pub(in super::super) fn flushed(&mut self) {
+        self.push(Entry::Flushed);
+        self.is_due();
+    }
+
+    /// Wakes the thread once enough was written, by all channels, to be worth a round.
+    fn is_due(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        let before = self.desk.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before.saturating_add(bytes) >= super::DROP {
+            self.desk.bytes.store(0, Ordering::Relaxed);
+            self.desk.wake();
+        }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.producer.push(entry).is_err() {
+            self.desk.lost.fetch_add(1, Ordering::Relaxed);
+        } else if self.producer.slots() == ENTRIES / 2 {
+            // In time, also for a guest that does not flush.
+            self.desk.wake();
+        }
+    }
+}
+
+/// Gives each block of a write that begins with a magic number to `each`; of a very large one, those of its first part.
+fn heads(request: &Request, offset: u64, mut each: impl FnMut(Head)) {
+    let mut found = 0;
+    let mut at = 0;
+    // By whole blocks of the volume after the first, which begins where the write does.
+    let mut next = 0;
+    for buffer in request.buffers() {
+        let len = buffer.iov_len as u64;
+        while next < (at + len).min(PART) {
+            let inside = usize::try_from(next - at).unwrap_or(usize::MAX);
+            let mut first = [0; 4];
+            if buffer.iov_len - inside >= first.len() {
+                // SAFETY: four bytes of guest memory that the queue keeps mapped while the request is in flight; the guest may change them,
+                // and what is read is only ever compared.
+                first = unsafe { buffer.iov_base.cast::<u8>().add(inside).cast::<[u8; 4]>().read_volatile() };
+            } else {
+                request.copy_from(next, &mut first);
+            }
+            if Head::is_magic(first) && found < HEADS {
+                let mut bytes = [0; Head::LEN];
+                request.copy_from(next, &mut bytes);
+                found += 1;
+                each(Head { offset: offset + next, bytes });
+            }
+            next += BLOCK - (offset + next) % BLOCK;
+        }
+        at += len;
+    }
+}

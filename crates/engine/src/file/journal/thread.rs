@@ -1,0 +1,261 @@
+//! The journal thread: sleeps, drains the channels' rings, looks for journals, drops their pages.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rtrb::Consumer;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use vlane_policy::journal::bypass::{ByWay, Bypass};
+use vlane_policy::journal::{self, FileSystem, Head, Way};
+
+use super::sense::{ENTRIES, Entry, HEADS};
+use super::{DROP, Desk, pages};
+
+/// How long the layout is left alone after it was written to: most of what changes comes together.
+const QUIET: Duration = Duration::from_millis(250);
+/// The longest that it is, for a guest that writes to it all the time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Something that is done at most so often: more seldom the more often it is wanted.
+#[derive(Debug)]
+struct Pace {
+    interval: Duration,
+    last: Option<Instant>,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace { interval: QUIET, last: None }
+    }
+
+    /// It is done now.
+    fn done(&mut self, now: Instant) {
+        let is_busy = self.last.is_some_and(|last| now - last < 2 * self.interval);
+        self.interval = if is_busy { (self.interval * 2).min(PATIENCE) } else { QUIET };
+        self.last = Some(now);
+    }
+}
+
+/// The image, for who reads a layout.
+struct Image<'a> {
+    file: &'a File,
+    size: u64,
+}
+
+impl journal::Disk for Image<'_> {
+    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool {
+        let end = offset.checked_add(buffer.len() as u64);
+        end.is_some_and(|end| end <= self.size) && self.file.read_exact_at(buffer, offset).is_ok()
+    }
+}
+
+struct Thread<'a> {
+    desk: &'a Desk,
+    bypass: Bypass,
+    size: u64,
+    dropped: ByWay,
+    /// Each with the heads of its next write.
+    rings: Vec<(Consumer<Entry>, Vec<Head>)>,
+    /// When the layout is to be read.
+    layout_due: Option<Instant>,
+    layouts: Pace,
+    /// When what changed may be told.
+    tell_due: Option<Instant>,
+    tellings: Pace,
+}
+
+/// Until the volume ends.
+pub(super) fn run(desk: &Desk) {
+    let size = desk.size.load(Ordering::Relaxed);
+    let mut thread = Thread {
+        desk,
+        bypass: Bypass::new(size, pages::size()),
+        size,
+        dropped: ByWay::default(),
+        rings: Vec::new(),
+        layout_due: Some(Instant::now()),
+        layouts: Pace::new(),
+        tell_due: None,
+        tellings: Pace::new(),
+    };
+    while !desk.is_ending.load(Ordering::Acquire) {
+        thread.round();
+        thread.wait();
+    }
+}
+
+impl Thread<'_> {
+    fn wait(&self) {
+        let now = Instant::now();
+        let due = [self.layout_due, self.tell_due].into_iter().flatten().min();
+        let timeout =
+            due.map(|due| Timespec::try_from(due.saturating_duration_since(now)).unwrap_or_default());
+        let mut fds = [PollFd::new(&self.desk.waker, PollFlags::IN)];
+        // Interrupted: one round more.
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+        let _ = rustix::io::read(&self.desk.waker, &mut [0; 8]);
+    }
+
+    fn round(&mut self) {
+        let (asked, is_synced, layout) = {
+            let mut answers = self.desk.answers();
+            (answers.asked, std::mem::take(&mut answers.is_synced), answers.layout.take())
+        };
+        self.drain();
+        let size = self.desk.size.load(Ordering::Relaxed);
+        if size != self.size {
+            self.size = size;
+            self.bypass.resized(size);
+        }
+        if let Some(layout) = layout {
+            self.bypass.set_layout(layout);
+        }
+        self.look_at_layout();
+        self.tell();
+        if is_synced {
+            self.bypass.synced();
+        }
+        if self.bypass.due() >= DROP || is_synced {
+            self.drop_pages();
+        }
+        let mut answers = self.desk.answers();
+        if answers.asked > answers.answered {
+            answers.report.journals = self.bypass.journals().to_vec();
+            answers.report.traffic = self.bypass.traffic();
+            answers.report.dropped = self.dropped;
+            answers.answered = asked;
+            self.desk.answered.notify_all();
+        }
+    }
+
+    /// What the channels did.
+    fn drain(&mut self) {
+        let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
+        self.rings.extend(new.drain(..).map(|ring| (ring, Vec::new())));
+        drop(new);
+        let mut rings = std::mem::take(&mut self.rings);
+        // One that is abandoned gets nothing any more, so it is empty once it was drained after that.
+        rings.retain_mut(|(ring, heads)| {
+            let is_abandoned = ring.is_abandoned();
+            // Not for ever with a channel that writes all the time.
+            for _ in 0..2 * ENTRIES {
+                let Ok(entry) = ring.pop() else { break };
+                self.note(entry, heads);
+            }
+            !is_abandoned
+        });
+        self.rings = rings;
+    }
+
+    fn note(&mut self, entry: Entry, heads: &mut Vec<Head>) {
+        match entry {
+            // More than that, if their writes were lost.
+            Entry::Head(head) if heads.len() < 2 * HEADS => heads.push(head),
+            Entry::Head(_) => {}
+            Entry::Write { offset, len, is_durable } => {
+                let range = self.inside(offset, len);
+                heads.retain(|head| range.contains(&head.offset));
+                self.bypass.write(range, heads, is_durable);
+                heads.clear();
+            }
+            Entry::Cleared { offset, len } => {
+                let range = self.inside(offset, len);
+                self.bypass.cleared(range);
+            }
+            Entry::Flushed => self.bypass.flushed(),
+        }
+    }
+
+    fn inside(&self, offset: u64, len: u64) -> Range<u64> {
+        let size = self.size;
+        offset.min(size)..offset.saturating_add(len).min(size)
+    }
+
+    fn look_at_layout(&mut self) {
+        if !self.bypass.needs_layout() {
+            self.layout_due = None;
+            return;
+        }
+        let now = Instant::now();
+        // Later than the writes that changed it, which were told when they began.
+        let due = *self.layout_due.get_or_insert(now + self.layouts.interval);
+        if now < due {
+            return;
+        }
+        let layout = journal::layout::read(&mut Image { file: &self.desk.file, size: self.size }, self.size);
+        self.layout_due = None;
+        self.layouts.done(now);
+        self.bypass.set_layout(layout);
+    }
+
+    /// Says what was found and what is gone.
+    fn tell(&mut self) {
+        let now = Instant::now();
+        if self.tell_due.is_some_and(|due| now < due) {
+            return;
+        }
+        self.tell_due = None;
+        let Some(change) = self.bypass.change() else { return };
+        self.tellings.done(now);
+        // What changes in the meantime is told then.
+        self.tell_due = Some(now + self.tellings.interval);
+        let name = &self.desk.name;
+        for (journals, what) in [
+            (&change.found, "found; it is kept out of the page cache"),
+            (&change.lost, "is not known any more; it goes through the page cache"),
+        ] {
+            for journal in journals {
+                let of = match journal.filesystem {
+                    FileSystem::Ext4 => "an ext4 journal",
+                    FileSystem::Xfs => "an XFS log",
+                    FileSystem::Unknown => "a journal",
+                };
+                let way = match journal.way {
+                    Way::Layout => "the file system's superblock",
+                    Way::Content => "what is written there",
+                    Way::Pattern => "the order of writes",
+                };
+                let (len, begin) = (journal.len(), journal.ranges.first().map_or(0, |range| range.start));
+                tracing::info!("{name}: {of} of {len} bytes at byte {begin} (by {way}) {what}");
+            }
+        }
+    }
+
+    fn drop_pages(&mut self) {
+        let file = &self.desk.file;
+        for journal::trailing::Drop { range, way } in self.bypass.take() {
+            let before = pages::cached(file, &range);
+            if before == Some(0) {
+                continue;
+            }
+            pages::drop(file, &range);
+            match (before, pages::cached(file, &range)) {
+                (Some(before), Some(after)) => {
+                    *self.dropped.of(way) += before.saturating_sub(after).saturating_mul(pages::size());
+                    if after > 0 {
+                        self.keep(&range);
+                    }
+                }
+                // All that is known.
+                _ => *self.dropped.of(way) += range.end - range.start,
+            }
+        }
+    }
+
+    /// Something of the range is still in the cache: dirty again, or not dropped. What it is, is tried again.
+    fn keep(&mut self, range: &Range<u64>) {
+        let folio = self.bypass.folio();
+        let mut begin = range.start;
+        while begin < range.end {
+            let end = (begin - begin % folio).saturating_add(folio).min(range.end);
+            if pages::cached(&self.desk.file, &(begin..end)) != Some(0) {
+                self.bypass.keep(&(begin..end));
+            }
+            begin = end;
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What is to be done about a volume's journals: a [`Detector`], what was written, and what is to go from the page cache.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::footprint::Footprint;
+use super::layout::Layout;
+use super::trailing::{Drop, Trailing};
+use super::{Detector, Head, Journal, Kind, Map, Way};
+
+/// Bytes for each [`Way`] in which a journal can be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct ByWay {
+    /// [`Way::Layout`].
+    pub layout: u64,
+    /// [`Way::Content`].
+    pub content: u64,
+    /// [`Way::Pattern`].
+    pub pattern: u64,
+}
+
+impl ByWay {
+    /// Those of one way.
+    pub fn of(&mut self, way: Way) -> &mut u64 {
+        match way {
+            Way::Layout => &mut self.layout,
+            Way::Content => &mut self.content,
+            Way::Pattern => &mut self.pattern,
+        }
+    }
+
+    /// Of all ways.
+    pub fn sum(&self) -> u64 {
+        self.layout + self.content + self.pattern
+    }
+}
+
+/// What a guest wrote, as far as the detector was told of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct Traffic {
+    /// Bytes written.
+    pub written: u64,
+    /// Those of them that were written to what was known as a journal.
+    pub journal_written: ByWay,
+    /// The same of a cyclic log that is no file system's journal.
+    pub log_written: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Those of them before which, and after the flush before, a journal was written to.
+    pub journal_flushes: u64,
+    /// Bytes of the distinct blocks that were written.
+    pub footprint: u64,
+    /// The same of journals.
+    pub journal_footprint: u64,
+    /// Bytes of a block of both: 4096 up to 1 TiB.
+    pub footprint_block: u64,
+}
+
+/// A volume's journals, what is written to them, and what of that is to go from the page cache. See [`Detector`] for the order in which it
+/// is told.
+#[derive(Debug)]
+pub struct Bypass {
+    detector: Detector,
+    trailing: Trailing,
+    traffic: Traffic,
+    all: Footprint,
+    journal: Footprint,
+    /// The journal was written to since the last flush.
+    is_dirty: bool,
+    /// What was told of last.
+    told: Vec<Journal>,
+    known: Arc<Map>,
+}
+
+/// What became of the journals that are known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Change {
+    /// Those that are known now and were not.
+    pub found: Vec<Journal>,
+    /// Those that were known and are not any more.
+    pub lost: Vec<Journal>,
+}
+
+impl Bypass {
+    /// For a volume of `size` bytes, on a system with pages of `page` bytes.
+    pub fn new(size: u64, page: u64) -> Bypass {
+        let detector = Detector::new(size);
+        let known = Arc::clone(detector.map());
+        Bypass {
+            detector,
+            trailing: Trailing::new(page),
+            traffic: Traffic::default(),
+            all: Footprint::new(size),
+            journal: Footprint::new(size),
+            is_dirty: false,
+            told: Vec::new(),
+            known,
+        }
+    }
+
+    /// The volume has another size.
+    pub fn resized(&mut self, size: u64) {
+        self.detector.resized(size);
+    }
+
+    /// As [`Detector::needs_layout`].
+    pub fn needs_layout(&self) -> bool {
+        self.detector.needs_layout()
+    }
+
+    /// As [`Detector::set_layout`].
+    pub fn set_layout(&mut self, layout: Layout) {
+        self.detector.set_layout(layout);
+    }
+
+    /// As [`Detector::write`]. `is_durable`: the write is durable when it is answered, without a flush.
+    pub fn write(&mut self, range: Range<u64>, heads: &[Head], is_durable: bool) {
+        self.detector.write(range.clone(), heads);
+        self.traffic.written = self.traffic.written.saturating_add(range.end.saturating_sub(range.start));
+        self.all.add(range.clone());
+        // With the verdict that this write may have brought about.
+        for piece in self.detector.map().overlapping(range.clone()) {
+            let part = piece.range.start.max(range.start)..piece.range.end.min(range.end);
+            let len = part.end - part.start;
+            match piece.verdict.kind {
+                Kind::Journal => {
+                    *self.traffic.journal_written.of(piece.verdict.way) += len;
+                    self.journal.add(part.clone());
+                    self.trailing.wrote(part, is_durable);
+                    self.is_dirty = true;
+                }
+                Kind::Log => self.traffic.log_written += len,
+            }
+        }
+    }
+
+    /// As [`Detector::cleared`].
+    pub fn cleared(&mut self, range: Range<u64>) {
+        self.detector.cleared(range);
+    }
+
+    /// A flush has succeeded.
+    pub fn flushed(&mut self) {
+        self.traffic.flushes += 1;
+        self.traffic.journal_flushes += u64::from(std::mem::take(&mut self.is_dirty));
+        self.trailing.flushed();
+    }
+
+    /// All that was written is durable; no flush of the guest's.
+    pub fn synced(&mut self) {
+        self.trailing.flushed();
+    }
+
+    /// Journal bytes that are durable and were not dropped.
+    pub fn due(&self) -> u64 {
+        self.trailing.due()
+    }
+
+    /// What is to be dropped now.
+    pub fn take(&mut self) -> Vec<Drop> {
+        self.trailing.take(self.detector.map())
+    }
+
+    /// Something of this range was not dropped.
+    pub fn keep(&mut self, range: &Range<u64>) {
+        self.trailing.keep(range);
+    }
+
+    /// Bytes of the largest folio that there can be.
+    pub fn folio(&self) -> u64 {
+        self.trailing.folio()
+    }
+
+    /// What changed since the last call, if something did.
+    pub fn change(&mut self) -> Option<Change> {
+        if Arc::ptr_eq(&self.known, self.detector.map()) {
+            return None;
+        }
+        self.known = Arc::clone(self.detector.map());
+        let now = self.detector.journals().to_vec();
+        let before = std::mem::replace(&mut self.told, now);
+        let missing = |of: &[Journal], from: &[Journal]| -> Vec<Journal> {
+            of.iter().filter(|journal| !from.contains(journal)).cloned().collect()
+        };
+        let change = Change { found: missing(&self.told, &before), lost: missing(&before, &self.told) };
+        (change != Change::default()).then_some(change)
+    }
+
+    /// The journals that are known now.
+    pub fn journals(&self) -> &[Journal] {
+        self.detector.journals()
+    }
+
+    /// What was written so far.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            footprint: self.all.bytes(),
+            journal_footprint: self.journal.bytes(),
+            footprint_block: self.all.block(),
+            ..self.traffic
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::FileSystem;
+
+    const MIB: u64 = 1 << 20;
+
+    fn layout(ranges: Vec<Range<u64>>) -> Layout {
+        let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+        Layout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
+    }
+
+    #[test]
+    fn what_is_written_is_counted_apart_and_only_the_journal_is_dropped() {
+        let mut bypass = Bypass::new(64 * MIB, 4096);
+        assert!(bypass.needs_layout());
+        bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
+        bypass.write(0..8192, &[], false);
+        bypass.flushed();
+        // Twice the same block, and over the journal's end.
+        bypass.write(8 * MIB..8 * MIB + 4096, &[], false);
+        bypass.write(8 * MIB..8 * MIB + 4096, &[], false);
+        bypass.write(16 * MIB - 4096..16 * MIB + 4096, &[], false);
+        assert_eq!(bypass.due(), 0, "not durable");
+        bypass.flushed();
+        bypass.flushed();
+        assert_eq!(bypass.due(), 3 * 4096);
+        let ranges: Vec<_> = bypass.take().into_iter().map(|drop| drop.range).collect();
+        assert_eq!(ranges, [8 * MIB..10 * MIB, 14 * MIB..16 * MIB]);
+        let traffic = Traffic {
+            written: 6 * 4096,
+            journal_written: ByWay { layout: 3 * 4096, ..ByWay::default() },
+            log_written: 0,
+            flushes: 3,
+            journal_flushes: 1,
+            footprint: 5 * 4096,
+            journal_footprint: 2 * 4096,
+            footprint_block: 4096,
+        };
+        assert_eq!(bypass.traffic(), traffic);
+    }
+
+    #[test]
+    fn a_change_is_told_once() {
+        let mut bypass = Bypass::new(64 * MIB, 4096);
+        assert_eq!(bypass.change(), None);
+        let [old, new] = [layout(vec![8 * MIB..16 * MIB]), layout(vec![20 * MIB..24 * MIB])];
+        bypass.set_layout(old.clone());
+        let found = Change { found: old.journals.clone(), lost: vec![] };
+        assert_eq!((bypass.change(), bypass.change()), (Some(found), None));
+        bypass.write(1024..1536, &[], false);
+        assert!(bypass.needs_layout());
+        bypass.set_layout(old.clone());
+        assert_eq!(bypass.change(), None, "as before");
+        bypass.set_layout(new.clone());
+        assert_eq!(bypass.change(), Some(Change { found: new.journals, lost: old.journals }));
+    }
+}
