@@ -1,6 +1,10 @@
 //! Journals by layout, against the tools that made the file systems: e2fsprogs, xfsprogs, sfdisk.
 
-#![allow(clippy::unwrap_used, reason = "tests may")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::single_range_in_vec_init,
+    reason = "tests may; a journal may be one range"
+)]
 
 use std::fs::File;
 use std::io::Write;
@@ -227,7 +231,7 @@ fn a_journal_that_is_elsewhere_or_nowhere_is_not_found_and_its_own_device_is() {
         let path = sparse(&dir, "journal", 64 * MIB);
         run("mke2fs", &format!("-q -F -O journal_dev {options}"), &path, "");
         let range = if block == 1024 { 2048..64 * MIB } else { 4096..64 * MIB };
-        let ranges = Vec::from_iter([range]);
+        let ranges = vec![range];
         assert_eq!(examine(&path).layout.journals, [journal(FileSystem::Ext4, ranges)], "{options}");
     }
     let path = sparse(&dir, "disk", 64 * MIB);
@@ -261,7 +265,7 @@ fn logs_of_xfs_lie_where_xfs_db_says() {
     ] {
         let path = sparse(&dir, "disk", size * MIB);
         run("mkfs.xfs", &format!("-q -f -K {options}"), &path, "");
-        let ranges = Vec::from_iter([by_xfs_db(&path, 0)]);
+        let ranges = vec![by_xfs_db(&path, 0)];
         let found = examine(&path);
         assert_eq!(
             found.layout.journals,
@@ -293,7 +297,7 @@ fn fill(disk: &Path, dir: &TempDir, partitions: [u64; 3]) -> Vec<Journal> {
     Vec::from([
         journal(FileSystem::Ext4, by_debugfs(&big, partitions[0])),
         journal(FileSystem::Ext4, by_debugfs(&small, partitions[1])),
-        journal(FileSystem::Xfs, Vec::from_iter([by_xfs_db(&xfs, partitions[2])])),
+        journal(FileSystem::Xfs, vec![by_xfs_db(&xfs, partitions[2])]),
     ])
 }
 
