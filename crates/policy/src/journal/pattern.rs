@@ -365,7 +365,8 @@ impl Track {
 
     /// Makes up its mind; says whether what is believed changed.
     fn judge(&mut self, is_ever_flushed: bool) -> bool {
-        let is_longer = self.at > self.range.end;
+        // Told in steps.
+        let is_longer = self.at >> 20 > self.range.end >> 20;
         self.range.end = self.range.end.max(self.at);
         if self.verdict.is_some() {
             return is_longer;

@@ -62,11 +62,6 @@ impl Pieces {
         self.0.get(place).filter(|piece| piece.start <= at)
     }
 
-    /// Where the first range from a place on begins.
-    pub fn next_from(&self, at: u64) -> Option<u64> {
-        self.0.get(self.0.partition_point(|piece| piece.start < at)).map(|piece| piece.start)
-    }
-
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.0.iter().map(|piece| piece.end - piece.start).sum()
