@@ -5,6 +5,7 @@
 
 pub mod analyze;
 pub mod blktrace;
+pub mod detection;
 pub mod iolog;
 pub mod record;
 pub mod replay;
@@ -52,6 +53,16 @@ pub struct Head {
     pub block: BlockHead,
     /// How often its lane had been started before.
     pub run: u32,
+}
+
+impl Head {
+    /// As who looks for journals wants it.
+    pub fn block(&self) -> vlane_policy::journal::Head {
+        let mut bytes = [0; vlane_policy::journal::Head::LEN];
+        bytes[..4].copy_from_slice(&self.block.magic.bytes());
+        bytes[4..].copy_from_slice(&self.block.rest);
+        vlane_policy::journal::Head { offset: self.block.sector.saturating_mul(vlane_trace::SECTOR), bytes }
+    }
 }
 
 /// A trace in memory.
