@@ -17,10 +17,12 @@ mod error;
 mod header;
 mod reader;
 mod record;
+pub mod storage;
 mod writer;
 
 pub use error::{Error, ErrorKind};
 pub use header::{Header, MAGIC, MAX_HEADER, VERSION};
+pub(crate) use reader::fill;
 pub use reader::Reader;
 pub use record::{Entry, Kind, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record, Status};
 pub use writer::Writer;
