@@ -22,8 +22,8 @@ mod writer;
 
 pub use error::{Error, ErrorKind};
 pub use header::{Header, MAGIC, MAX_HEADER, VERSION};
-pub(crate) use reader::fill;
 pub use reader::Reader;
+pub(crate) use reader::fill;
 pub use record::{Entry, Kind, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record, Status};
 pub use writer::Writer;
 

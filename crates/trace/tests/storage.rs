@@ -31,13 +31,15 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| What::Clear { how, offset, len })
     ];
     prop_oneof![
-        (any::<u64>(), any::<u16>(), kind, any::<bool>()).prop_map(|(request, lane, kind, durable)| {
-            Entry::Request { request, lane, kind, durable }
-        }),
+        (any::<u64>(), any::<u16>(), kind, any::<bool>())
+            .prop_map(|(request, lane, kind, durable)| { Entry::Request { request, lane, kind, durable } }),
         (any::<u64>(), any::<u8>()).prop_map(|(request, status)| Entry::Answer { request, status }),
         any::<u64>().prop_map(|request| Entry::Forgotten { request }),
-        (any::<u64>(), any::<u64>(), what)
-            .prop_map(|(operation, request, what)| Entry::Begin { operation, request, what }),
+        (any::<u64>(), any::<u64>(), what).prop_map(|(operation, request, what)| Entry::Begin {
+            operation,
+            request,
+            what
+        }),
         (any::<u64>(), any::<i64>()).prop_map(|(operation, result)| Entry::End { operation, result }),
     ]
 }

@@ -110,6 +110,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         is_device,
         can_discard: !is_device || device_discards(&metadata),
         map,
+        recorder: None,
     })
 }
 
