@@ -17,11 +17,13 @@ mod error;
 mod header;
 mod reader;
 mod record;
+pub mod storage;
 mod writer;
 
 pub use error::{Error, ErrorKind};
 pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, VERSION};
 pub use reader::Reader;
+pub(crate) use reader::fill;
 pub use record::{
     BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record,
     Status,

@@ -3,6 +3,7 @@
 mod stop;
 
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -105,6 +106,11 @@ pub struct ServeArgs {
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
+
+    /// Write down everything that reaches the storage, with the data of all writes: for tests and research. Whoever can read the file can
+    /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
+    #[arg(long, value_name = "FILE", conflicts_with = "null")]
+    danger_record_storage: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -231,6 +237,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         Opened::Null(engine) => engine.clone(),
         Opened::File(engine) => engine.clone(),
     };
+    let recorder = match &opened {
+        Opened::File(engine) => engine.recorder().cloned(),
+        Opened::Null(_) => None,
+    };
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
@@ -285,6 +295,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let synced = volume.sync();
     ending.done();
     listener.close();
+    // After the last thing that is in it.
+    let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
     synced.with_context(|| {
         let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
         match volume.lost_write() {
@@ -296,6 +308,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             }
         }
     })?;
+    recorded.context("the record of what reached the storage (--danger-record-storage) is not complete")?;
     result
 }
 
@@ -353,7 +366,25 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::Pdc => Cache::Pdc,
     };
     let options = FileOptions { cache, read_only: args.read_only, raw: args.format == Some(FormatArg::Raw) };
-    Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
+    let engine = FileEngine::open(path, options)?;
+    Ok(Opened::File(Arc::new(match &args.danger_record_storage {
+        Some(to) => recorded(engine, to)?,
+        None => engine,
+    })))
+}
+
+/// Has everything that reaches the storage written down.
+fn recorded(engine: FileEngine, to: &Path) -> Result<FileEngine> {
+    let name = to.display();
+    // It has the guest's data in it.
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
+    let file = file.with_context(|| match to.exists() {
+        true => format!("{name}: is there already; remove it, or give --danger-record-storage another name"),
+        false => format!("{name}: cannot be made for the record of what reaches the storage"),
+    })?;
+    tracing::warn!("everything that reaches the storage is written to {name}, the guest's data included");
+    let file = std::io::BufWriter::with_capacity(1 << 20, file);
+    engine.recorded(file).map_err(|error| anyhow::anyhow!("{name}: {error}"))
 }
 
 /// The same image has the same serial number every time, and two images have different ones.

@@ -18,6 +18,7 @@ use super::journal::Sense;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
+use crate::recorder::Told;
 use crate::sync::Waker;
 use crate::{Channel, ChannelStats, EngineError, IoErrorKind, Outcome, Request, Slot, Status, Writeback};
 
@@ -149,8 +150,11 @@ impl FileChannel {
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
+            let told = Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
             // SAFETY: the request's buffers are mapped as long as it is in flight.
-            match unsafe { self.writes.attempt(fd, request.buffers(), offset) } {
+            let taken = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
+            told.end(taken.cast_signed());
+            match taken {
                 n if n == len => {
                     self.stats.inline += 1;
                     self.flusher.count();

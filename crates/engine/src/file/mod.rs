@@ -27,17 +27,21 @@ mod map;
 mod mapped;
 mod open;
 mod ranges;
+mod recorded;
 mod transfer;
 
 use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use vlane_ring::SECTOR;
+use vlane_trace::storage::Header;
 
 pub use self::journal::JournalReport;
 use crate::operation::StorageFile;
+use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 
 /// What the host's page cache is used for.
@@ -128,6 +132,8 @@ struct Shared {
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless nothing can be written.
     journal: Option<journal::Journal>,
+    /// Told of everything that reaches the storage, if somebody wants to know.
+    recorder: Option<Arc<StorageRecorder>>,
 }
 
 impl FileEngine {
@@ -138,6 +144,30 @@ impl FileEngine {
     /// Every [`crate::ErrorKind`]; the text says what to do.
     pub fn open(path: &std::path::Path, options: FileOptions) -> Result<FileEngine, EngineError> {
         open::open(path, options).map(|shared| FileEngine { shared: Arc::new(shared) })
+    }
+
+    /// The same, with everything that reaches the storage written down from now on: for tests and research. [`StorageRecorder::finish`] ends
+    /// the record.
+    ///
+    /// # Errors
+    /// When the record cannot be begun.
+    ///
+    /// # Panics
+    /// When it has channels already.
+    pub fn recorded(
+        mut self,
+        to: impl Write + Send + 'static,
+    ) -> Result<FileEngine, Box<dyn std::error::Error + Send + Sync>> {
+        let header = Header { size: self.geometry().sectors * SECTOR, in_memory: self.is_mapped() };
+        let recorder = StorageRecorder::start(to, header)?;
+        let shared = Arc::get_mut(&mut self.shared);
+        shared.expect("a volume without channels").recorder = Some(recorder);
+        Ok(self)
+    }
+
+    /// Who writes down what reaches the storage, if somebody does.
+    pub fn recorder(&self) -> Option<&Arc<StorageRecorder>> {
+        self.shared.recorder.as_ref()
     }
 
     /// The cache mode in force: never [`Cache::Auto`].
@@ -197,7 +227,9 @@ impl Engine for FileEngine {
         }
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
+        let told = Told::sync(self.shared.recorder.as_ref());
         let synced = self.shared.file().sync_data();
+        told.end_with(&synced);
         if let Err(error) = &synced {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
@@ -218,9 +250,14 @@ impl Engine for FileEngine {
 
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
-        Ok(match shared.map {
+        let recorder = shared.recorder.clone();
+        let channel: Box<dyn Channel> = match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
             None => Box::new(channel::FileChannel::new(shared, slots)?),
+        };
+        Ok(match recorder {
+            Some(recorder) => Box::new(recorded::Recorded::new(channel, recorder, slots)),
+            None => channel,
         })
     }
 }

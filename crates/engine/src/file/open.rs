@@ -102,6 +102,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         can_discard: !is_device || device_discards(&metadata),
         map,
         journal,
+        recorder: None,
     })
 }
 
