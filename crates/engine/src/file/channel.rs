@@ -18,7 +18,7 @@ use super::journal::Sense;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
-use crate::recorder::Told;
+use crate::recorder;
 use crate::sync::Waker;
 use crate::{Channel, ChannelStats, EngineError, IoErrorKind, Outcome, Request, Slot, Status, Writeback};
 
@@ -150,7 +150,7 @@ impl FileChannel {
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
-            let told = Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
+            let told = recorder::Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
             // SAFETY: the request's buffers are mapped as long as it is in flight.
             let taken = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
             told.end(taken.cast_signed());

@@ -189,8 +189,7 @@ impl Pattern {
         self.is_changed |= track.judge(flushes > 0);
         // It has come to where another one begins.
         let met = |other: &Track| (before..at).contains(&other.range.start) && at > before;
-        let Some(other) = self.tracks.iter().position(|other| met(other)).filter(|other| *other != place)
-        else {
+        let Some(other) = self.tracks.iter().position(met).filter(|other| *other != place) else {
             return;
         };
         let old = self.tracks.remove(other);
