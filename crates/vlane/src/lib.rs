@@ -17,6 +17,7 @@ mod boot;
 mod compare;
 mod completions;
 mod explain;
+mod journal;
 mod logging;
 mod man;
 mod notify;
@@ -64,6 +65,8 @@ enum Command {
     Analyze(analyze::AnalyzeArgs),
     /// Turn traces into those of other programs, and back
     Trace(trace::TraceArgs),
+    /// Show how well guests' journals are found
+    Journal(journal::JournalArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
     /// Show a saved report again, or write it in another form
@@ -102,6 +105,7 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Analyze(args) => analyze::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Journal(args) => journal::run(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
