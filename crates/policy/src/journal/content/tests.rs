@@ -106,11 +106,13 @@ fn a_journal_is_found_after_three_transactions_and_known_exactly_after_a_loop() 
         told(&mut content, &journal.transaction(3));
         assert_eq!(ranges(&content)[0].start, 512 * MIB + block);
         assert!(ranges(&content)[0].end <= 521 * MIB, "{:?}", ranges(&content));
-        let first = journal.blocks() - 1;
-        for count in 0..first / 200 + 2 {
+        let mut before = 0;
+        for count in 0.. {
             told(&mut content, &journal.transaction(150 + count % 100));
+            if std::mem::replace(&mut before, journal.next) > journal.next {
+                break;
+            }
         }
-        told(&mut content, &journal.transaction(300));
         assert_eq!(ranges(&content), [512 * MIB + block..576 * MIB], "block {block}");
         told(&mut content, &[journal.superblock(journal.sequence - 3, 40)]);
         assert_eq!(ranges(&content), [512 * MIB..576 * MIB]);
@@ -291,7 +293,7 @@ fn heads_are_found_at_each_kib_of_a_write_and_behind_each_record() {
     };
     assert_eq!(find(&data), [0, 4096, 5120, 60 << 10]);
     data.fill(0);
-    for at in [0, 512 + 1024, 3 * 512 + 2048] {
+    for at in [0, 512 + 1024, 2560] {
         data[at..at + 4].copy_from_slice(&XFS.to_be_bytes());
     }
     data[12..16].copy_from_slice(&1000_u32.to_be_bytes());

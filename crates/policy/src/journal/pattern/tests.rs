@@ -169,7 +169,13 @@ fn a_write_ahead_log_is_a_log_and_no_journal() {
 #[test]
 fn a_log_structured_stores_files_get_no_verdict() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(11));
-    let place = |dice: &mut Dice| 2000 * MIB + dice.roll(300) * 4 * MIB;
+    // Freed, but not in the order in which they were taken; what was just written is not free.
+    let mut free: Vec<u64> = (0..300).map(|place| 2000 * MIB + place * 4 * MIB).collect();
+    let mut place = |dice: &mut Dice| {
+        let place = free.remove(dice.roll(free.len() as u64 - 50) as usize);
+        free.push(place);
+        place
+    };
     let (mut log, mut written) = (place(&mut dice), 0);
     for _ in 0..100_000 {
         let len = BLOCK * (1 + dice.roll(8));
