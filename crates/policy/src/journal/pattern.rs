@@ -37,6 +37,8 @@ pub const SLOTS: usize = 8;
 pub const MOST_TRACKS: usize = 16;
 /// A run of this length becomes a track.
 pub const LONG: u64 = 512 << 10;
+/// A run of this length over a track's beginning may be its next loop.
+pub const ROUND: u64 = 128 << 10;
 /// The shortest track that gets a verdict: the smallest journal that mke2fs makes has 1024 blocks.
 pub const SHORTEST: u64 = 1 << 20;
 /// What must be written over, in order, before a track is believed to be cyclic; or a 64th of it.
@@ -229,7 +231,11 @@ impl Pattern {
         }
         run.range.end = run.range.end.max(range.end);
         run.last = now;
-        if run.range.end - run.range.start >= LONG {
+        let len = run.range.end - run.range.start;
+        if len >= ROUND && self.goes_round(&run) {
+            return;
+        }
+        if len >= LONG {
             self.begin(run);
             return;
         }
@@ -241,15 +247,19 @@ impl Pattern {
         }
     }
 
-    /// A run has become long: a track goes round or is taken up again, or there is a new one, in the place of the one without a verdict that was
+    /// Whether a run is the next loop of a track.
+    fn goes_round(&mut self, run: &Run) -> bool {
+        let (now, is_ever_flushed) = (self.written, self.flushes > 0);
+        let goes_round = |track: &&mut Track| track.is_begun_by(&run.range) && track.can_go_on_at(run.first);
+        let Some(track) = self.tracks.iter_mut().find(goes_round) else { return false };
+        self.is_changed |= track.go_round(&run.range, now, is_ever_flushed);
+        true
+    }
+
+    /// A run has become long: a track is taken up again, or there is a new one, in the place of the one without a verdict that was
     /// not written for longest.
     fn begin(&mut self, run: Run) {
         let (range, now, flushes) = (run.range, self.written, self.flushes);
-        let goes_round = |track: &&mut Track| track.is_begun_by(&range) && track.can_go_on_at(run.first);
-        if let Some(track) = self.tracks.iter_mut().find(goes_round) {
-            self.is_changed |= track.go_round(&range, now, flushes > 0);
-            return;
-        }
         let is_in = |track: &&mut Track| {
             track.verdict.is_some() && track.at <= range.start && range.end <= track.range.end
         };

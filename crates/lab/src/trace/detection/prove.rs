@@ -68,7 +68,7 @@ const fn ext4(
 }
 
 /// The guests of the proof.
-const GUESTS: [Guest; 9] = [
+const GUESTS: [Guest; 10] = [
     ext4("ordered-64", "ext4, data=ordered, 64 MiB", "ordered", 64, Under::Nothing),
     ext4("journal-64", "ext4, data=journal, 64 MiB", "journal", 64, Under::Nothing),
     ext4("ordered-64-gpt", "ext4, data=ordered, 64 MiB, in a partition", "ordered", 64, Under::Partition),
@@ -77,6 +77,7 @@ const GUESTS: [Guest; 9] = [
     ext4("ordered-1024", "ext4, data=ordered, 1 GiB", "ordered", 1024, Under::Nothing),
     ext4("ordered-64-lvm", "ext4, data=ordered, 64 MiB, in LVM", "ordered", 64, Under::Lvm),
     ext4("ordered-64-crypt", "ext4, data=ordered, 64 MiB, encrypted", "ordered", 64, Under::Encrypted),
+    Guest { seconds: 2, ..ext4("ordered-4", "ext4, data=ordered, 4 MiB", "ordered", 4, Under::Nothing) },
     Guest {
         name: "xfs-64",
         title: "XFS, a log of 64 MiB",

@@ -233,9 +233,8 @@ fn become_sure(content: &mut Content) {
     };
     let mut new = content.jbd2.remove(place);
     // One that has been silent since and has got as far: it went on here.
-    let goes_on = |old: &Jbd2| {
-        old.is_sure() && old.last < new.born && new.first.wrapping_sub(old.sequence) <= 2
-    };
+    let goes_on =
+        |old: &Jbd2| old.is_sure() && old.last < new.born && new.first.wrapping_sub(old.sequence) <= 2;
     if let Some(place) = content.jbd2.iter().position(goes_on) {
         let old = content.jbd2.remove(place);
         new.pieces.add_all(&old.pieces);
