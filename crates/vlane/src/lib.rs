@@ -18,6 +18,7 @@ mod compare;
 mod completions;
 mod explain;
 mod inspect;
+mod journal;
 mod logging;
 mod man;
 mod notify;
@@ -67,6 +68,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Turn traces into those of other programs, and back
     Trace(trace::TraceArgs),
+    /// Show how well guests' journals are found
+    Journal(journal::JournalArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
     /// Show a saved report again, or write it in another form
@@ -106,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Analyze(args) => analyze::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Journal(args) => journal::run(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
