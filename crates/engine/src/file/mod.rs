@@ -84,6 +84,14 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     Ok(device.map(|attached| format!("is attached to /dev/{}", attached.device)))
 }
 
+/// An image to look into, and its size in bytes: open for reading, without any lock, whoever uses it.
+///
+/// # Errors
+/// As [`FileEngine::open`], if it is no image that could be served for reading.
+pub fn look_into(path: &std::path::Path, raw: bool) -> Result<(File, u64), EngineError> {
+    open::image(path, true, raw).map(|(file, _, size)| (file, size))
+}
+
 /// A regular file or block device as a volume.
 #[derive(Debug)]
 pub struct FileEngine {
