@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::journal::bypass::{ByWay, Bypass};
 use vlane_policy::journal::{self, FileSystem, Head, Way};
 
-use super::sense::{ENTRIES, Entry, HEADS};
+use super::sense::{ENTRIES, Entry};
 use super::{DROP, Desk, pages};
 
 /// How long the layout is left alone after it was written to: most of what changes comes together.
@@ -154,7 +154,7 @@ impl Thread<'_> {
     fn note(&mut self, entry: Entry, heads: &mut Vec<Head>) {
         match entry {
             // More than that, if their writes were lost.
-            Entry::Head(head) if heads.len() < 2 * HEADS => heads.push(head),
+            Entry::Head(head) if heads.len() < 2 * journal::content::MOST_HEADS => heads.push(head),
             Entry::Head(_) => {}
             Entry::Write { offset, len, is_durable } => {
                 let range = self.inside(offset, len);
