@@ -260,7 +260,7 @@ mod tests {
         let changes: [(Change, &str); 5] = [
             (|o| o.arms.clear(), "nothing is left"),
             (|o| o.arms.push(Arm::mode("none")), "given twice"),
-            (|o| o.journals = vec![1 << 20], "at least 4M"),
+            (|o| o.journals = vec![1 << 20], "at least 4 MiB"),
             (|o| o.journals = vec![(8 << 20) + 512], "whole MiB"),
             (|o| o.hot = 4096, "whole MiB"),
         ];
