@@ -99,7 +99,7 @@ mod tests {
     fn extents_are_the_leaves_of_what_debugfs_prints() {
         let flat = "debugfs 1.47.0 (5-Feb-2023)\nLevel Entries       Logical          Physical Length Flags\n \
                     0/ 0   1/  1     0 -  1023   1025 -  2048   1024 \n";
-        assert_eq!(extents(flat), [1025 * BLOCK..2049 * BLOCK]);
+        assert_eq!(extents(flat), vec![1025 * BLOCK..2049 * BLOCK; 1]);
         let deep = "Level Entries       Logical              Physical Length Flags\n \
                     0/ 1   1/  1     0 - 65535  34000              65536\n \
                     1/ 1   1/  2     0 - 32767  34816 -  67583  32768 \n \

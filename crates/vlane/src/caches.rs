@@ -238,7 +238,11 @@ mod tests {
         let usual = usual_modes();
         assert_eq!(usual.first().map(String::as_str), Some("writeback"));
         assert!(usual.iter().any(|mode| mode == "none"), "{usual:?}");
-        assert!(NOT_USUAL.iter().all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode)));
+        assert!(
+            NOT_USUAL
+                .iter()
+                .all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode))
+        );
         assert!(parse_mode("no such mode").is_err());
     }
 }

@@ -15,7 +15,18 @@ fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
     std::fs::create_dir(&scratch).unwrap();
     std::fs::create_dir(&images).unwrap();
     let output = Command::new(vlane())
-        .args(["caches", "--no-limit", "--modes", "writeback,none", "--hot", "2M", "--journals", "4M", "--rounds", "1"])
+        .args([
+            "caches",
+            "--no-limit",
+            "--modes",
+            "writeback,none",
+            "--hot",
+            "2M",
+            "--journals",
+            "4M",
+            "--rounds",
+            "1",
+        ])
         .args(["--rates", "unbounded,500", "--ramp", "100ms", "--time", "300ms", "--disk-dir"])
         .arg(&images)
         .arg("--json")

@@ -170,7 +170,10 @@ impl Writer {
             match self.done.first() {
                 Some(done) if done.status == 0 => return Ok(()),
                 Some(done) => {
-                    let text = format!("the volume answers a {kind:?} at sector {sector} with status {}", done.status);
+                    let text = format!(
+                        "the volume answers a {kind:?} at sector {sector} with status {}",
+                        done.status
+                    );
                     return Err(Error::new(ErrorKind::Process, text));
                 }
                 None if begin.elapsed() > PATIENCE => {

@@ -78,10 +78,8 @@ pub fn run(
     let from = Instant::now() + ramp;
     let until = from + time;
     let (count, waits) = std::thread::scope(|scope| {
-        let threads: Vec<_> = steps
-            .iter_mut()
-            .map(|step| scope.spawn(move || repeat(step.as_mut(), from, until)))
-            .collect();
+        let threads: Vec<_> =
+            steps.iter_mut().map(|step| scope.spawn(move || repeat(step.as_mut(), from, until))).collect();
         let mut sum: (u64, Vec<u64>) = (0, Vec::new());
         for thread in threads {
             let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
@@ -244,7 +242,8 @@ impl Sql {
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Error::new(ErrorKind::Process, "sqlite3 has no pipes"));
         };
-        let mut new = Self { child, to, from: BufReader::new(from), dice: Dice(0x5851_f42d), job, next: ROWS };
+        let mut new =
+            Self { child, to, from: BufReader::new(from), dice: Dice(0x5851_f42d), job, next: ROWS };
         let said = || format!("{}: the database cannot be made", database.display());
         new.tell(&schema(job)).context(ErrorKind::Process, said)?;
         Ok(new)
@@ -284,7 +283,8 @@ impl Drop for Sql {
 /// The tables of a job, filled.
 fn schema(job: Job) -> String {
     let mode = if matches!(job, Job::OltpWal | Job::Graph) { "WAL" } else { "DELETE" };
-    let numbers = format!("WITH RECURSIVE c(i) AS (VALUES(0) UNION ALL SELECT i+1 FROM c WHERE i < {})", ROWS - 1);
+    let numbers =
+        format!("WITH RECURSIVE c(i) AS (VALUES(0) UNION ALL SELECT i+1 FROM c WHERE i < {})", ROWS - 1);
     let tables = match job {
         Job::Graph => format!(
             "CREATE TABLE node(id INTEGER PRIMARY KEY, version INTEGER, data BLOB);\n\

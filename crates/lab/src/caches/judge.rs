@@ -73,7 +73,8 @@ impl CellResult {
         let again = self.arm(&format!("{}{AGAIN}", base.arm))?;
         let ratios = ratios(again, base, of);
         let finite = ratios.iter().copied().filter(|ratio| ratio.is_finite());
-        let ends = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), r| (low.min(r), high.max(r)));
+        let ends =
+            finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), r| (low.min(r), high.max(r)));
         (ends.0 <= ends.1).then_some(ends)
     }
 
@@ -106,7 +107,13 @@ impl CellResult {
             if self.cell.rate.is_none() {
                 let reads = median(&ratios(arm, base, |s| s.reads));
                 let is_met = is_seen.then_some(reads >= READS);
-                verdicts.push(verdict("reads over the base's", reads, format!("at least {READS}"), is_met, why));
+                verdicts.push(verdict(
+                    "reads over the base's",
+                    reads,
+                    format!("at least {READS}"),
+                    is_met,
+                    why,
+                ));
             }
         } else {
             verdicts.push(self.not_worse("reads over the better one's", arm, |s| s.reads));
@@ -195,7 +202,8 @@ mod tests {
 
     #[test]
     fn what_reaches_every_goal_has_met_every_goal() {
-        let result = result(Expected::Helps, None, usual(arm("pdc", [101.0, 109.0, 105.0], 52e3, 0.002, 900)));
+        let result =
+            result(Expected::Helps, None, usual(arm("pdc", [101.0, 109.0, 105.0], 52e3, 0.002, 900)));
         for goal in ["misses", "reads", "operations", "the journal's pages"] {
             assert_eq!(met(&result, "pdc", goal), Some(true), "{goal}");
         }

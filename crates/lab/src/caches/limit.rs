@@ -42,7 +42,8 @@ impl Hierarchy {
                         let controllers = parts.next()?;
                         controllers.split(',').any(|c| c == "memory").then(|| parts.next())?
                     });
-                    let below = own.and_then(|own| own.strip_prefix(root.trim_end_matches('/'))).unwrap_or("");
+                    let below =
+                        own.and_then(|own| own.strip_prefix(root.trim_end_matches('/'))).unwrap_or("");
                     let dir = point.join(below.trim_start_matches('/'));
                     return Some(Self { dir, unified: false });
                 }
@@ -55,7 +56,9 @@ impl Hierarchy {
     }
 
     fn here() -> Result<Self> {
-        let read = |path: &str| fs::read_to_string(path).context(ErrorKind::Io, || format!("{path}: cannot be read"));
+        let read = |path: &str| {
+            fs::read_to_string(path).context(ErrorKind::Io, || format!("{path}: cannot be read"))
+        };
         let controls = |point: &Path| {
             let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
             text.split_whitespace().any(|controller| controller == "memory")
@@ -280,9 +283,13 @@ mod tests {
         assert_eq!(found, Hierarchy { dir: "/sys/fs/cgroup/memory/jobs/one".into(), unified: false });
         // A container sees a part of the hierarchy, at the mount point.
         let part = "31 22 0:26 /jobs /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        assert_eq!(Hierarchy::find(part, own, |_| false).unwrap().dir, Path::new("/sys/fs/cgroup/memory/one"));
+        assert_eq!(
+            Hierarchy::find(part, own, |_| false).unwrap().dir,
+            Path::new("/sys/fs/cgroup/memory/one")
+        );
         let new = "29 22 0:24 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let found = Hierarchy::find(new, "0::/user.slice/x\n", |point| point == Path::new("/sys/fs/cgroup")).unwrap();
+        let found =
+            Hierarchy::find(new, "0::/user.slice/x\n", |point| point == Path::new("/sys/fs/cgroup")).unwrap();
         assert_eq!(found, Hierarchy { dir: "/sys/fs/cgroup".into(), unified: true });
         assert_eq!(Hierarchy::find(new, "0::/\n", |_| false), None);
         assert_eq!(Hierarchy::find("", "", |_| true), None);

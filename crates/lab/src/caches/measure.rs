@@ -100,7 +100,8 @@ impl Transferred {
     /// Of a process and all its threads, io_uring's workers included.
     fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/io");
-        let text = std::fs::read_to_string(&path).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+        let text =
+            std::fs::read_to_string(&path).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
         Self::parse(&text).ok_or_else(|| Error::new(ErrorKind::Format, format!("{path}: not understood")))
     }
 
@@ -124,7 +125,13 @@ struct Look {
 
 impl Bed<'_> {
     /// A back end on an image, in the cgroup.
-    fn serve(&self, name: &str, image: &Path, arguments: &[String], control: Option<&Path>) -> Result<Server> {
+    fn serve(
+        &self,
+        name: &str,
+        image: &Path,
+        arguments: &[String],
+        control: Option<&Path>,
+    ) -> Result<Server> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let socket = self.dir.join(format!("{name}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed)));
         let mut words: Vec<OsString> = vec!["serve".into(), image.into(), "--format".into(), "raw".into()];
@@ -180,7 +187,7 @@ impl Bed<'_> {
             job => self.guest(cell, job, volume, &mut neighbour, &server, say),
         };
         let sample = sample.map_err(|error| {
-            let text = format!("{}, --{}: {error}; the back end said: {}", cell.title(), arm.name, server.log());
+            let text = format!("{}, {}; the back end said: {}", cell.title(), arm.name, server.log().trim());
             Error::caused_by(error.kind(), text, error)
         })?;
         server.stop(STOP)?;
@@ -245,7 +252,8 @@ impl Bed<'_> {
 
     /// Reads the hot set once, so that the cache has it.
     fn read_through(&self, neighbour: &mut Server) -> Result<()> {
-        let session = neighbour.connect(&SessionOptions { data: THROUGH, depth: 4, ..SessionOptions::default() })?;
+        let session =
+            neighbour.connect(&SessionOptions { data: THROUGH, depth: 4, ..SessionOptions::default() })?;
         let workload = Workload {
             pattern: "read".parse().map_err(|why: String| Error::new(ErrorKind::Invalid, why))?,
             block: THROUGH,
@@ -320,13 +328,19 @@ impl Bed<'_> {
         self.interrupt.check()?;
         let done = done()?;
         if report.errors.total() > 0 {
-            return Err(Error::new(ErrorKind::Process, "the neighbour's back end answered reads with errors"));
+            return Err(Error::new(
+                ErrorKind::Process,
+                "the neighbour's back end answered reads with errors",
+            ));
         }
         let seconds = (window.until - window.from).as_secs_f64();
         let mut sample = Sample {
             reads: report.reads.map_or(0.0, |reads| reads.iops),
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
-            misses: share(after.hot.read - before.hot.read, report.ios.saturating_mul(READ.into())),
+            misses: share(
+                after.hot.read.saturating_sub(before.hot.read),
+                report.ios.saturating_mul(READ.into()),
+            ),
             device_written: before.device.zip(after.device).map(|(b, a)| per(a.saturating_sub(b), seconds)),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
             shared: self.limit.map_or(0, |limit| limit.held().shared),
@@ -390,7 +404,6 @@ fn per(bytes: u64, seconds: f64) -> f64 {
 fn share(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { (part as f64 / all as f64).min(1.0) }
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -109,10 +109,11 @@ impl Options {
 
     /// Every arm, the first one again at the end.
     fn all_arms(&self) -> Vec<Arm> {
-        let again = self.arms.iter().take(1).map(|first| Arm {
-            name: format!("{}{AGAIN}", first.name),
-            arguments: first.arguments.clone(),
-        });
+        let again = self
+            .arms
+            .iter()
+            .take(1)
+            .map(|first| Arm { name: format!("{}{AGAIN}", first.name), arguments: first.arguments.clone() });
         self.arms.iter().cloned().chain(again).collect()
     }
 
@@ -148,8 +149,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
     let cells = plan::cells(&options.jobs, &options.journals, &options.rates, &options.throttling);
     let arms = options.all_arms();
-    let measurements: usize =
-        cells.iter().map(|cell| if cell.job.is_some() { arms.len() } else { 1 }).sum();
+    let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms.len() } else { 1 }).sum();
     let mut progress = Progress::new(1 + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");

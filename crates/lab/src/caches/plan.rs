@@ -54,7 +54,9 @@ impl Job {
     pub fn about(self) -> &'static str {
         match self {
             Self::Commits => "16K are written and flushed, round and round the journal",
-            Self::Mail => "a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's varmail)",
+            Self::Mail => {
+                "a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's varmail)"
+            }
             Self::OltpRollback => {
                 "SQLite with a rollback journal: ten point and four range reads, two updates, a delete and an insert in each transaction (for sysbench's OLTP)"
             }

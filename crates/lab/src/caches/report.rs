@@ -91,7 +91,9 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
         )));
     }
     if results.iter().any(|result| !result.cell.throttled) {
-        notes.push(Note::info("Cells with \"write-back not throttled\" are a control: wbt_lat_usec is 0 there."));
+        notes.push(Note::info(
+            "Cells with \"write-back not throttled\" are a control: wbt_lat_usec is 0 there.",
+        ));
     }
     if !options.with.is_empty() {
         notes.push(Note::info(format!("In every arm the volume has: {}.", options.with.join(" "))));
@@ -155,8 +157,13 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
          worse with short ones."
             .into(),
     ];
-    let columns =
-        [("Cell", ""), ("Expected of keeping it out", ""), ("Arm", ""), ("LRU would hit", "%"), ("Hits", "%")];
+    let columns = [
+        ("Cell", ""),
+        ("Expected of keeping it out", ""),
+        ("Arm", ""),
+        ("LRU would hit", "%"),
+        ("Hits", "%"),
+    ];
     section("crossover", "Expected and measured", text, vec![table("The neighbour's hits", &columns, rows)])
 }
 
@@ -194,8 +201,15 @@ fn goals(verdicts: &[(&CellResult, Verdict)]) -> Section {
             verdict.why.into(),
         ]
     });
-    let columns =
-        [("Cell", ""), ("Arm", ""), ("Goal", ""), ("Figure", ""), ("Wanted", ""), ("Outcome", ""), ("Why", "")];
+    let columns = [
+        ("Cell", ""),
+        ("Arm", ""),
+        ("Goal", ""),
+        ("Figure", ""),
+        ("Wanted", ""),
+        ("Outcome", ""),
+        ("Why", ""),
+    ];
     let text = vec![
         "The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself.".into(),
     ];
@@ -232,7 +246,8 @@ fn over_base(results: &[CellResult]) -> Section {
         let Some(base) = result.arms.first() else { continue };
         for arm in result.arms.iter().skip(1) {
             let pairs: Vec<(&Sample, &Sample)> = arm.rounds.iter().zip(&base.rounds).collect();
-            let ratio = |of: fn(&Sample) -> f64| -> Cell { spread(&pairs, |(a, b)| Some(of(a) / of(b))).into() };
+            let ratio =
+                |of: fn(&Sample) -> f64| -> Cell { spread(&pairs, |(a, b)| Some(of(a) / of(b))).into() };
             rows.push(vec![
                 result.cell.id().into(),
                 arm.arm.clone().into(),
@@ -253,7 +268,9 @@ fn over_base(results: &[CellResult]) -> Section {
         ("Written per operation", "x"),
         ("CPU per operation", "x"),
     ];
-    let text = vec!["Each figure over that of the first arm in the same round: median, smallest and largest.".into()];
+    let text = vec![
+        "Each figure over that of the first arm in the same round: median, smallest and largest.".into(),
+    ];
     section("over-base", "Over the first arm", text, vec![table("Over the first arm", &columns, rows)])
 }
 
@@ -337,7 +354,13 @@ mod tests {
 
     fn results() -> Vec<CellResult> {
         let cell = |job, journal| Where { job, journal, rate: None, throttled: true };
-        let arms = || vec![measured("writeback", 4000.0, 0.25), measured("none", 3000.0, 0.0), measured("writeback again", 4010.0, 0.25)];
+        let arms = || {
+            vec![
+                measured("writeback", 4000.0, 0.25),
+                measured("none", 3000.0, 0.0),
+                measured("writeback again", 4010.0, 0.25),
+            ]
+        };
         vec![
             CellResult {
                 cell: cell(None, 0),

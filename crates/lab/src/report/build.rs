@@ -47,13 +47,17 @@ mod tests {
     #[test]
     fn a_round_without_a_figure_leaves_none_for_all() {
         assert_eq!(spread(&[Some(1.0), None], |v| *v), None);
-        assert_eq!(spread(&[3.0, 1.0, 2.0], |v| Some(*v)).map(|s| (s.min, s.median, s.max)), Some((1.0, 2.0, 3.0)));
+        assert_eq!(
+            spread(&[3.0, 1.0, 2.0], |v| Some(*v)).map(|s| (s.min, s.median, s.max)),
+            Some((1.0, 2.0, 3.0))
+        );
     }
 
     #[test]
     fn a_bar_that_is_missing_leaves_its_place_free() {
         let one = Spread::of(&[1.0]);
-        let Block::Chart(chart) = bars("c", ("y", ""), vec!["a".into(), "b".into()], vec![("s".into(), vec![None, one])])
+        let Block::Chart(chart) =
+            bars("c", ("y", ""), vec!["a".into(), "b".into()], vec![("s".into(), vec![None, one])])
         else {
             panic!("a chart")
         };
