@@ -118,6 +118,7 @@ impl Transferred {
 
 /// A look at everything that counts by itself.
 struct Look {
+    at: Instant,
     hot: Transferred,
     volume: Option<Transferred>,
     device: Option<u64>,
@@ -276,6 +277,7 @@ impl Bed<'_> {
 
     fn look(&self, hot: u32, volume: Option<u32>) -> Result<Look> {
         Ok(Look {
+            at: Instant::now(),
             hot: Transferred::of(hot)?,
             volume: volume.map(Transferred::of).transpose()?,
             device: self.device.and_then(Device::written),
@@ -333,14 +335,14 @@ impl Bed<'_> {
                 "the neighbour's back end answered reads with errors",
             ));
         }
-        let seconds = (window.until - window.from).as_secs_f64();
+        // On a busy machine the looks are late: what they see is divided by the time between them, as requests are by the window's.
+        let seconds = (after.at - before.at).as_secs_f64();
+        let fetched = per(after.hot.read.saturating_sub(before.hot.read), seconds);
+        let reads = report.reads.map_or(0.0, |reads| reads.iops);
         let mut sample = Sample {
-            reads: report.reads.map_or(0.0, |reads| reads.iops),
+            reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
-            misses: share(
-                after.hot.read.saturating_sub(before.hot.read),
-                report.ios.saturating_mul(READ.into()),
-            ),
+            misses: share(fetched, reads * f64::from(READ)),
             device_written: before.device.zip(after.device).map(|(b, a)| per(a.saturating_sub(b), seconds)),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
             shared: self.limit.map_or(0, |limit| limit.held().shared),
@@ -400,9 +402,8 @@ fn per(bytes: u64, seconds: f64) -> f64 {
 }
 
 /// A part of all, 0 to 1; of nothing, nothing. Readahead can fetch more than was asked for.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn share(part: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { (part as f64 / all as f64).min(1.0) }
+fn share(part: f64, all: f64) -> f64 {
+    if all > 0.0 { (part / all).clamp(0.0, 1.0) } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -427,8 +428,6 @@ mod tests {
 
     #[test]
     fn a_share_of_nothing_is_nothing_and_never_more_than_all() {
-        assert_eq!(share(5, 0), 0.0);
-        assert_eq!(share(1, 4), 0.25);
-        assert_eq!(share(9, 4), 1.0);
+        assert_eq!((share(5.0, 0.0), share(1.0, 4.0), share(9.0, 4.0)), (0.0, 0.25, 1.0));
     }
 }
