@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod caches;
 pub mod compare;
 pub mod control;
 pub mod date;

@@ -14,6 +14,7 @@ mod exit;
 mod analyze;
 mod bench;
 mod boot;
+mod caches;
 mod compare;
 mod completions;
 mod explain;
@@ -80,6 +81,11 @@ enum Command {
     Topologies(topologies::TopologiesArgs),
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
+    /// Compare cache modes: what each does to a guest, its neighbour and the host's page cache
+    Caches(caches::CachesArgs),
+    /// Do what a guest does that `caches` measures; it runs inside the guest
+    #[command(hide = true)]
+    CachesJob(caches::CachesJobArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
     /// Print the completions of a shell
@@ -115,6 +121,8 @@ pub fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
         Command::Work(args) => work::run(&args),
+        Command::Caches(args) => caches::run(&args),
+        Command::CachesJob(args) => caches::run_job(&args),
         Command::Sched(args) => sched::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
