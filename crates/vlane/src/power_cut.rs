@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_lab::Interrupt;
-use vlane_lab::power_cut::{self, FileSystem, Machines, Options};
+use vlane_lab::power_cut::{self, FileSystem, Machines, Options, Outcome};
 use vlane_lab::report::{Report, text};
 
 use crate::output::{Overwrite, command_line};
@@ -22,9 +22,9 @@ pub struct PowerCutArgs {
     /// Cache modes, each with a volume of its own [default: all but auto]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     cache: Vec<CacheArg>,
-    /// The guest's file system
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = FileSystemArg::Ext4)]
-    file_system: FileSystemArg,
+    /// The guest's file systems, one after the other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
+    file_system: Vec<FileSystemArg>,
     /// The guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
     #[arg(long, value_enum, value_name = "uml|qemu")]
     guest: Option<GuestArg>,
@@ -37,7 +37,7 @@ pub struct PowerCutArgs {
     /// States of each volume
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>(1..=1_000_000))]
     states: usize,
-    /// States of each volume as if no flush had done anything: to see that it would be seen. 0: none
+    /// States of each volume as if nothing were ever durable: to see that it would be seen. 0: none
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<usize>(0..=1_000_000))]
     broken_states: usize,
     /// Which states
@@ -80,24 +80,25 @@ enum GuestArg {
 
 impl PowerCutArgs {
     fn options(&self) -> anyhow::Result<Options> {
-        let all = || CacheArg::value_variants().iter().filter(|mode| !matches!(mode, CacheArg::Auto)).copied();
+        let all =
+            || CacheArg::value_variants().iter().filter(|mode| !matches!(mode, CacheArg::Auto)).copied();
         let chosen: Vec<CacheArg> = if self.cache.is_empty() { all().collect() } else { self.cache.clone() };
         let name = |mode: &CacheArg| mode.to_possible_value().map(|value| value.get_name().to_owned());
         let mut modes: Vec<String> = chosen.iter().filter_map(name).collect();
         modes.dedup();
-        let file_system = match self.file_system {
+        let file_systems = self.file_system.iter().map(|name| match name {
             FileSystemArg::Ext4 => FileSystem::Ext4,
             FileSystemArg::Ext4Journal => FileSystem::Ext4Journal,
             FileSystemArg::Xfs => FileSystem::Xfs,
-        };
-        let machines = match (self.guest, file_system) {
-            (Some(GuestArg::Qemu), _) | (None, FileSystem::Xfs) => Machines::Qemu,
-            (Some(GuestArg::Uml) | None, _) => Machines::Uml,
-        };
+        });
+        let machines = self.guest.map(|guest| match guest {
+            GuestArg::Uml => Machines::Uml,
+            GuestArg::Qemu => Machines::Qemu,
+        });
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
             modes,
-            file_system,
+            file_systems: file_systems.collect(),
             machines,
             workers: self.workers,
             steps: self.steps,
@@ -127,8 +128,8 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     }
     let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
     print!("{}", text::render(&report, width));
-    let bad: Vec<&str> =
-        outcomes.iter().filter(|outcome| !outcome.is_good()).map(|outcome| outcome.mode.as_str()).collect();
+    let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.mode);
+    let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
     match bad.is_empty() {
         true => Ok(()),
         false => bail!("not as it should be: {}; the report says what", bad.join(", ")),

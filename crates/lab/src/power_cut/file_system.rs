@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vlane_boot::{Host, find_program};
 
+use super::Machines;
 use crate::error::{Context, Error, ErrorKind, Result};
 
 /// How long a tool may take for a small image.
@@ -23,6 +24,23 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Ext4Journal => "ext4, data=journal",
+            FileSystem::Xfs => "XFS",
+        }
+    }
+
+    /// A guest that has it: User-Mode Linux has no XFS.
+    pub fn machines(self) -> Machines {
+        match self {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => Machines::Uml,
+            FileSystem::Xfs => Machines::Qemu,
+        }
+    }
+
     /// Its name for `mount -t`.
     pub fn kind(self) -> &'static str {
         match self {

@@ -24,12 +24,13 @@ pub(super) fn record_of(dir: &Path, mode: &str) -> PathBuf {
 /// Runs the guest; then there is a record for each mode, all from the image `base`.
 pub(super) fn record(
     options: &Options,
+    file_system: FileSystem,
     host: &Host,
     interrupt: &Interrupt,
     dir: &Path,
     base: &Path,
 ) -> Result<()> {
-    let maker = Maker::find(host, options.machines)?;
+    let maker = Maker::find(host, options.machines.unwrap_or(file_system.machines()))?;
     let sockets = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
     let mut servers = Vec::new();
     for mode in &options.modes {
@@ -42,9 +43,9 @@ pub(super) fn record(
         let spec = Spec::new(&options.vlane, words.into_iter().chain(record).map(PathBuf::into_os_string));
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
-    let initramfs = Initramfs::new(script(options))
+    let initramfs = Initramfs::new(script(options, file_system))
         .programs(["perl"])
-        .modules(if options.file_system == FileSystem::Xfs { &["xfs"][..] } else { &[] }.iter().copied())
+        .modules(if file_system == FileSystem::Xfs { &["xfs"][..] } else { &[] }.iter().copied())
         .file("load.pl", 0o644, load::PROGRAM);
     let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
     let mut guest = maker.start(sockets, &initramfs, LIMIT)?;
@@ -65,11 +66,12 @@ pub(super) fn record(
     Ok(())
 }
 
-/// Mounts every volume and starts all programs at once; the guest is switched off with all of it mounted.
-fn script(options: &Options) -> String {
-    let (kind, mount) = (options.file_system.kind(), options.file_system.mount_options());
+/// Mounts every volume and starts all programs at once; the guest is switched off with all of it mounted. Now and then a file system is frozen
+/// for a moment: it writes everything to its place then, and empties its journal, which would otherwise take a long run.
+fn script(options: &Options, file_system: FileSystem) -> String {
+    let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
-    let disks: Vec<char> = ('a'..='z').take(options.modes.len()).collect();
+    let disks: Vec<String> = ('a'..='z').take(options.modes.len()).map(String::from).collect();
     for disk in &disks {
         script += &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
     }
@@ -80,5 +82,10 @@ fn script(options: &Options) -> String {
             script += &format!("perl /load.pl /mnt/{disk}/w{worker} {worker} {steps} &\npids=\"$pids $!\"\n");
         }
     }
-    script + "for pid in $pids; do wait $pid; done\n"
+    script += "for pid in $pids; do\n    while kill -0 $pid 2>/dev/null; do\n        sleep 0.2\n";
+    let disks = disks.join(" ");
+    script += &format!(
+        "        for disk in {disks}; do fsfreeze --freeze /mnt/$disk; fsfreeze --unfreeze /mnt/$disk; done\n"
+    );
+    script + "    done\n    wait $pid\ndone\n"
 }

@@ -16,7 +16,7 @@ pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Dura
     let flushes = sum(|outcome| outcome.flushes.flushes);
     let mut summary = vec![
         format!(
-            "{states} states after a power cut, of {} cache modes: the file system was not sound in {unsound}, and something that was \
+            "{states} states after a power cut, of {} volumes: the file system was not sound in {unsound}, and something that was \
              durable was missing in {lost}.",
             outcomes.len()
         ),
@@ -28,13 +28,17 @@ pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Dura
             (states + one.states, unsound + one.unsound, lost + one.lost)
         });
         summary.push(format!(
-            "As if no flush had done anything, {states} states: not sound {unsound}, with losses {lost}. So it would have been seen."
+            "As if nothing were ever durable, {states} states: not sound {unsound}, with losses {lost}. So it would have been seen."
         ));
     }
     let mut notes: Vec<Note> = Vec::new();
     for outcome in outcomes {
         let wrong = outcome.states.told.iter().chain(&outcome.broken_promises);
-        notes.extend(wrong.map(|what| Note::warning(format!("{}: {what}", outcome.mode))));
+        notes.extend(
+            wrong.map(|what| {
+                Note::warning(format!("{}, {}: {what}", outcome.file_system.name(), outcome.mode))
+            }),
+        );
     }
     notes.push(Note::info(format!(
         "The seed of the states is {}. The record, and so the states, differ from run to run.",
@@ -73,10 +77,11 @@ fn number(count: usize) -> Cell {
 fn states_of(outcomes: &[Outcome]) -> Section {
     let mut rows = Vec::new();
     for outcome in outcomes {
-        let kinds = [("as it is", Some(&outcome.states)), ("flushes broken", outcome.broken.as_ref())];
+        let kinds = [("as it is", Some(&outcome.states)), ("nothing durable", outcome.broken.as_ref())];
         for (storage, checked) in kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?))) {
             let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
             rows.push(vec![
+                outcome.file_system.name().into(),
                 outcome.mode.clone().into(),
                 storage.into(),
                 number(checked.states),
@@ -88,6 +93,7 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         }
     }
     let columns = [
+        ("file system", ""),
         ("cache", ""),
         ("storage", ""),
         ("states", ""),
@@ -97,13 +103,14 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         ("time each", "ms"),
     ];
     let text = "States in which a power cut could have left each volume: the file system's own check after its own repair, and the guest's \
-                files against what it had been told was durable. With flushes broken, the same record is taken as if no fdatasync had done anything.";
+                files against what it had been told was durable. With nothing durable, the same record is taken as if no fdatasync had done anything, and no durable write had been one.";
     section("states", "States after a power cut", text, &columns, rows)
 }
 
 fn recorded(outcomes: &[Outcome]) -> Section {
     let row = |outcome: &Outcome| {
         vec![
+            outcome.file_system.name().into(),
             outcome.mode.clone().into(),
             number(usize::try_from(outcome.steps).unwrap_or(usize::MAX)),
             number(outcome.writes[1]),
@@ -115,6 +122,7 @@ fn recorded(outcomes: &[Outcome]) -> Section {
         ]
     };
     let columns = [
+        ("file system", ""),
         ("cache", ""),
         ("the guest's steps", ""),
         ("writes", ""),
@@ -148,9 +156,9 @@ fn by_strategy(outcomes: &[Outcome]) -> Section {
         ("states", ""),
         ("not sound", ""),
         ("with losses", ""),
-        ("flushes broken: states", ""),
+        ("nothing durable: states", ""),
         ("not sound", ""),
         ("with losses", ""),
     ];
-    section("strategies", "How the states were chosen", "All cache modes together.", &columns, rows)
+    section("strategies", "How the states were chosen", "All volumes together.", &columns, rows)
 }
