@@ -17,6 +17,7 @@ pub mod loans;
 pub mod machine;
 pub mod output;
 pub mod peers;
+pub mod power_cut;
 pub mod progress;
 pub mod report;
 pub mod server;

@@ -25,6 +25,7 @@ mod man;
 mod notify;
 mod output;
 mod peers;
+mod power_cut;
 mod record;
 mod replay;
 mod report;
@@ -88,6 +89,9 @@ enum Command {
     CachesJob(caches::CachesJobArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
+    /// Check what a power cut could leave of a guest's file system
+    #[command(hide = true)]
+    PowerCut(power_cut::PowerCutArgs),
     /// Print the completions of a shell
     Completions(completions::CompletionsArgs),
     /// Write the man pages, one for each command
@@ -124,6 +128,7 @@ pub fn main() -> ExitCode {
         Command::Caches(args) => caches::run(&args),
         Command::CachesJob(args) => caches::run_job(&args),
         Command::Sched(args) => sched::run(&args),
+        Command::PowerCut(args) => power_cut::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };

@@ -47,6 +47,8 @@ const ZERO: [(&str, &str); 27] = [
     ("sched measure-sched-ext", "hogs"),
     ("sched measure-sched-ext", "strangers"),
     ("sched simulate", "seed"),
+    ("power-cut", "broken-states"),
+    ("power-cut", "seed"),
 ];
 
 /// What a user must not have to read.
