@@ -299,7 +299,7 @@ fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
     let (start, blocks, block) = (field("logstart")?, field("logblocks")?, field("blocksize")?);
     let (per_group, bits) = (field("agblocks")?, field("agblklog")?);
     let first = (start >> bits) * per_group + (start & ((1 << bits) - 1));
-    Some(vec![first * block..(first + blocks) * block])
+    Some(std::iter::once(first * block..(first + blocks) * block).collect())
 }
 
 /// What a guest does.
