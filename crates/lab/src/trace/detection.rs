@@ -128,6 +128,13 @@ impl Finder {
         }
     }
 
+    /// Those that are called journals: a log is counted apart.
+    fn called_journals(&self) -> Vec<Journal> {
+        let mut journals = self.journals();
+        journals.retain(|journal| journal.kind == journal::Kind::Journal);
+        journals
+    }
+
     fn take_change(&mut self) -> bool {
         match self {
             Self::Layout(_) => false,
@@ -160,7 +167,7 @@ fn one(
 ) -> Found {
     let (begin, _) = trace.span();
     let of_truth = truth.bytes(journal::Kind::Journal);
-    let mut map = Map::new(&finder.journals());
+    let mut map = Map::new(&finder.called_journals());
     let mut found = Found {
         way: finder.way(),
         first: (!map.is_empty()).then_some(0),
@@ -190,7 +197,7 @@ fn one(
             _ => {}
         }
         if finder.take_change() {
-            map = Map::new(&finder.journals());
+            map = Map::new(&finder.called_journals());
             if !map.is_empty() {
                 found.first.get_or_insert(time);
             }
@@ -205,7 +212,7 @@ fn one(
             written += overlap(truth, &range);
         }
         if count % (order.len() / MOMENTS).max(1) == 0 {
-            let largest = finder.journals().into_iter().max_by_key(Journal::len);
+            let largest = finder.called_journals().into_iter().max_by_key(Journal::len);
             let ends = largest.and_then(|journal| {
                 let start = journal.ranges.iter().map(|range| range.start).min()?;
                 Some(start..journal.ranges.iter().map(|range| range.end).max()?)

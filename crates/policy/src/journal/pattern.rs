@@ -16,8 +16,9 @@
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
 //!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
 //!   written, one in eight of them or more, is [`Kind::Log`].
-//! - A journal commits: it writes, flushes, goes on. What goes round without a flush between its own writes (a ring of recorded video) is [`Kind::Log`]. If the volume
-//!   was never flushed, this cannot be told, and the verdict is [`Kind::Log`] too.
+//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between. XFS' records have any number of sectors of 512 bytes, where the
+//!   disk has such. What has neither, in one of eight commits or in half of its writes, is [`Kind::Log`]: files that are made one after the other, always anew in the same
+//!   place; a ring of recorded video; an XFS log on a disk with sectors of 4 KiB; and whatever goes round on a volume that is never flushed.
 //!
 //! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one. A
 //! journal in several pieces has no end that is followed by its beginning, and gets no verdict.
@@ -52,6 +53,8 @@ const TAIL: u64 = 64 << 10;
 const HEAD: u64 = 64 << 10;
 /// Foreign bytes in a track that are forgiven at least.
 const FORGIVEN: u64 = 1 << 20;
+/// A page of the guest's cache.
+const PAGE: u64 = 4096;
 /// Commits that a journal has at least until it is believed.
 const COMMITS: u32 = 4;
 
@@ -64,6 +67,9 @@ pub struct Pattern {
     /// Bytes written so far: the clock.
     written: u64,
     flushes: u64,
+    /// Where the last write of all ended, and whether there was no flush since.
+    end: u64,
+    is_unflushed: bool,
     is_changed: bool,
 }
 
@@ -99,6 +105,9 @@ struct Track {
     writes: u32,
     rewrites: u32,
     commits: u32,
+    /// Those of them that came after a flush, and after nothing but it; those that began at no multiple of a page.
+    tight: u32,
+    odd: u32,
     /// Flushes of the volume at its last write.
     flushes: u64,
     verdict: Option<Kind>,
@@ -109,7 +118,16 @@ struct Track {
 impl Pattern {
     /// For a volume of `size` bytes.
     pub fn new(size: u64) -> Pattern {
-        Pattern { size, groups: Vec::new(), tracks: Vec::new(), written: 0, flushes: 0, is_changed: false }
+        Pattern {
+            size,
+            groups: Vec::new(),
+            tracks: Vec::new(),
+            written: 0,
+            flushes: 0,
+            end: 0,
+            is_unflushed: true,
+            is_changed: false,
+        }
     }
 
     /// The volume has another size.
@@ -121,6 +139,7 @@ impl Pattern {
     #[inline]
     pub fn flush(&mut self) {
         self.flushes += 1;
+        self.is_unflushed = false;
     }
 
     /// The guest writes to a range.
@@ -129,7 +148,11 @@ impl Pattern {
             return;
         }
         self.written = self.written.saturating_add(range.end - range.start);
+        let is_tight = !std::mem::replace(&mut self.is_unflushed, true) && self.end == range.start;
+        self.end = range.end;
         if let Some(place) = self.tracks.iter().position(|track| track.is_next(range)) {
+            let track = &mut self.tracks[place];
+            track.tight = track.tight.saturating_add(is_tight.into());
             self.go_on(place, range);
             return;
         }
@@ -287,6 +310,8 @@ impl Pattern {
             writes: 0,
             rewrites: 0,
             commits: 0,
+            tight: 0,
+            odd: 0,
             flushes,
             verdict: None,
             strange: 0,
@@ -342,6 +367,7 @@ impl Track {
         self.commits = self.commits.saturating_add(u32::from(flushes != self.flushes));
         self.flushes = flushes;
         self.strange = self.strange.saturating_sub(len);
+        self.odd = self.odd.saturating_add(u32::from(!range.start.is_multiple_of(PAGE)));
         if range.start < self.at {
             self.rewrites = self.rewrites.saturating_add(1);
         }
@@ -363,7 +389,9 @@ impl Track {
         }
         let is_append_only = self.rewrites < self.writes / 8 + 1;
         let commits = is_ever_flushed && self.commits >= COMMITS;
-        self.verdict = Some(if is_append_only && commits { Kind::Journal } else { Kind::Log });
+        let is_journals = self.tight > self.commits / 8 || self.odd > self.writes / 2;
+        let is_journal = is_append_only && commits && is_journals;
+        self.verdict = Some(if is_journal { Kind::Journal } else { Kind::Log });
         true
     }
 

@@ -198,6 +198,22 @@ fn a_log_structured_stores_files_get_no_verdict() {
     assert!(verdicts(&pattern).is_empty(), "{:?}", verdicts(&pattern));
 }
 
+/// Mails that are written, fsynced and removed, and the next ones in their places.
+#[test]
+fn files_made_in_the_same_places_again_and_again_are_no_journal() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(5));
+    let mut journal = Ring::new(512 * MIB..576 * MIB);
+    let mut mails = Ring::new(1024 * MIB..1056 * MIB);
+    for _ in 0..6000 {
+        mails.append(&mut pattern, 16 * K);
+        commit(&mut journal, &mut pattern, &mut dice);
+    }
+    let found = verdicts(&pattern);
+    let of =
+        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
+    assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
+}
+
 #[test]
 fn what_goes_round_without_a_flush_is_a_log() {
     let mut pattern = Pattern::new(SIZE);
