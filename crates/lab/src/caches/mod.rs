@@ -18,6 +18,7 @@ pub mod plan;
 mod report;
 mod volume;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -150,6 +151,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let cells = plan::cells(&options.jobs, &options.journals, &options.rates, &options.throttling);
     let arms = options.all_arms();
     let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms.len() } else { 1 }).sum();
+    announce(options, &cells);
     let mut progress = Progress::new(1 + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");
@@ -210,6 +212,20 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let about = About { guests: guests.map(|maker| maker.describe()), has_device: device.is_some() };
     let machine = Machine::describe(&options.version, &["sqlite3"]);
     Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
+}
+
+/// Says what the sizes let one expect, before anything is measured.
+fn announce(options: &Options, cells: &[Cell]) {
+    let mut said = Vec::new();
+    for cell in cells.iter().filter(|cell| cell.job.is_some()) {
+        if !said.contains(&cell.journal) {
+            said.push(cell.journal);
+            let expected = Expected::of(options.cache, options.hot, cell.journal).says();
+            // Nobody may be there to read it.
+            let _ =
+                writeln!(std::io::stderr(), "journal of {}: expected: {expected}", show_size(cell.journal));
+        }
+    }
 }
 
 /// A measurement for whoever looks into a run that goes on.

@@ -109,8 +109,13 @@ mod tests {
         };
         let interrupt = Interrupt::listen().unwrap();
         let volume = Volume::new(&place, &host, SMALLEST_JOURNAL, false, &interrupt).unwrap();
-        std::fs::read(volume.path()).unwrap();
-        let Some(before) = volume.cached_pages() else {
+        // Whoever else drops caches on this machine may come between.
+        let read_and_count = || {
+            std::fs::read(volume.path()).unwrap();
+            volume.cached_pages()
+        };
+        let counts = std::iter::repeat_with(read_and_count).take(100);
+        let Some(before) = counts.map_while(|count| count).find(|count| *count > 0) else {
             return vlane_testing::skip("no cachestat here (before Linux 6.5, or forbidden)");
         };
         forget(volume.path()).unwrap();
