@@ -479,7 +479,7 @@ fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, O
                 }
                 let ranges = extents.into_iter().map(|(at, count)| (at, count as u32)).collect();
                 let op = match certain {
-                    true => Op::WriteZeroes { ranges, unmap: kind % 2 == 0 },
+                    true => Op::WriteZeroes { ranges, unmap: kind.is_multiple_of(2) },
                     false => Op::Discard(ranges),
                 };
                 return (op, Out::Write { changes });

@@ -197,7 +197,7 @@ fn a_device_has_one_writer() {
         Err(why) => return skip(why),
     };
     for _ in 0..3 {
-        let mut rig = Rig::new(Arc::new(try_open(&device.device, false).expect("open")));
+        let mut rig = Rig::new(open(&device.device, Cache::Auto));
         rig.ok(Op::write(0, bytes(1, 4096)));
         assert!(refused(&device.device, false).contains("in use"));
     }
