@@ -30,7 +30,7 @@ enum JournalCommand {
 /// Takes ten minutes. Needs User-Mode Linux, fio, e2fsprogs, xfsprogs, fdisk, lvm2 and dmsetup, and 4 GiB of space for temporary files.
 #[derive(Debug, Args)]
 struct ProveArgs {
-    /// Only guests whose names have one of these in them, such as ordered-64, gpt, 1024, lvm, crypt, xfs
+    /// Only these guests: ordered-4, ordered-64, ordered-64-gpt, ordered-64-lvm, ordered-64-crypt, journal-64, journal-1024, journal-1024-gpt, xfs-64
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Vec<String>,
 

@@ -223,3 +223,6 @@ fn one(
     found.journals = finder.journals();
     found
 }
+
+#[cfg(test)]
+mod tests;
