@@ -52,7 +52,9 @@ impl FileSystem {
     /// The guest's mount options.
     pub fn mount_options(self) -> &'static str {
         match self {
-            FileSystem::Ext4 | FileSystem::Xfs => "noatime",
+            FileSystem::Ext4 => "noatime",
+            // All volumes are copies of one image.
+            FileSystem::Xfs => "noatime,nouuid",
             FileSystem::Ext4Journal => "noatime,data=journal",
         }
     }
