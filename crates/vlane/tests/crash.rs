@@ -74,10 +74,16 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64)
         let front_end = place.connect(&options);
         let state = known.get_or_insert_with(|| VerifyState::new(&front_end, &load).unwrap());
         let killer = kill_after(server, Duration::from_millis(20 + draw(&mut state_of_chance) % 500));
-        let report = verify_load(front_end, state, &load, going_on()).unwrap();
+        let loaded = verify_load(front_end, state, &load, going_on());
         killer.join().unwrap();
-        assert!(report.backend_gone && report.is_clean(), "round {round}: {report:?}");
-        (writes, flushes) = (writes + report.writes, flushes + report.flushes);
+        match loaded {
+            Ok(report) => {
+                assert!(report.backend_gone && report.is_clean(), "round {round}: {report:?}");
+                (writes, flushes) = (writes + report.writes, flushes + report.flushes);
+            }
+            // On a machine with much to do, the kill can come before the first request.
+            Err(error) => assert!(error.is_gone(), "round {round}: {error}"),
+        }
 
         let server = place.serve(serve);
         let front_end = place.connect(&options);

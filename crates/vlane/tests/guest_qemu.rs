@@ -69,9 +69,9 @@ fn the_journal_of_a_guest_with_several_queues_stays_out_of_the_page_cache() {
     let control = volume.beside("control");
     let options = ["--queues", "2", "--cache", "pdc", "--control", control.to_str().unwrap()];
     let backend = volume.serve(&options);
-    let mut guest = bed.start(bed.machine(&volume.socket), &common::mail(3000), common::MAIL_PROGRAMS);
+    let mut guest = bed.start(bed.machine(&volume.socket), &common::mail(600, 8), common::MAIL_PROGRAMS);
     guest.wait_result("mailed", common::LIMIT).unwrap();
-    common::check_journal_bypass(&volume, &control);
+    common::check_journal_bypass(&volume, &control, 8);
     guest.send("go\n").unwrap();
     common::finished(guest);
     stop(backend);

@@ -145,9 +145,9 @@ fn the_journal_of_a_guest_stays_out_of_the_page_cache() {
     let volume = Volume::new(1024 * MIB);
     let control = volume.beside("control");
     let backend = volume.serve(&["--cache", "pdc", "--control", control.to_str().unwrap()]);
-    let mut guest = bed.start(&volume.socket, &common::mail(4000), common::MAIL_PROGRAMS);
+    let mut guest = bed.start(&volume.socket, &common::mail(3000, 32), common::MAIL_PROGRAMS);
     guest.wait_result("mailed", common::LIMIT).unwrap();
-    common::check_journal_bypass(&volume, &control);
+    common::check_journal_bypass(&volume, &control, 32);
     guest.send("go\n").unwrap();
     common::finished(guest);
     let stopped = stop(backend);
