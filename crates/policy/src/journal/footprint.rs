@@ -52,10 +52,8 @@ impl Footprint {
             let group = self.groups.entry(number).or_insert_with(|| vec![0; 512].into());
             let begin = first.max(number * GROUP) % GROUP;
             let end = last.min(number * GROUP + (GROUP - 1)) % GROUP;
-            for (index, word) in (0u64..).zip(group.iter_mut()) {
-                if !(begin / 64..=end / 64).contains(&index) {
-                    continue;
-                }
+            let words = (0u64..).zip(group.iter_mut()).skip_while(|(index, _)| *index < begin / 64);
+            for (index, word) in words.take_while(|(index, _)| *index <= end / 64) {
                 let low = begin.saturating_sub(index * 64);
                 let high = (end - index * 64).min(63);
                 let bits = (u64::MAX << low) & (u64::MAX >> (63 - high));

@@ -90,31 +90,11 @@ impl Sense {
 
 /// Gives each block of a write that begins with a magic number to `each`; of a very large one, those of its first part.
 fn heads(request: &Request, offset: u64, each: impl FnMut(Head)) {
-    let mut buffers = request.buffers().iter();
-    // What lies in a buffer: from here to there of the data.
-    let (mut buffer, mut begin, mut end) = (None::<&libc::iovec>, 0, 0);
-    let word = |at: u64| {
-        while at >= end {
-            let Some(next) = buffers.next() else { return [0; 4] };
-            (begin, end) = (end, end + next.iov_len as u64);
-            buffer = Some(next);
-        }
-        let mut word = [0; 4];
-        match buffer {
-            Some(buffer) if end - at >= 4 => {
-                let inside = usize::try_from(at - begin).unwrap_or(0);
-                // SAFETY: four bytes of guest memory that the queue keeps mapped while the request is in flight; the guest may change them,
-                // and what is read is only ever compared.
-                word = unsafe { buffer.iov_base.cast::<u8>().add(inside).cast::<[u8; 4]>().read_volatile() };
-            }
-            _ => request.copy_from(at, &mut word),
-        }
-        word
-    };
+    let mut words = request.words();
     let head = |at| {
         let mut bytes = [0; Head::LEN];
         request.copy_from(at, &mut bytes);
         bytes
     };
-    content::scan(offset, request.len().min(PART), word, head, each);
+    content::scan(offset, request.len().min(PART), |at| words.at(at), head, each);
 }
