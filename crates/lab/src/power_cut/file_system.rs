@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vlane_boot::{Host, find_program};
 
@@ -11,6 +11,8 @@ use crate::error::{Context, Error, ErrorKind, Result};
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long a file system may be busy that nobody uses any more.
+const BUSY: Duration = Duration::from_secs(10);
 
 /// Which file system the guest has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,12 +188,24 @@ impl Bench {
             return Ok(Some(format!("mount: {}", mounted.text.trim())));
         }
         look(&at);
-        let unmounted = run(Command::new("umount").arg(&at))?;
-        if unmounted.code != Some(0) {
-            return Err(Error::new(ErrorKind::Process, format!("umount: {}", unmounted.text.trim())));
-        }
+        self.unmount()?;
         let checked = run(Command::new(xfs_repair).arg("-n").arg(&image))?;
         Ok((checked.code != Some(0)).then(|| format!("xfs_repair -n: {}", checked.text.trim())))
+    }
+
+    /// A tool that another thread starts has our files open for a moment.
+    fn unmount(&self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let unmounted = run(Command::new("umount").arg(self.dir.path().join("mounted")))?;
+            if unmounted.code == Some(0) {
+                return Ok(());
+            }
+            if begin.elapsed() > BUSY {
+                return Err(Error::new(ErrorKind::Process, format!("umount: {}", unmounted.text.trim())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -199,7 +213,7 @@ impl Drop for Bench {
     fn drop(&mut self) {
         if self.file_system == FileSystem::Xfs {
             // Of a state that was being looked at.
-            let _ = run(Command::new("umount").arg(self.dir.path().join("mounted")));
+            let _ = run(Command::new("umount").arg("--quiet").arg(self.dir.path().join("mounted")));
         }
     }
 }
