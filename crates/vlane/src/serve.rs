@@ -352,7 +352,12 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::Writethrough => Cache::WriteThrough,
         CacheArg::Pdc => Cache::Pdc,
     };
-    let options = FileOptions { cache, read_only: args.read_only, raw: args.format == Some(FormatArg::Raw) };
+    let options = FileOptions {
+        cache,
+        read_only: args.read_only,
+        raw: args.format == Some(FormatArg::Raw),
+        ..FileOptions::default()
+    };
     Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
 }
 
