@@ -188,7 +188,7 @@ impl Job<'_> {
                 if !ended && left > 0 {
                     left -= 1;
                     let slot = completion.slot;
-                    let (kind, offset) = self.requests.next();
+                    let (kind, offset) = self.requests.next(slot);
                     out[usize::from(slot)] = Out { since: now, kind, arrival: now };
                     submit(self.queue, self.workload, slot, kind, offset)?;
                     unpublished += 1;
@@ -319,7 +319,7 @@ impl Job<'_> {
     }
 
     fn issue(&mut self, slot: u16, now: u64) -> Result<Out, Error> {
-        let (kind, offset) = self.requests.next();
+        let (kind, offset) = self.requests.next(slot);
         submit(self.queue, self.workload, slot, kind, offset)?;
         Ok(Out { since: now, kind, arrival: now })
     }

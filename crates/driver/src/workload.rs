@@ -125,7 +125,7 @@ pub struct Workload {
     pub ramp: Duration,
     /// Determines addresses, mix and data.
     pub seed: u64,
-    /// A flush after so many writes of a job.
+    /// A flush after so many writes of each of the requests that are out at once.
     pub flush_every: Option<u32>,
     /// The requests' ioprio field.
     pub ioprio: u16,
@@ -295,7 +295,8 @@ pub struct Requests {
     rng: Rng,
     next: u64,
     flush_every: u32,
-    writes: u32,
+    /// By slot, writes since its last flush.
+    writes: Vec<u32>,
 }
 
 impl Requests {
@@ -309,19 +310,14 @@ impl Requests {
             // Sequential jobs start apart, or they would read each other's cache.
             next: region.blocks / u64::from(jobs.max(1)) * u64::from(job),
             flush_every: workload.flush_every.unwrap_or(0),
-            writes: 0,
+            writes: Vec::new(),
         }
     }
 
-    /// The next request: kind and byte offset.
+    /// The next request of a slot, whose last one is answered: kind and byte offset. A flush follows a slot's own writes, as a task's fsync does.
     #[inline]
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "it never ends, and an Option for each request would cost"
-    )]
-    pub fn next(&mut self) -> (Kind, u64) {
-        if self.flush_every != 0 && self.writes >= self.flush_every {
-            self.writes = 0;
+    pub fn next(&mut self, slot: u16) -> (Kind, u64) {
+        if self.flush_every != 0 && self.is_flush_due(slot) {
             return (Kind::Flush, 0);
         }
         let kind = match self.pattern.mix {
@@ -332,7 +328,9 @@ impl Requests {
             Mix::Discard => Kind::Discard,
             Mix::WriteZeroes => Kind::WriteZeroes,
         };
-        self.writes += u32::from(kind != Kind::Read);
+        if self.flush_every != 0 && kind != Kind::Read {
+            self.writes[usize::from(slot)] += 1;
+        }
         let index = if self.pattern.random {
             self.rng.below(self.region.blocks)
         } else {
@@ -341,6 +339,18 @@ impl Requests {
             index
         };
         (kind, self.region.offset + index * self.block)
+    }
+
+    fn is_flush_due(&mut self, slot: u16) -> bool {
+        let slot = usize::from(slot);
+        if slot >= self.writes.len() {
+            self.writes.resize(slot + 1, 0);
+        }
+        let due = self.writes[slot] >= self.flush_every;
+        if due {
+            self.writes[slot] = 0;
+        }
+        due
     }
 }
 
@@ -369,7 +379,7 @@ mod tests {
             let mut requests = Requests::new(&workload, region, 1, 2);
             let (mut seen, mut writes, mut flushes) = ([0_u32; 7], 0, 0);
             for _ in 0..7000 {
-                let (kind, at) = requests.next();
+                let (kind, at) = requests.next(0);
                 match kind {
                     Kind::Flush => flushes += 1,
                     _ => {
@@ -385,5 +395,16 @@ mod tests {
                 "{writes} {flushes}"
             );
         }
+    }
+
+    #[test]
+    fn a_flush_follows_the_writes_of_its_own_slot() {
+        let region = Region { offset: 0, blocks: 8 };
+        let workload =
+            Workload { pattern: "randwrite".parse().unwrap(), flush_every: Some(2), ..Workload::default() };
+        let mut requests = Requests::new(&workload, region, 0, 1);
+        let mut kinds = |slot| (0..6).map(|_| requests.next(slot).0).collect::<Vec<_>>();
+        let expected = [Kind::Write, Kind::Write, Kind::Flush].repeat(2);
+        assert_eq!((kinds(3), kinds(0)), (expected.clone(), expected));
     }
 }

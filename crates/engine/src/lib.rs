@@ -32,6 +32,7 @@ mod lost;
 pub mod null;
 mod operation;
 mod piece;
+mod recorder;
 mod signal;
 mod stats;
 mod sync;
@@ -47,6 +48,7 @@ pub use io_queue::IoQueue;
 pub use lost::{LostWrite, Writeback};
 pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
 pub use piece::Piece;
+pub use recorder::StorageRecorder;
 pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
 pub use uring::{Event, Finished, Uring, WAKE_TOKENS};
@@ -123,7 +125,7 @@ pub enum Outcome {
 /// One lane's way into an engine. See the [contract](crate).
 ///
 /// What it asks of the storage it puts into `operations`; the lane has them submitted. A request is answered when none of its operations is
-/// under way.
+/// under way. A channel that is recorded is wrapped (`file/recorded.rs`), which passes each of these on.
 pub trait Channel: Send + fmt::Debug {
     /// The files that its operations name by their number here. They stay the same.
     fn files(&self) -> &[StorageFile] {

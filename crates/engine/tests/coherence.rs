@@ -1,30 +1,40 @@
 //! Direct I/O where a block of the storage is larger than a sector: what is part of a block is read, changed and written back, and no
 //! other write of any lane is undone by that, nor does anything go through the page cache.
 //!
-//! The model test makes more requests with `VLANE_COHERENCE=1000000`, and others with `VLANE_COHERENCE_SEED=N`.
+//! With `--cache pdc` the same lanes go through the page cache, while what is taken for a journal changes at random and its pages are dropped.
+//!
+//! The model tests make more requests with `VLANE_COHERENCE=1000000`, and others with `VLANE_COHERENCE_SEED=N`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod common;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, skip};
-use common::{Answer, Op, PLACES, Rig, bytes};
+use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, open_with, skip};
+use common::{Answer, DATA, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
-use vlane_engine::file::{Cache, FileEngine};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
+use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 1 << 20;
+/// The largest one that there can be.
+const FOLIO: u64 = 2 << 20;
 
 /// A volume on storage with blocks of 4096 bytes: a device, or a file on one.
 struct Place {
     path: PathBuf,
+    cache: Cache,
+    /// With pdc: its size, if parts of it are direct.
+    direct: Option<u64>,
     // In this order: the file system's device is detached after its unmounting.
     _mount: Option<Mount>,
     _device: Option<Loop>,
@@ -38,11 +48,22 @@ impl Place {
     }
 
     fn device() -> Option<Place> {
+        Place::device_of(SIZE)
+    }
+
+    fn device_of(size: u64) -> Option<Place> {
         let dir = Place::backing();
-        match Loop::new(&image(dir.path(), SIZE), 4096) {
+        match Loop::new(&image(dir.path(), size), 4096) {
             Ok(device) => {
                 let path = device.device.clone();
-                Some(Place { path, _mount: None, _device: Some(device), _dir: dir })
+                Some(Place {
+                    path,
+                    cache: Cache::None,
+                    direct: None,
+                    _mount: None,
+                    _device: Some(device),
+                    _dir: dir,
+                })
             }
             Err(why) => {
                 skip(why);
@@ -52,11 +73,22 @@ impl Place {
     }
 
     fn file() -> Option<Place> {
+        Place::file_of(SIZE)
+    }
+
+    fn file_of(size: u64) -> Option<Place> {
         let dir = Place::backing();
         match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
             Ok(mount) => {
-                let path = image(mount.path(), SIZE);
-                Some(Place { path, _mount: Some(mount), _device: None, _dir: dir })
+                let path = image(mount.path(), size);
+                Some(Place {
+                    path,
+                    cache: Cache::None,
+                    direct: None,
+                    _mount: Some(mount),
+                    _device: None,
+                    _dir: dir,
+                })
             }
             Err(why) => {
                 skip(why);
@@ -65,9 +97,19 @@ impl Place {
         }
     }
 
+    fn size(&self) -> u64 {
+        self.direct.unwrap_or(SIZE)
+    }
+
     fn open(&self) -> Arc<FileEngine> {
-        let engine = open(&self.path, Cache::Auto);
-        assert_eq!(engine.cache(), Cache::None, "direct I/O");
+        if self.direct.is_some() {
+            return open_with(
+                &self.path,
+                FileOptions { cache: self.cache, journal: JournalWay::Direct, ..FileOptions::default() },
+            );
+        }
+        let engine = open(&self.path, if self.cache == Cache::None { Cache::Auto } else { self.cache });
+        assert_eq!(engine.cache(), self.cache);
         engine
     }
 }
@@ -245,9 +287,35 @@ struct Model {
     sectors: Vec<Vec<Written>>,
     /// When each read that is under way began.
     reads: HashMap<u64, u64>,
+    /// What is under way, in blocks, and whether it changes something: by a read's number, by when a change began. Only if none may overlap.
+    busy: Option<HashMap<u64, (Range<u64>, bool)>>,
 }
 
 impl Model {
+    /// Whether a request may be made now. Through the page cache a disk's rules do not hold for requests that overlap while they are under
+    /// way: a read sees a write in part, and a zeroing of a device drops what a write put there meanwhile. No guest does that.
+    fn may(&self, extents: &[(u64, u64)], changes: bool) -> bool {
+        self.busy.iter().flat_map(HashMap::values).all(|(range, they_change)| {
+            let meets = |extent: &(u64, u64)| {
+                let blocks = blocks(*extent);
+                blocks.start < range.end && range.start < blocks.end
+            };
+            !(changes || *they_change) || !extents.iter().any(meets)
+        })
+    }
+
+    fn begin(&mut self, key: u64, extent: (u64, u64), changes: bool) {
+        if let Some(busy) = &mut self.busy {
+            busy.insert(key, (blocks(extent), changes));
+        }
+    }
+
+    fn end(&mut self, key: u64) {
+        if let Some(busy) = &mut self.busy {
+            busy.remove(&key);
+        }
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -256,6 +324,7 @@ impl Model {
     fn begin_write(&mut self, id: u64, extent: (u64, u64), value: u64, certain: bool) {
         let begun = self.tick();
         let _ = id;
+        self.begin(begun, extent, true);
         for sector in extent.0..extent.0 + extent.1 {
             let written = Written { id: value, begun, answered: u64::MAX, certain };
             self.sectors[sector as usize].push(written);
@@ -264,6 +333,7 @@ impl Model {
 
     /// The write that began last with this value is answered.
     fn end_write(&mut self, begun: u64, extent: (u64, u64)) {
+        self.end(begun);
         let now = self.tick();
         let oldest = self.reads.values().copied().min().unwrap_or(now);
         for sector in extent.0..extent.0 + extent.1 {
@@ -295,6 +365,10 @@ impl Written {
     }
 }
 
+fn blocks((sector, count): (u64, u64)) -> Range<u64> {
+    sector / 8..(sector + count).div_ceil(8)
+}
+
 /// What a write puts into a sector.
 fn content(id: u64, sector: u64) -> [u8; 512] {
     let mut content = [0; 512];
@@ -318,15 +392,18 @@ impl Random {
         (self.0 >> 16) % n
     }
 
-    /// Sectors that often meet others': mostly few, mostly in few blocks.
-    fn extent(&mut self) -> (u64, u64) {
-        let volume = SIZE / 512;
+    /// Sectors that often meet others': mostly few, mostly in few blocks. Of a volume with folios, near the borders of those.
+    fn extent(&mut self, volume: u64) -> (u64, u64) {
         let (room, longest) = match self.below(20) {
             0 => (volume, 700),
             1..4 => (volume, 40),
             _ => (64, 20),
         };
         let (mut at, mut count) = (self.below(room), 1 + self.below(longest));
+        let folio = FOLIO / 512;
+        if volume > folio && room < volume {
+            at = folio * (1 + self.below(volume / folio - 1)) - room / 2 + at;
+        }
         if self.below(3) == 0 {
             at = at / 8 * 8;
             count = count.next_multiple_of(8);
@@ -376,7 +453,10 @@ fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
             return;
         }
         rig.begin();
-        rig.lane.wait(Duration::from_secs(10));
+        // What goes through the page cache may be answered already.
+        if rig.in_flight() > 0 {
+            rig.lane.wait(Duration::from_secs(10));
+        }
         rig.reap(Instant::now());
         for Answer { place, status, data } in rig.collect() {
             last = Instant::now();
@@ -385,6 +465,7 @@ fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
             match out.remove(&place).expect("out") {
                 Out::Read { number, since, sector } => {
                     model.reads.remove(&number);
+                    model.end(READS + number);
                     model.check(since, sector, &data, &|| format!("seed {seed}, {:?}", rig.stats()));
                 }
                 Out::Write { changes } => {
@@ -397,49 +478,56 @@ fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
     }
 }
 
+/// Keys of reads, beyond those of changes.
+const READS: u64 = 1 << 63;
+
 /// A request, noted in the model before it is made.
 fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, Out) {
-    let (sector, count) = random.extent();
-    let len = count as usize * 512;
-    match random.below(100) {
-        0..40 => {
-            let number = ids.fetch_add(1, Ordering::Relaxed);
-            let pieces = random.pieces(len);
-            let mut model = model.lock().unwrap();
-            let since = model.tick();
-            model.reads.insert(number, since);
-            (Op::Read { sector, pieces }, Out::Read { number, since, sector })
+    let kind = random.below(100);
+    for _ in 0..50 {
+        let volume = model.lock().unwrap().sectors.len() as u64;
+        let (sector, count) = random.extent(volume);
+        let extents = match kind {
+            80..97 if random.below(3) == 0 => vec![(sector, count), random.extent(volume)],
+            _ => vec![(sector, count)],
+        };
+        let (number, pieces) = (ids.fetch_add(1, Ordering::Relaxed), random.pieces(count as usize * 512));
+        let mut model = model.lock().unwrap();
+        if kind < 97 && !model.may(&extents, kind >= 40) {
+            continue;
         }
-        40..80 => {
-            let id = ids.fetch_add(1, Ordering::Relaxed);
-            let data = (sector..sector + count).flat_map(|sector| content(id, sector)).collect();
-            let pieces = random.pieces(len);
-            let mut model = model.lock().unwrap();
-            model.begin_write(id, (sector, count), id, true);
-            let changes = vec![(model.clock, (sector, count))];
-            (Op::Write { sector, pieces, data }, Out::Write { changes })
-        }
-        kind @ 80..97 => {
-            let ranges: Vec<(u64, u64)> = match random.below(3) {
-                0 => vec![(sector, count), random.extent()],
-                _ => vec![(sector, count)],
-            };
-            let certain = kind < 92;
-            let mut model = model.lock().unwrap();
-            let mut changes = Vec::new();
-            for range in &ranges {
-                model.begin_write(0, *range, 0, certain);
-                changes.push((model.clock, *range));
+        match kind {
+            0..40 => {
+                let since = model.tick();
+                model.reads.insert(number, since);
+                model.begin(READS + number, (sector, count), false);
+                return (Op::Read { sector, pieces }, Out::Read { number, since, sector });
             }
-            let ranges = ranges.into_iter().map(|(at, count)| (at, count as u32)).collect();
-            let op = match certain {
-                true => Op::WriteZeroes { ranges, unmap: kind % 2 == 0 },
-                false => Op::Discard(ranges),
-            };
-            (op, Out::Write { changes })
+            40..80 => {
+                model.begin_write(number, (sector, count), number, true);
+                let changes = vec![(model.clock, (sector, count))];
+                drop(model);
+                let data = (sector..sector + count).flat_map(|sector| content(number, sector)).collect();
+                return (Op::Write { sector, pieces, data }, Out::Write { changes });
+            }
+            80..97 => {
+                let certain = kind < 92;
+                let mut changes = Vec::new();
+                for extent in &extents {
+                    model.begin_write(0, *extent, 0, certain);
+                    changes.push((model.clock, *extent));
+                }
+                let ranges = extents.into_iter().map(|(at, count)| (at, count as u32)).collect();
+                let op = match certain {
+                    true => Op::WriteZeroes { ranges, unmap: kind % 2 == 0 },
+                    false => Op::Discard(ranges),
+                };
+                return (op, Out::Write { changes });
+            }
+            _ => break,
         }
-        _ => (Op::Flush, Out::Flush),
     }
+    (Op::Flush, Out::Flush)
 }
 
 fn from_environment(name: &str, otherwise: u64) -> u64 {
@@ -449,27 +537,128 @@ fn from_environment(name: &str, otherwise: u64) -> u64 {
 /// Lanes of one volume, each a thread, with requests of any size and alignment that overlap: each read finds what a disk could give it, each
 /// sector is whole, and the volume holds at the end what a read of it finds.
 fn model(place: &Place) {
-    const LANES: u64 = 4;
-    let engine = place.open();
     let first = Written { id: 0, begun: 0, answered: 0, certain: true };
-    let sectors = vec![vec![first]; SIZE as usize / 512];
-    let model = Mutex::new(Model { clock: 0, sectors, reads: HashMap::new() });
-    let (left, ids) = (AtomicU64::new(from_environment("VLANE_COHERENCE", 600)), AtomicU64::new(1));
-    let seed = from_environment("VLANE_COHERENCE_SEED", 1);
-    std::thread::scope(|threads| {
-        for lane in 0..LANES {
-            let (engine, model, left, ids) = (&engine, &model, &left, &ids);
-            threads.spawn(move || guest(engine, model, left, ids, seed * LANES + lane));
+    let sectors = vec![vec![first]; place.size() as usize / 512];
+    let busy = (place.cache != Cache::None).then(HashMap::new);
+    let model = Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy });
+    let requests = from_environment("VLANE_COHERENCE", 600);
+    let (seed, ids) = (from_environment("VLANE_COHERENCE_SEED", 1), AtomicU64::new(1));
+    // What is there is there after it was opened again.
+    for round in 0..3 {
+        let engine = place.open();
+        let left = AtomicU64::new(requests / 3);
+        if place.cache == Cache::Pdc && place.direct.is_none() {
+            drops(&engine);
         }
-    });
+        let changes = lanes(&engine, &model, &left, &ids, (seed * 3 + round, place.size()));
+        if place.direct.is_some() {
+            eprintln!("{}: {changes} changes", place.path.display());
+            assert!(changes > 0, "{:?}", engine.journal());
+        }
+    }
+    let engine = place.open();
     let mut rig = lane(&engine);
-    let found = rig.ok(Op::read(0, SIZE as usize));
+    let parts = (0..place.size()).step_by(DATA);
+    let found: Vec<u8> =
+        parts.flat_map(|at| rig.ok(Op::read(at / 512, DATA.min((place.size() - at) as usize)))).collect();
     let mut model = model.into_inner().expect("nobody failed");
     let now = model.tick();
     model.check(now, 0, &found, &|| "at the end".to_owned());
     rig.ok(Op::Flush);
     drop((rig, engine));
     assert!(std::fs::read(&place.path).expect("read") == found, "the image is not as it was read");
+}
+
+/// What is taken for a journal is dropped.
+fn drops(engine: &Arc<FileEngine>) {
+    let all = Range { start: 0, end: SIZE };
+    let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
+    let journal = Journal { filesystem, kind, way, ranges: vec![all] };
+    engine.pretend_layout(Layout { journals: vec![journal], watched: Vec::new() });
+    let mut rig = lane(engine);
+    let data = rig.ok(Op::read(0, BLOCK as usize));
+    rig.ok(Op::write(0, data));
+    engine.sync().expect("sync");
+    assert!(engine.journal().is_some_and(|report| report.dropped.layout > 0), "{:?}", engine.journal());
+}
+
+/// Lanes at work, each a thread. With pdc, one more thread says what the journal is, something else each time, and has it dropped.
+/// Says how often what is direct has changed.
+fn lanes(
+    engine: &Arc<FileEngine>,
+    model: &Mutex<Model>,
+    left: &AtomicU64,
+    ids: &AtomicU64,
+    (seed, size): (u64, u64),
+) -> u64 {
+    const LANES: u64 = 4;
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let guests: Vec<_> = (0..LANES)
+            .map(|lane| threads.spawn(move || guest(engine, model, left, ids, seed * LANES + lane)))
+            .collect();
+        if engine.cache() == Cache::Pdc {
+            let (mut random, is_done) = (Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1), &is_done);
+            threads.spawn(move || {
+                while !is_done.load(Ordering::Relaxed) {
+                    engine.pretend_layout(verdict(&mut random, size));
+                    if random.below(2) == 0 {
+                        engine.sync().expect("sync");
+                    }
+                    std::thread::sleep(Duration::from_micros(random.below(3000)));
+                }
+            });
+        }
+        let results: Vec<_> = guests.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        is_done.store(true, Ordering::Relaxed);
+        assert!(results.iter().all(Result::is_ok), "a lane failed");
+    });
+    engine.journal().map_or(0, |report| report.direct.changes)
+}
+
+/// Any journals: parts of blocks, overlapping, all of the volume and more, none.
+fn verdict(random: &mut Random, size: u64) -> Layout {
+    let journals = (0..random.below(4)).map(|_| {
+        let (filesystem, kind) = (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
+        let way = [Way::Layout, Way::Content, Way::Layout, Way::Pattern][random.below(4) as usize];
+        let ranges = (0..1 + random.below(5)).map(|_| {
+            let begin = random.below(size + 4096);
+            begin..begin + 1 + random.below(size)
+        });
+        Journal { filesystem, kind, way, ranges: ranges.collect() }
+    });
+    Layout { journals: journals.collect(), watched: Vec::new() }
+}
+
+#[test]
+fn lanes_that_share_blocks_of_a_device_whose_journal_is_dropped_are_as_the_model() {
+    if let Some(place) = Place::device() {
+        model(&Place { cache: Cache::Pdc, ..place });
+    }
+}
+
+#[test]
+fn lanes_that_share_blocks_of_a_file_whose_journal_is_dropped_are_as_the_model() {
+    if let Some(place) = Place::file() {
+        model(&Place { cache: Cache::Pdc, ..place });
+    }
+}
+
+/// What is read and written around the page cache changes while lanes read, write, discard and zero: everywhere, but mostly across the borders.
+#[test]
+fn lanes_while_parts_of_a_device_become_direct_and_cached_are_as_the_model() {
+    let size = 4 * FOLIO + BLOCK;
+    if let Some(place) = Place::device_of(size) {
+        model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
+    }
+}
+
+#[test]
+fn lanes_while_parts_of_a_file_become_direct_and_cached_are_as_the_model() {
+    let size = 4 * FOLIO + BLOCK;
+    if let Some(place) = Place::file_of(size) {
+        model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
+    }
 }
 
 #[test]

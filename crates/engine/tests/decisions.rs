@@ -19,6 +19,7 @@ fn a_channel_says_what_holds_unless_somebody_decides_otherwise() {
         (Cache::None, Placement::Direct, false),
         (Cache::Writeback, Placement::Cached, false),
         (Cache::WriteThrough, Placement::Cached, true),
+        (Cache::Pdc, Placement::Cached, false),
     ] {
         let engine = match try_open(&path, cache) {
             Ok(engine) => engine,

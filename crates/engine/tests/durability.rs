@@ -19,7 +19,7 @@ fn flushes(device: &Loop, work: impl FnOnce()) -> u64 {
 }
 
 fn on_device(check: impl Fn(&Loop, Cache)) {
-    for cache in [Cache::None, Cache::Writeback, Cache::WriteThrough] {
+    for cache in [Cache::None, Cache::Writeback, Cache::WriteThrough, Cache::Pdc] {
         let dir = on_disk();
         match Loop::new(&image(dir.path(), 4 << 20), 512) {
             Ok(device) => check(&device, cache),

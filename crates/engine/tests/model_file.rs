@@ -248,6 +248,12 @@ fn a_write_through_image_is_as_the_model() {
     model(&image(dir.path(), SECTORS * 512), Cache::WriteThrough, 15, false);
 }
 
+#[test]
+fn an_image_whose_journal_is_looked_for_is_as_the_model() {
+    let dir = on_disk();
+    model(&image(dir.path(), SECTORS * 512), Cache::Pdc, 15, false);
+}
+
 fn on_loop_device(sector: u32, cache: Cache) {
     let dir = on_disk();
     // A device ends with a whole sector.

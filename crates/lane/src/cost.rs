@@ -54,12 +54,13 @@ fn engine() -> Arc<dyn Engine> {
     Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set); in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if `VLANE_COST_WRITES` is set; in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
 /// that is `off` or `armed`, if `VLANE_COST_HINT` says so.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
         std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
+    let kind = if std::env::var_os("VLANE_COST_WRITES").is_some() { Kind::Write } else { Kind::Read };
     let is_packed = std::env::var_os("VLANE_COST_PACKED").is_some();
     let options = BlkOptions {
         format: if is_packed { Format::Packed } else { Format::Split },
@@ -108,7 +109,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     for batch in 0..batches {
         for slot in 0..DEPTH {
             let sector = (batch * u64::from(DEPTH) + u64::from(slot)) % (1 << 20) * 8 % (1 << 21);
-            driver.submit(slot, Request { kind: Kind::Read, sector, len: 4096, ioprio: 0 }).unwrap();
+            driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
         }
         driver.publish();
         assert!(lane.serve(&mut uring, false));
@@ -136,5 +137,10 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     // One more for the lane's start.
     assert_eq!(entries, if is_recorded { batches * u64::from(DEPTH) + 1 } else { 0 });
     lane.store_counters();
-    assert_eq!(counters.snapshot().reads, batches * u64::from(DEPTH));
+    let counted = counters.snapshot();
+    let (requests, others) = match kind {
+        Kind::Write => (counted.writes, counted.reads),
+        _ => (counted.reads, counted.writes),
+    };
+    assert_eq!((requests, others), (batches * u64::from(DEPTH), 0));
 }

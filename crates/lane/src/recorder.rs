@@ -13,8 +13,10 @@ use std::time::Instant;
 
 use rtrb::{Consumer, Producer, RingBuffer};
 use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
+use vlane_policy::journal::Head;
+use vlane_policy::journal::content::scan;
 use vlane_ring::{Kind, Request, Slot, Status};
-use vlane_trace::{Entry, Priority, Record};
+use vlane_trace::{BlockHead, Entry, Magic, Priority, Record};
 
 /// Answers of one batch that are told together; more are told in parts.
 const BATCH: usize = 256;
@@ -123,10 +125,41 @@ impl Recorder {
             Kind::Out if self.config.hashes => hash(request),
             _ => 0,
         };
+        if request.kind() == Kind::Out {
+            self.heads(request);
+        }
         if let Some(begun) = self.begun.get_mut(usize::from(slot.0)) {
             *begun = Begun { submit, hash, seq: self.seq, after: self.shown, is_recorded: true };
         }
         self.seq = self.seq.wrapping_add(1);
+    }
+
+    /// Tells which blocks of a write are a journal's. What finds no place is not told: the write will hardly find one either, and be counted.
+    #[inline]
+    fn heads(&mut self, request: &Request) {
+        let Some(offset) = request.sector().checked_mul(vlane_ring::SECTOR) else { return };
+        let mut words = request.words();
+        let head = |at| {
+            let mut bytes = [0; Head::LEN];
+            request.copy_from(at, &mut bytes);
+            bytes
+        };
+        scan(offset, request.len(), |at| words.at(at), head, |head| self.head(head));
+    }
+
+    #[cold]
+    fn head(&mut self, head: Head) {
+        let Some((first, rest)) = head.bytes.split_first_chunk() else { return };
+        if let (Some(magic), Ok(rest), true) = (Magic::of(*first), rest.try_into(), self.catch_up()) {
+            let sector = head.offset / vlane_ring::SECTOR;
+            let _ = self.producer.push(Entry::Head(BlockHead {
+                lane: self.lane,
+                seq: self.seq,
+                sector,
+                magic,
+                rest,
+            }));
+        }
     }
 
     /// The request that was taken last was not: it will be taken again.
@@ -455,6 +488,8 @@ mod tests {
             Entry::Start { .. } => "start".to_owned(),
             Entry::Record(record) => format!("record {}", record.seq),
             Entry::Lost { count, .. } => format!("lost {count}"),
+            Entry::Head(head) => format!("head of {}", head.seq),
+            Entry::Layout(_) => "layout".to_owned(),
             Entry::End { .. } => "end".to_owned(),
         };
         let told: Vec<_> = entries.iter().map(tell).collect();

@@ -136,6 +136,46 @@ impl std::fmt::Debug for Request {
     }
 }
 
+/// A look at a request's data: at rising places, so that its buffers are gone through once.
+#[derive(Debug)]
+pub struct Words<'a> {
+    request: &'a Request,
+    buffer: usize,
+    /// Bytes of the data before that buffer.
+    begin: u64,
+}
+
+impl Words<'_> {
+    /// The four bytes from `at` on, not before the place asked for last; zeroes where there are none.
+    #[inline]
+    pub fn at(&mut self, at: u64) -> [u8; 4] {
+        let mut word = [0; 4];
+        if !self.request.in_flight {
+            return word;
+        }
+        let buffers = self.request.buffers();
+        while let Some(buffer) = buffers.get(self.buffer) {
+            let len = buffer.iov_len as u64;
+            let Some(inside) = at.checked_sub(self.begin) else { break };
+            if inside < len {
+                if len - inside < 4 {
+                    self.request.copy_from(at, &mut word);
+                    break;
+                }
+                // SAFETY: four bytes inside a buffer of guest memory that the queue keeps mapped while this request is in flight, which was
+                // checked; an array of bytes needs no alignment, and a guest that writes meanwhile changes what is read and nothing else.
+                word = unsafe {
+                    buffer.iov_base.cast::<u8>().add(inside as usize).cast::<[u8; 4]>().read_volatile()
+                };
+                break;
+            }
+            self.begin += len;
+            self.buffer += 1;
+        }
+        word
+    }
+}
+
 impl Request {
     pub(crate) fn empty() -> Request {
         Request {
@@ -258,6 +298,12 @@ impl Request {
             // `n` bytes of `bytes` from `at` on; a guest that writes meanwhile changes what is copied and nothing else.
             unsafe { std::ptr::copy_nonoverlapping(guest.cast_const(), bytes.as_mut_ptr().add(at), n) };
         });
+    }
+
+    /// For a look at the data here and there, from its beginning on.
+    #[inline]
+    pub fn words(&self) -> Words<'_> {
+        Words { request: self, buffer: 0, begin: 0 }
     }
 
     /// Copies `bytes` into the data from its byte `from` on, as much as there is room for.

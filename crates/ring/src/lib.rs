@@ -25,7 +25,7 @@ mod queue;
 pub mod shared;
 mod split;
 
-pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status};
+pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
 pub use dirty::DirtyLog;
 pub use error::{Broken, Layout, QueueError};

@@ -6,7 +6,9 @@ use crate::record::{RECORD, RECORD_WITH_HASH};
 /// The first eight bytes.
 pub const MAGIC: [u8; 8] = *b"VLANETRC";
 /// The format's version. It rises when a reader of the older one would misunderstand the newer.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+/// The oldest version that is read. Version 1 has no heads and no layout.
+pub const OLDEST: u16 = 1;
 /// Bytes before the name.
 pub(crate) const FIXED: usize = 48;
 /// The most bytes that a header may have, name included.
@@ -80,9 +82,9 @@ impl Header {
             ));
         }
         let version = short(8);
-        if version != VERSION {
+        if !(OLDEST..=VERSION).contains(&version) {
             let context = format!(
-                "the trace has version {version} of the format, this program reads {VERSION}; use the vlane that recorded it, or a newer one"
+                "the trace has version {version} of the format, this program reads {OLDEST} to {VERSION}; use the vlane that recorded it, or a newer one"
             );
             return Err(Error::new(ErrorKind::Version, 8, context));
         }

@@ -1,8 +1,8 @@
 //! The format of recorded requests.
 //!
 //! A trace is a [`Header`] and then entries of one size, little-endian: one [`Record`] per request (one per range of a
-//! request with several), and three kinds of remarks: recording of a lane began ([`Entry::Start`]), records are missing
-//! ([`Entry::Lost`]), the trace is complete ([`Entry::End`]). `docs/src/trace-format.md` has the byte offsets.
+//! request with several), and remarks: recording of a lane began ([`Entry::Start`]), records are missing
+//! ([`Entry::Lost`]), a written block is a journal's ([`Entry::Head`]), the volume's layout names a journal ([`Entry::Layout`]), the trace is complete ([`Entry::End`]). `docs/src/trace-format.md` has the byte offsets.
 //!
 //! Entries of one lane stand in the order in which its requests were completed. [`Record::seq`] says in which order they
 //! were begun, and [`Record::after`] how many of the lane had been completed by then: with both, what had to wait for what
@@ -17,12 +17,17 @@ mod error;
 mod header;
 mod reader;
 mod record;
+pub mod storage;
 mod writer;
 
 pub use error::{Error, ErrorKind};
-pub use header::{Header, MAGIC, MAX_HEADER, VERSION};
+pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, VERSION};
 pub use reader::Reader;
-pub use record::{Entry, Kind, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record, Status};
+pub(crate) use reader::fill;
+pub use record::{
+    BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record,
+    Status,
+};
 pub use writer::Writer;
 
 /// Bytes of a sector; lengths and positions count in these.

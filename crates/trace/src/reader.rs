@@ -113,7 +113,7 @@ impl<R: Read> Iterator for Reader<R> {
 }
 
 /// Reads until `bytes` is full or nothing comes any more; returns how much came.
-fn fill(from: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn fill(from: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {
         match from.read(&mut bytes[got..]) {

@@ -8,6 +8,8 @@ pub const RECORD: usize = 48;
 /// Bytes of an entry with one.
 pub const RECORD_WITH_HASH: usize = 56;
 
+const LAYOUT: u8 = 0xfb;
+const HEAD: u8 = 0xfc;
 const START: u8 = 0xfd;
 const LOST: u8 = 0xfe;
 const END: u8 = 0xff;
@@ -154,6 +156,61 @@ impl Record {
     }
 }
 
+/// Magic numbers that a journal's blocks begin with; big-endian, as in the block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Magic {
+    /// JBD2's, 0xc03b3998: ext3 and ext4.
+    Jbd2 = 0,
+    /// That of a log record of XFS, 0xfeedbabe.
+    Xfs = 1,
+}
+
+impl Magic {
+    /// The four bytes.
+    pub fn bytes(self) -> [u8; 4] {
+        match self {
+            Magic::Jbd2 => [0xc0, 0x3b, 0x39, 0x98],
+            Magic::Xfs => [0xfe, 0xed, 0xba, 0xbe],
+        }
+    }
+
+    /// The one whose bytes these are.
+    pub fn of(bytes: [u8; 4]) -> Option<Magic> {
+        [Magic::Jbd2, Magic::Xfs].into_iter().find(|magic| magic.bytes() == bytes)
+    }
+}
+
+/// The beginning of a block of a write, if it is a journal's magic number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockHead {
+    /// The queue.
+    pub lane: u16,
+    /// [`Record::seq`] of the write.
+    pub seq: u32,
+    /// Where the block lies.
+    pub sector: u64,
+    /// Its first four bytes.
+    pub magic: Magic,
+    /// Those behind it.
+    pub rest: [u8; 28],
+}
+
+/// A piece of a journal that the volume's layout (partition table, superblocks) names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayoutPiece {
+    /// When the layout was read, in ns since [`Header::started`]. What it said before does not hold any more.
+    pub time: u64,
+    /// Whose journal it is, as a number of its own: 0 ext3's or ext4's, 1 XFS', others as yet unknown.
+    pub filesystem: u8,
+    /// The first sector.
+    pub sector: u64,
+    /// Sectors; 0: the layout names no journal.
+    pub sectors: u64,
+    /// The next entry has another piece of the same layout.
+    pub more: bool,
+}
+
 /// One entry of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
@@ -178,6 +235,10 @@ pub enum Entry {
         /// Requests.
         count: u64,
     },
+    /// A block of a write begins with a journal's magic number. It stands before the write's record; where requests are missing, it may be missing too.
+    Head(BlockHead),
+    /// Where the volume's layout says that a journal is.
+    Layout(LayoutPiece),
     /// The trace is complete.
     End {
         /// Entries before this one.
@@ -231,6 +292,21 @@ impl Entry {
                 if with_hash {
                     put(48, &r.hash.to_le_bytes());
                 }
+            }
+            Entry::Head(head) => {
+                put(0, &[HEAD, head.magic as u8]);
+                put(2, &head.lane.to_le_bytes());
+                put(4, &head.seq.to_le_bytes());
+                put(8, &head.sector.to_le_bytes());
+                put(16, &head.rest);
+            }
+            Entry::Layout(piece) => {
+                put(0, &[LAYOUT]);
+                put(8, &piece.time.to_le_bytes());
+                put(16, &piece.sectors.to_le_bytes());
+                put(24, &piece.sector.to_le_bytes());
+                put(32, &u32::from(piece.filesystem).to_le_bytes());
+                put(44, &[u8::from(piece.more) * MORE]);
             }
             Entry::Start { lane, time, in_flight } => {
                 put(0, &[START]);
@@ -289,6 +365,23 @@ impl Entry {
                     Ok(in_flight) => Ok(Entry::Start { lane, time, in_flight }),
                     Err(_) => corrupt(format!("{number} requests in flight")),
                 };
+            }
+            HEAD => {
+                let magic = match status {
+                    Status::Ok => Magic::Jbd2,
+                    Status::IoErr => Magic::Xfs,
+                    Status::Unsupported => return corrupt("a magic number of kind 2".to_owned()),
+                };
+                let mut rest = [0; 28];
+                rest.copy_from_slice(&bytes[16..44]);
+                return Ok(Entry::Head(BlockHead { lane, seq: int(bytes, 4), sector: time, magic, rest }));
+            }
+            LAYOUT => {
+                let Ok(filesystem) = u8::try_from(int(bytes, 32)) else {
+                    return corrupt(format!("a file system of kind {}", int(bytes, 32)));
+                };
+                let (sector, more) = (long(bytes, 24), flags & MORE != 0);
+                return Ok(Entry::Layout(LayoutPiece { time, filesystem, sector, sectors: number, more }));
             }
             LOST => return Ok(Entry::Lost { lane, time, count: number }),
             END => return Ok(Entry::End { entries: number }),

@@ -34,7 +34,8 @@ impl<W: Write> Writer<W> {
         let lane = match entry {
             Entry::Record(record) => record.lane,
             Entry::Start { lane, .. } | Entry::Lost { lane, .. } => *lane,
-            Entry::End { .. } => 0,
+            Entry::Head(head) => head.lane,
+            Entry::Layout(_) | Entry::End { .. } => 0,
         };
         if self.header.lanes > 0 && lane >= self.header.lanes {
             let context = format!("a request of lane {lane} in a trace of {} lanes", self.header.lanes);

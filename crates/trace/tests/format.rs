@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 use proptest::prelude::*;
-use vlane_trace::{Entry, ErrorKind, Header, Kind, Priority, Reader, Record, Status, Writer};
+use vlane_trace::{
+    BlockHead, Entry, ErrorKind, Header, Kind, LayoutPiece, Magic, Priority, Reader, Record, Status, Writer,
+};
 
 const LANES: u16 = 4;
 
@@ -35,6 +37,12 @@ fn entry(hashes: bool) -> impl Strategy<Value = Entry> {
         8 => record(hashes),
         1 => (0..LANES, any::<u64>(), any::<u32>()).prop_map(|(lane, time, in_flight)| Entry::Start { lane, time, in_flight }),
         1 => (0..LANES, any::<u64>(), any::<u64>()).prop_map(|(lane, time, count)| Entry::Lost { lane, time, count }),
+        1 => (0..LANES, any::<u32>(), any::<u64>(), any::<bool>(), any::<[u8; 28]>()).prop_map(|(lane, seq, sector, is_xfs, rest)| {
+            Entry::Head(BlockHead { lane, seq, sector, magic: if is_xfs { Magic::Xfs } else { Magic::Jbd2 }, rest })
+        }),
+        1 => (any::<u64>(), any::<u8>(), any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(time, filesystem, sector, sectors, more)| {
+            Entry::Layout(LayoutPiece { time, filesystem, sector, sectors, more })
+        }),
     ]
 }
 
@@ -159,7 +167,7 @@ fn the_layout_is_the_documented_one() {
         hash: 0x1122_3344_5566_7788,
     });
     let bytes = written(&header, &[entry]);
-    let mut want = b"VLANETRC\x01\x00\x38\x00\x38\x00\x01\x00\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+    let mut want = b"VLANETRC\x02\x00\x38\x00\x38\x00\x01\x00\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
     want.extend(
         b"\x00\x08\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x04\x00\x04\x00\0\0\0\0\0\0\0\0disk\0\0\0\0",
     );
@@ -195,4 +203,32 @@ fn another_version_is_told_from_no_trace() {
     let error = Reader::new(&bytes[..]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Version);
     assert!(error.to_string().contains("version 9"), "{error}");
+}
+
+/// A trace of the first version differs in nothing but its number, and in having no heads.
+#[test]
+fn a_trace_of_the_first_version_is_read() {
+    let entries = [Entry::Start { lane: 0, time: 1, in_flight: 0 }];
+    let header = Header { lanes: LANES, ..Header::default() };
+    let mut bytes = written(&header, &entries);
+    bytes[8] = 1;
+    let (read, error, complete) = read(&bytes);
+    assert!(error.is_none() && complete, "{error:?}");
+    assert_eq!(read, entries);
+}
+
+#[test]
+fn the_layout_of_heads_and_of_journals_is_the_documented_one() {
+    let rest = std::array::from_fn(|at| at as u8);
+    let head = BlockHead { lane: 3, seq: 5, sector: 77, magic: Magic::Xfs, rest };
+    let piece = LayoutPiece { time: 1000, filesystem: 1, sector: 77, sectors: 8, more: true };
+    let head = Entry::Head(head).encode(false);
+    assert_eq!(head[..16], *b"\xfc\x01\x03\0\x05\0\0\0\x4d\0\0\0\0\0\0\0");
+    assert_eq!(head[16..44], rest);
+    let piece = Entry::Layout(piece).encode(false);
+    assert_eq!(piece[..16], *b"\xfb\0\0\0\0\0\0\0\xe8\x03\0\0\0\0\0\0");
+    assert_eq!(piece[16..36], *b"\x08\0\0\0\0\0\0\0\x4d\0\0\0\0\0\0\0\x01\0\0\0");
+    assert_eq!(piece[44..46], [1, 0]);
+    assert_eq!(Magic::of(Magic::Jbd2.bytes()), Some(Magic::Jbd2));
+    assert_eq!(Magic::of(*b"abcd"), None);
 }

@@ -71,7 +71,7 @@ pub struct BenchArgs {
     /// Determines the random addresses and the data
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..), help_heading = "Load")]
     seed: u64,
-    /// Flush after every N writes of a job
+    /// Flush after every N writes of a job; with a depth, of each of the requests that are out at once
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..), help_heading = "Load")]
     flush_every: Option<u32>,
     /// I/O priority that the requests carry: none, rt/0 to rt/7, be/0 to be/7, idle

@@ -17,6 +17,7 @@ mod boot;
 mod compare;
 mod completions;
 mod explain;
+mod inspect;
 mod logging;
 mod man;
 mod notify;
@@ -62,6 +63,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes
     Analyze(analyze::AnalyzeArgs),
+    /// Show the partitions and file systems of an image, and where their journals lie
+    Inspect(inspect::InspectArgs),
     /// Turn traces into those of other programs, and back
     Trace(trace::TraceArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
@@ -101,6 +104,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Analyze(args) => analyze::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Report(args) => report::run(&args),

@@ -3,6 +3,7 @@
 mod stop;
 
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -15,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vlane_driver::units::show_size;
 use vlane_engine::Engine;
-use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
@@ -59,6 +60,10 @@ pub struct ServeArgs {
     /// What the host's page cache is used for
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
+
+    /// With --cache pdc: how the guest's journal is kept out of the page cache [default: drop]
+    #[arg(long, value_name = "WAY")]
+    journal: Option<JournalArg>,
 
     /// Let nobody write
     #[arg(long)]
@@ -105,6 +110,11 @@ pub struct ServeArgs {
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
+
+    /// Write down everything that reaches the storage, with the data of all writes: for tests and research. Whoever can read the file can
+    /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
+    #[arg(long, value_name = "FILE", conflicts_with = "null")]
+    danger_record_storage: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -119,6 +129,14 @@ pub enum CacheArg {
     Writethrough,
     /// As writeback, and the journal of the guest's file system is dropped from it once it is flushed
     Pdc,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum JournalArg {
+    /// Written through it, and dropped from it once it is flushed
+    Drop,
+    /// Read and written around it, on ext4, XFS and block devices; as drop elsewhere
+    Direct,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -231,6 +249,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         Opened::Null(engine) => engine.clone(),
         Opened::File(engine) => engine.clone(),
     };
+    let recorder = match &opened {
+        Opened::File(engine) => engine.recorder().cloned(),
+        Opened::Null(_) => None,
+    };
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
@@ -285,6 +307,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let synced = volume.sync();
     ending.done();
     listener.close();
+    // After the last thing that is in it.
+    let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
     synced.with_context(|| {
         let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
         match volume.lost_write() {
@@ -296,6 +320,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             }
         }
     })?;
+    recorded.context("the record of what reached the storage (--danger-record-storage) is not complete")?;
     result
 }
 
@@ -352,13 +377,39 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::Writethrough => Cache::WriteThrough,
         CacheArg::Pdc => Cache::Pdc,
     };
+    if args.journal.is_some() && cache != Cache::Pdc {
+        usage!(
+            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
+        );
+    }
     let options = FileOptions {
         cache,
         read_only: args.read_only,
         raw: args.format == Some(FormatArg::Raw),
-        ..FileOptions::default()
+        journal: match args.journal {
+            Some(JournalArg::Direct) => JournalWay::Direct,
+            Some(JournalArg::Drop) | None => JournalWay::Drop,
+        },
     };
-    Ok(Opened::File(Arc::new(FileEngine::open(path, options)?)))
+    let engine = FileEngine::open(path, options)?;
+    Ok(Opened::File(Arc::new(match &args.danger_record_storage {
+        Some(to) => recorded(engine, to)?,
+        None => engine,
+    })))
+}
+
+/// Has everything that reaches the storage written down.
+fn recorded(engine: FileEngine, to: &Path) -> Result<FileEngine> {
+    let name = to.display();
+    // It has the guest's data in it.
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
+    let file = file.with_context(|| match to.exists() {
+        true => format!("{name}: is there already; remove it, or give --danger-record-storage another name"),
+        false => format!("{name}: cannot be made for the record of what reaches the storage"),
+    })?;
+    tracing::warn!("everything that reaches the storage is written to {name}, the guest's data included");
+    let file = std::io::BufWriter::with_capacity(1 << 20, file);
+    engine.recorded(file).map_err(|error| anyhow::anyhow!("{name}: {error}"))
 }
 
 /// The same image has the same serial number every time, and two images have different ones.

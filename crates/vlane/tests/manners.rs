@@ -166,7 +166,7 @@ fn no_command_panics_when_nobody_reads_what_it_prints() {
     let json = run(&["analyze", &trc, "--json"]);
     std::fs::write(&report, &json.stdout).unwrap();
     let (report, iolog) = (name(&report), name(&place.path("a.iolog")));
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 15] = [
         &["--help"],
         &["--version"],
         &["serve", "--help"],
@@ -178,6 +178,7 @@ fn no_command_panics_when_nobody_reads_what_it_prints() {
         &["man", &pages],
         &["boot", "--dry-run", &image],
         &["analyze", &trc],
+        &["inspect", &image],
         &["report", &report],
         &["trace", "convert", &trc, &iolog, "--to", "iolog"],
         &["sched", "simulate", "classes", "--policy", "loan", "--seconds", "1"],

@@ -19,6 +19,7 @@ use super::placements::Placer;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
+use crate::recorder;
 use crate::sync::Waker;
 use crate::{Channel, ChannelStats, EngineError, IoErrorKind, Outcome, Request, Slot, Status, Writeback};
 
@@ -153,8 +154,11 @@ impl FileChannel {
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
+            let told = recorder::Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
             // SAFETY: the request's buffers are mapped as long as it is in flight.
-            match unsafe { self.writes.attempt(fd, request.buffers(), offset) } {
+            let taken = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
+            told.end(taken.cast_signed());
+            match taken {
                 n if n == len => {
                     self.stats.inline += 1;
                     self.flusher.count();

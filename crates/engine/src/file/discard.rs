@@ -7,6 +7,8 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use vlane_trace::storage::{Clear, What};
+
 use super::Shared;
 use crate::Slot;
 use crate::sync::{Waker, wake};
@@ -21,6 +23,8 @@ struct Job {
     slot: Slot,
     results: Sender<(Slot, i32)>,
     doorbell: Arc<Waker>,
+    /// What the recorder was told of it, if there is one.
+    told: Option<u64>,
 }
 
 /// The way to the thread.
@@ -59,7 +63,9 @@ impl Discarder {
         (offset, len): (u64, u64),
         results: &Results,
     ) -> io::Result<()> {
+        let discard = What::Clear { how: Clear::Discard, offset, len };
         let job = Job {
+            told: shared.recorder.as_ref().map(|recorder| recorder.begin(discard)),
             shared: Arc::clone(shared),
             span: [offset, len],
             slot,
@@ -87,6 +93,9 @@ fn run(job: Job) {
     // SAFETY: an open device and a pair of numbers, as BLKDISCARD wants them.
     let result = unsafe { libc::ioctl(job.shared.file().as_raw_fd(), BLKDISCARD, &job.span) };
     let errno = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
+    if let (Some(recorder), Some(told)) = (&job.shared.recorder, job.told) {
+        recorder.end(told, -i64::from(errno));
+    }
     // Nobody may want to know any more.
     let _ = job.results.send((job.slot, -errno));
     wake(&job.doorbell);

@@ -16,10 +16,12 @@ use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
 use vlane_ring::{Kind, SECTOR};
+use vlane_trace::storage::Clear;
 
 use super::{PART, Shared, span};
 use crate::io_queue::select;
 use crate::operation::{Decisions, Operation};
+use crate::recorder::Told;
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
@@ -90,8 +92,15 @@ impl MappedChannel {
     /// Writes `buffers`, which are the request's or a part of them, `len` bytes, at `offset`.
     #[inline]
     fn write_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
+        let from = offset - request.sector().wrapping_mul(SECTOR);
+        let told = Told::write(self.shared.recorder.as_ref(), request, from, (0, offset, len));
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
-        if let Err(error) = unsafe { transfer_all(self.shared.file(), buffers, offset, true) } {
+        let written = unsafe { transfer_all(self.shared.file(), buffers, offset, true) };
+        match &written {
+            Ok(()) => told.end(len.cast_signed()),
+            failed => told.end_with(failed),
+        }
+        if let Err(error) = written {
             return self.fail(request, &error);
         }
         if let Some(map) = &self.shared.map
@@ -166,7 +175,9 @@ impl MappedChannel {
             map.clear_present(offset, len);
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let told = Told::clear(self.shared.recorder.as_ref(), Clear::Punch, offset, len);
         let mut result = self.fallocate(punch, offset, len);
+        told.end_with(&result);
         if result.is_ok() && request.kind() != Kind::Discard && !unmap {
             result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
         }

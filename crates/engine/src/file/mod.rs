@@ -30,17 +30,21 @@ mod open;
 mod placed;
 mod placements;
 mod ranges;
+mod recorded;
 mod transfer;
 
 use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use vlane_ring::SECTOR;
+use vlane_trace::storage::Header;
 
 pub use self::journal::{DirectReport, JournalReport};
 use crate::operation::StorageFile;
+use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 
 /// What the host's page cache is used for.
@@ -104,6 +108,14 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     Ok(device.map(|attached| format!("is attached to /dev/{}", attached.device)))
 }
 
+/// An image to look into, and its size in bytes: open for reading, without any lock, whoever uses it.
+///
+/// # Errors
+/// As [`FileEngine::open`], if it is no image that could be served for reading.
+pub fn look_into(path: &std::path::Path, raw: bool) -> Result<(File, u64), EngineError> {
+    open::image(path, true, raw).map(|(file, _, size)| (file, size))
+}
+
 /// A regular file or block device as a volume.
 #[derive(Debug)]
 pub struct FileEngine {
@@ -139,6 +151,8 @@ struct Shared {
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless nothing can be written.
     journal: Option<journal::Journal>,
+    /// Told of everything that reaches the storage, if somebody wants to know.
+    recorder: Option<Arc<StorageRecorder>>,
 }
 
 impl FileEngine {
@@ -149,6 +163,30 @@ impl FileEngine {
     /// Every [`crate::ErrorKind`]; the text says what to do.
     pub fn open(path: &std::path::Path, options: FileOptions) -> Result<FileEngine, EngineError> {
         open::open(path, options).map(|shared| FileEngine { shared: Arc::new(shared) })
+    }
+
+    /// The same, with everything that reaches the storage written down from now on: for tests and research. [`StorageRecorder::finish`] ends
+    /// the record.
+    ///
+    /// # Errors
+    /// When the record cannot be begun.
+    ///
+    /// # Panics
+    /// When it has channels already.
+    pub fn recorded(
+        mut self,
+        to: impl Write + Send + 'static,
+    ) -> Result<FileEngine, Box<dyn std::error::Error + Send + Sync>> {
+        let header = Header { size: self.geometry().sectors * SECTOR, in_memory: self.is_mapped() };
+        let recorder = StorageRecorder::start(to, header)?;
+        let shared = Arc::get_mut(&mut self.shared);
+        shared.expect("a volume without channels").recorder = Some(recorder);
+        Ok(self)
+    }
+
+    /// Who writes down what reaches the storage, if somebody does.
+    pub fn recorder(&self) -> Option<&Arc<StorageRecorder>> {
+        self.shared.recorder.as_ref()
     }
 
     /// The cache mode in force: never [`Cache::Auto`].
@@ -210,7 +248,9 @@ impl Engine for FileEngine {
         }
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
+        let told = Told::sync(self.shared.recorder.as_ref());
         let synced = self.shared.file().sync_data();
+        told.end_with(&synced);
         if let Err(error) = &synced {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
@@ -231,9 +271,14 @@ impl Engine for FileEngine {
 
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
         let shared = Arc::clone(&self.shared);
-        Ok(match shared.map {
+        let recorder = shared.recorder.clone();
+        let channel: Box<dyn Channel> = match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
             None => Box::new(channel::FileChannel::new(shared, slots)?),
+        };
+        Ok(match recorder {
+            Some(recorder) => Box::new(recorded::Recorded::new(channel, recorder, slots)),
+            None => channel,
         })
     }
 }

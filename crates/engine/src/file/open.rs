@@ -1,6 +1,6 @@
 //! Opening an image: what can be wrong with it, and what it is like.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -32,23 +32,8 @@ const XFS_MAGIC: i64 = 0x5846_5342;
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
     let FileOptions { cache, read_only, raw, journal: journal_way } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
-    let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
-    let kind = metadata.file_type();
-    let is_device = kind.is_block_device();
-    if kind.is_dir() {
-        return Err(fail(
-            ErrorKind::NotAFileOrDevice,
-            "is a directory; give an image file or a block device",
-        ));
-    }
-    if !kind.is_file() && !is_device {
-        let text = "is neither a regular file nor a block device; give an image file or a block device";
-        return Err(fail(ErrorKind::NotAFileOrDevice, text));
-    }
-    let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
-    // Before the size: an image of another format may have any.
-    check_format(path, &buffered, raw)?;
-    let size = checked_size(path, &buffered)?;
+    let (buffered, metadata, size) = image(path, read_only, raw)?;
+    let is_device = metadata.file_type().is_block_device();
     if !read_only {
         check_file_limit(path, is_device, size)?;
         check_loop_devices(path, &buffered, is_device)?;
@@ -139,7 +124,30 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         can_discard: !is_device || device_discards(&metadata),
         map,
         journal,
+        recorder: None,
     })
+}
+
+/// An image through the page cache, and its size: what has to be right before it is used in any way.
+pub(super) fn image(path: &Path, read_only: bool, raw: bool) -> Result<(File, Metadata, u64), EngineError> {
+    let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
+    let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(fail(
+            ErrorKind::NotAFileOrDevice,
+            "is a directory; give an image file or a block device",
+        ));
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        let text = "is neither a regular file nor a block device; give an image file or a block device";
+        return Err(fail(ErrorKind::NotAFileOrDevice, text));
+    }
+    let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
+    // Before the size: an image of another format may have any.
+    check_format(path, &buffered, raw)?;
+    let size = checked_size(path, &buffered)?;
+    Ok((buffered, metadata, size))
 }
 
 fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {

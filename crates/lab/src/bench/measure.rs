@@ -17,6 +17,8 @@ use super::blkio;
 use super::plan::order;
 use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
 use super::saved::{LoadRuns, Run, SAVED, Saved, TargetRuns};
+use super::threads;
+use crate::control::{Control, Counters};
 use crate::date;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{Image, Medium, Place};
@@ -53,6 +55,8 @@ struct Kind {
     storage: Storage,
     args: Vec<String>,
     queues: u16,
+    /// Its counters are looked at.
+    counted: bool,
 }
 
 /// What the measurements need.
@@ -66,7 +70,7 @@ struct Bench<'a> {
     disk: Option<Image>,
     server_cpus: Vec<usize>,
     client_cpus: Vec<usize>,
-    running: Option<(Kind, Server)>,
+    running: Option<(Kind, Server, Option<Control>)>,
 }
 
 /// Measures a profile, which must have targets. If it is interrupted after the first measurement, what there is is the result, and
@@ -175,17 +179,23 @@ impl<'a> Bench<'a> {
                 loads.iter().try_for_each(|load| fits(socket, load, profile))?;
             }
         }
-        let started = has(Backend::Vlane) || has(Backend::QemuStorageDaemon);
-        let image = |storage, medium, wanted, option| -> Result<Option<Image>> {
-            if !started || loads.iter().all(|load| load.storage != storage) {
+        if has(Backend::Threads)
+            && let Some((load, what)) = loads.iter().find_map(|load| Some((load, threads::cannot(load)?)))
+        {
+            let context = format!("load `{}`: threads without a back end cannot do {what}", load.name);
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let started = targets.iter().any(|target| target.backend != Backend::Socket);
+        let image = |storages: &[Storage], medium, wanted, option| -> Result<Option<Image>> {
+            if !started || loads.iter().all(|load| !storages.contains(&load.storage)) {
                 return Ok(None);
             }
             let place = Place::find(medium, wanted, profile.size, option)?;
             Ok(Some(place.image(profile.size, setting.interrupt)?))
         };
         Ok(Self {
-            ram: image(Storage::Ram, Medium::Ram, setting.ram_dir, "--ram-dir")?,
-            disk: image(Storage::Disk, Medium::Disk, setting.disk_dir, "--disk-dir")?,
+            ram: image(&[Storage::Ram], Medium::Ram, setting.ram_dir, "--ram-dir")?,
+            disk: image(&[Storage::Disk, Storage::DiskCached], Medium::Disk, setting.disk_dir, "--disk-dir")?,
             dir: tempfile::Builder::new()
                 .prefix("vlane-bench-")
                 .tempdir()
@@ -209,6 +219,11 @@ impl<'a> Bench<'a> {
         progress: &mut Progress,
     ) -> Result<Run> {
         let (time, ramp) = (self.profile.time, self.profile.ramp);
+        if target.backend == Backend::Threads {
+            self.running = None;
+            let image = self.image(&load.storage)?;
+            return threads::measure(image, load, (time, ramp), self.setting.interrupt);
+        }
         let (socket, pid) = match &target.socket {
             Some(socket) => {
                 self.running = None;
@@ -236,8 +251,9 @@ impl<'a> Bench<'a> {
         if target.socket.is_none() && load.storage != Storage::Null {
             options.write_cache = options.write_cache.or(Some(true));
         }
+        let before = self.counters(target)?;
         let session = match &mut self.running {
-            Some((_, server)) if target.socket.is_none() => server.connect(&options)?,
+            Some((_, server, _)) if target.socket.is_none() => server.connect(&options)?,
             _ => Session::connect(&socket, &options)?,
         };
         let workload = load.workload(time, ramp, &self.client_cpus);
@@ -247,44 +263,76 @@ impl<'a> Bench<'a> {
         })?;
         interrupt.check()?;
         match report.errors.total() {
-            0 => Ok(Run::of(&report)),
+            0 => {
+                let mut run = Run::of(&report);
+                if let (Some(flushes), Some((before, after))) =
+                    (&mut run.flushes, before.zip(self.counters(target)?))
+                {
+                    let of = |counters: &Counters, name| counters.sum.get(name).copied().unwrap_or(0);
+                    let rose = |name| of(&after, name).saturating_sub(of(&before, name));
+                    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+                    let ratio = rose("fdatasyncs") as f64 / rose("flushes").max(1) as f64;
+                    flushes.fdatasyncs = Some(ratio);
+                }
+                Ok(run)
+            }
             n => Err(Error::new(ErrorKind::Process, format!("{n} of {} requests failed", report.ios))),
         }
+    }
+
+    /// What the back end counted so far, if it was started to tell that.
+    fn counters(&self, target: &Target) -> Result<Option<Counters>> {
+        match &self.running {
+            Some((_, _, control)) if target.socket.is_none() => {
+                control.as_ref().map(Control::counters).transpose()
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The image of a storage, and whether it is used with O_DIRECT.
+    fn image(&self, storage: &Storage) -> Result<(&Path, bool)> {
+        let image = if *storage == Storage::Ram { &self.ram } else { &self.disk };
+        let image = image.as_ref().filter(|_| *storage != Storage::Null);
+        let path = image.map(Image::path);
+        path.map(|path| (path, *storage == Storage::Disk))
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no image for this load"))
     }
 
     /// The back end for a load on a target: the one that runs, if it is the same.
     fn serve(&mut self, load: &Load, target: &Target) -> Result<&Server> {
         let args: Vec<_> = match target.backend {
             Backend::Vlane => target.args.iter().chain(&load.args).cloned().collect(),
-            Backend::QemuStorageDaemon | Backend::Socket => Vec::new(),
+            Backend::QemuStorageDaemon | Backend::Socket | Backend::Threads => Vec::new(),
         };
-        let kind =
-            Kind { backend: target.backend, storage: load.storage.clone(), args, queues: load.queues() };
+        let counted = target.backend == Backend::Vlane && load.flush_every.is_some();
+        let (storage, queues) = (load.storage.clone(), load.queues());
+        let kind = Kind { backend: target.backend, storage, args, queues, counted };
         let running = match self.running.take() {
-            Some((old, server)) if old == kind => (old, server),
+            Some((old, server, control)) if old == kind => (old, server, control),
             old => {
                 // The old one ends first: both would use CPUs, and an image is locked.
                 drop(old);
-                let server = self.start(&kind)?;
-                (kind, server)
+                let control = kind.counted.then(|| self.dir.path().join("control.sock"));
+                let server = self.start(&kind, control.as_deref())?;
+                (kind, server, control.map(Control::new))
             }
         };
         Ok(&self.running.insert(running).1)
     }
 
-    fn start(&self, kind: &Kind) -> Result<Server> {
+    fn start(&self, kind: &Kind, control: Option<&Path>) -> Result<Server> {
         let storage = match kind.storage {
             Storage::Null => Served::null(self.profile.size),
-            Storage::Ram | Storage::Disk => {
-                let direct = kind.storage == Storage::Disk;
-                let image = if direct { &self.disk } else { &self.ram };
-                match image {
-                    Some(image) => Served::File { path: image.path(), direct },
-                    None => return Err(Error::new(ErrorKind::Invalid, "there is no image for this load")),
-                }
+            Storage::Ram | Storage::Disk | Storage::DiskCached => {
+                let (path, direct) = self.image(&kind.storage)?;
+                Served::File { path, direct }
             }
         };
         let mut args = kind.args.clone();
+        if let Some(control) = control {
+            args.extend(["--control".into(), control.display().to_string()]);
+        }
         if !args.iter().any(|word| word == "--queues" || word.starts_with("--queues=")) {
             let usual = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             if usize::from(kind.queues) > usual {

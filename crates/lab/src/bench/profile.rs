@@ -14,13 +14,14 @@ use super::values::{Ioprio, Pattern, Size, Time};
 use crate::error::{Context, Error, ErrorKind, Result};
 
 /// The profiles that come with vlane: name and text.
-const EMBEDDED: [(&str, &str); 6] = [
+const EMBEDDED: [(&str, &str); 7] = [
     ("quick", include_str!("profiles/quick.toml")),
     ("paper", include_str!("profiles/paper.toml")),
     ("blog", include_str!("profiles/blog.toml")),
     ("latency", include_str!("profiles/latency.toml")),
     ("agreement", include_str!("profiles/agreement.toml")),
     ("threads", include_str!("profiles/threads.toml")),
+    ("flushes", include_str!("profiles/flushes.toml")),
 ];
 
 /// Names of the profiles that come with vlane, with their titles.
@@ -104,6 +105,8 @@ pub enum Backend {
     QemuStorageDaemon,
     /// One that runs already, at the target's socket.
     Socket,
+    /// None: threads of the lab write to the image and sync it, as tasks on the host would.
+    Threads,
 }
 
 /// What drives a target.
@@ -128,6 +131,8 @@ pub enum Storage {
     Ram,
     /// An image on a disk, with O_DIRECT.
     Disk,
+    /// An image on a disk, through the page cache.
+    DiskCached,
 }
 
 /// What is asked of a target. A key that is left out has the value that `vlane bench` has without the option.
@@ -157,7 +162,7 @@ pub struct Load {
     /// How the requests of a given rate are spaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrivals: Option<ArrivalsName>,
-    /// A flush after so many writes of a job.
+    /// A flush after so many writes of each of a job's places.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flush_every: Option<NonZeroU32>,
     /// The requests' priority.
@@ -348,10 +353,13 @@ impl Target {
     fn fault(&self) -> Option<String> {
         match (self.backend, &self.socket) {
             (Backend::Socket, None) => Some("backend = \"socket\": needs the key `socket`".into()),
-            (Backend::Vlane | Backend::QemuStorageDaemon, Some(_)) => {
+            (Backend::Vlane | Backend::QemuStorageDaemon | Backend::Threads, Some(_)) => {
                 Some("socket: goes with backend = \"socket\" only".into())
             }
-            (Backend::Socket | Backend::QemuStorageDaemon, _) if !self.args.is_empty() => {
+            (Backend::Threads, _) if self.client != Client::Driver => {
+                Some("backend = \"threads\": drives itself; leave out `client`".into())
+            }
+            (Backend::Socket | Backend::QemuStorageDaemon | Backend::Threads, _) if !self.args.is_empty() => {
                 Some("args: are arguments of `vlane serve`; this target does not start it".into())
             }
             _ => None,

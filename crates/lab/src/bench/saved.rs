@@ -101,8 +101,24 @@ pub struct Run {
     pub kept_up: Option<bool>,
     /// With a rate: the 99th percentile of how late the driver itself was, in us.
     pub late_p99_us: Option<f64>,
+    /// What became of flushes, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flushes: Option<Flushing>,
     /// All latencies; empty if the client does not tell them.
     pub latencies: Buckets,
+}
+
+/// The flushes of one measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Flushing {
+    /// Flushes per second.
+    pub per_second: f64,
+    /// Median latency in us.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// `fdatasync`s per flush, if they are counted.
+    pub fdatasyncs: Option<f64>,
 }
 
 impl Run {
@@ -124,6 +140,12 @@ impl Run {
             client_cpu_us_per_io: report.driver_cpu_us_per_io,
             kept_up: report.open.as_ref().map(|open| open.kept_up),
             late_p99_us: report.open.as_ref().map(|open| open.late.p99),
+            flushes: report.flushes.map(|flushes| Flushing {
+                per_second: flushes.iops,
+                p50_us: flushes.latency.p50,
+                p99_us: flushes.latency.p99,
+                fdatasyncs: None,
+            }),
             latencies: latencies.clone(),
         }
     }

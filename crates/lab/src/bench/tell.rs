@@ -5,7 +5,7 @@ use vlane_driver::{Buckets, median};
 
 use super::compare::{Comparison, Judged};
 use super::profile::{ArrivalsName, Load, Pin, Storage, WaitName};
-use super::saved::{LoadRuns, Run, Saved, TargetRuns};
+use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 use crate::report::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
     Spread, Table, figure,
@@ -117,6 +117,7 @@ fn notes(run: &Saved) -> Vec<Note> {
             Storage::Disk,
             "The image on the disk is used with O_DIRECT, around the page cache, and was written beforehand.",
         ),
+        (Storage::DiskCached, "The image on the disk is used through the page cache."),
     ] {
         if started && run.loads.iter().any(|l| l.load.storage == storage) {
             say(Severity::Info, text.into());
@@ -194,7 +195,61 @@ fn overview(run: &Saved) -> Option<Section> {
         title: "Overview".into(),
         text: run.text.clone(),
         command: None,
-        blocks: vec![Block::Chart(chart)],
+        blocks: [Some(chart), flushes_by_load(&closed)].into_iter().flatten().map(Block::Chart).collect(),
+    })
+}
+
+/// What the flushes of all loads waited, beside each other.
+fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Chart> {
+    let loads: Vec<_> = loads.iter().filter(|results| results.load.flush_every.is_some()).collect();
+    let names = loads.first()?.targets.iter().map(|t| t.target.name.clone());
+    #[expect(clippy::cast_precision_loss, reason = "a handful of loads")]
+    let points = |place: usize| {
+        let at = |(x, results): (usize, &&&LoadRuns)| {
+            let y = spread(results.targets.get(place)?, |run| flushing(run, |flushes| flushes.p99_us))?;
+            Some(Point { x: x as f64, y })
+        };
+        loads.iter().enumerate().filter_map(at).collect()
+    };
+    Some(Chart {
+        caption: "99th percentile of a flush's latency by load: medians, with the smallest and the largest"
+            .into(),
+        kind: ChartKind::Bars,
+        x: Axis { title: "load".into(), unit: String::new(), log: false },
+        y: Axis { title: "flush, p99".into(), unit: "us".into(), log: false },
+        categories: loads.iter().map(|results| results.load.name.clone()).collect(),
+        series: names.enumerate().map(|(place, name)| Series::measured(name, points(place))).collect(),
+    })
+}
+
+/// A figure of a measurement's flushes; not a number if there were none.
+fn flushing(run: &Run, value: impl Fn(&Flushing) -> f64) -> f64 {
+    run.flushes.as_ref().map_or(f64::NAN, value)
+}
+
+/// The flushes of a load.
+fn flushes(results: &LoadRuns) -> Option<Table> {
+    results.load.flush_every?;
+    let rows = results.targets.iter().map(|t| {
+        let cell = |value: &dyn Fn(&Flushing) -> f64| Cell::from(spread(t, |run| flushing(run, value)));
+        vec![
+            Cell::Text(t.target.name.clone()),
+            cell(&|flushes| flushes.per_second),
+            cell(&|flushes| flushes.fdatasyncs.unwrap_or(f64::NAN)),
+            cell(&|flushes| flushes.p50_us),
+            cell(&|flushes| flushes.p99_us),
+        ]
+    });
+    Some(Table {
+        caption: "Flushes: medians, with the smallest and the largest".into(),
+        columns: vec![
+            Column::new("target", ""),
+            Column::new("flushes", "1/s"),
+            Column::new("fdatasyncs per flush", ""),
+            Column::new("flush p50", "us"),
+            Column::new("flush p99", "us"),
+        ],
+        rows: rows.collect(),
     })
 }
 
@@ -208,6 +263,7 @@ fn section(place: usize, results: &LoadRuns, comparisons: &[&Comparison], older:
     if !comparisons.is_empty() {
         blocks.push(Block::Table(verdicts(comparisons, older)));
     }
+    blocks.extend(flushes(results).map(Block::Table));
     blocks.extend(distribution(results).map(Block::Chart));
     let mut text = vec![describe(&results.load)];
     for t in &results.targets {

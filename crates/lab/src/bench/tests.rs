@@ -25,6 +25,7 @@ fn runs(scale: f64, seed: u32) -> Vec<Run> {
                 client_cpu_us_per_io: 1.0,
                 kept_up: None,
                 late_p99_us: None,
+                flushes: None,
                 latencies: Buckets { upto_ns: vec![100_000, 300_000, 900_000], count: vec![1, 97, 2] },
             }
         })

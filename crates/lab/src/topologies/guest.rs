@@ -294,7 +294,7 @@ impl Job<'_> {
 
     #[inline]
     fn put(&self, ready: &mut Vec<(u16, Request)>, slot: u16, requests: &mut Requests) {
-        let (kind, at) = requests.next();
+        let (kind, at) = requests.next(slot);
         let len = if kind == Kind::Flush { 0 } else { self.workload.block };
         ready.push((slot, Request { kind, sector: at / 512, len, ioprio: 0 }));
     }

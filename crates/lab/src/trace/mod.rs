@@ -5,16 +5,18 @@
 
 pub mod analyze;
 pub mod blktrace;
+pub mod detection;
 pub mod iolog;
 pub mod record;
 pub mod replay;
 mod replay_report;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read};
 use std::path::Path;
 
-use vlane_trace::{Entry, Header, Kind, Reader, Record, Writer};
+use vlane_trace::{BlockHead, Entry, Header, Kind, LayoutPiece, Reader, Record, Writer};
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::output::Output;
@@ -44,6 +46,25 @@ pub struct Gap {
     pub place: usize,
 }
 
+/// A block of a write that begins with a journal's magic number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// As recorded; its `seq` counts within `run`.
+    pub block: BlockHead,
+    /// How often its lane had been started before.
+    pub run: u32,
+}
+
+impl Head {
+    /// As who looks for journals wants it.
+    pub fn block(&self) -> vlane_policy::journal::Head {
+        let mut bytes = [0; vlane_policy::journal::Head::LEN];
+        bytes[..4].copy_from_slice(&self.block.magic.bytes());
+        bytes[4..].copy_from_slice(&self.block.rest);
+        vlane_policy::journal::Head { offset: self.block.sector.saturating_mul(vlane_trace::SECTOR), bytes }
+    }
+}
+
 /// A trace in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
@@ -53,6 +74,10 @@ pub struct Trace {
     pub requests: Vec<Request>,
     /// What is missing.
     pub gaps: Vec<Gap>,
+    /// What blocks of writes begin with, where that is a journal's magic number; each lane's in the order in which they were begun.
+    pub heads: Vec<Head>,
+    /// Where the volume's layout places its journals, in the order in which it was read.
+    pub layouts: Vec<LayoutPiece>,
     /// Whether it was ended in order.
     pub is_complete: bool,
     /// Where and why reading ended before the end of the file.
@@ -109,10 +134,13 @@ impl Trace {
     }
 
     fn take(&mut self, lanes: &mut Vec<Position>, entry: Entry) {
-        let (Entry::Record(Record { lane, .. }) | Entry::Start { lane, .. } | Entry::Lost { lane, .. }) =
-            entry
-        else {
-            return;
+        let lane = match entry {
+            Entry::Record(Record { lane, .. })
+            | Entry::Start { lane, .. }
+            | Entry::Lost { lane, .. }
+            | Entry::Head(BlockHead { lane, .. }) => lane,
+            Entry::Layout(piece) => return self.layouts.push(piece),
+            Entry::End { .. } => return,
         };
         let index = usize::from(lane);
         if lanes.len() <= index {
@@ -127,6 +155,7 @@ impl Trace {
                     at.completions = at.completions.wrapping_add(1);
                 }
             }
+            Entry::Head(block) => self.heads.push(Head { block, run: at.starts.saturating_sub(1) }),
             Entry::Start { .. } => *at = Position { starts: at.starts + 1, completions: 0 },
             Entry::Lost { time, count, .. } => {
                 // Numbers of requests are modulo 2^32, and so is this.
@@ -136,7 +165,7 @@ impl Trace {
                 }
                 self.gaps.push(Gap { lane, time, count, place: self.requests.len() });
             }
-            Entry::End { .. } => {}
+            Entry::Layout(_) | Entry::End { .. } => {}
         }
     }
 
@@ -182,6 +211,10 @@ impl Trace {
             let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, &mut file), self.header.clone())?;
             let mut runs: Vec<Option<u32>> = Vec::new();
             let mut gaps = self.gaps.iter().peekable();
+            for piece in &self.layouts {
+                writer.write(&Entry::Layout(*piece))?;
+            }
+            let heads = self.heads_by_write();
             for (place, Request { record, run, .. }) in self.requests.iter().enumerate() {
                 while let Some(Gap { lane, time, count, .. }) =
                     gaps.next_if(|gap| gap.place <= place).copied()
@@ -196,6 +229,9 @@ impl Trace {
                     let time = if *run == 0 { 0 } else { record.submit };
                     writer.write(&Entry::Start { lane: record.lane, time, in_flight: 0 })?;
                 }
+                for head in heads.get(&(record.lane, *run, record.seq)).into_iter().flatten() {
+                    writer.write(&Entry::Head(head.block))?;
+                }
                 writer.write(&Entry::Record(*record))?;
             }
             for Gap { lane, time, count, .. } in gaps.copied() {
@@ -205,6 +241,19 @@ impl Trace {
         };
         write().context(ErrorKind::Io, failed)?;
         file.finish()
+    }
+
+    /// The heads of each write, by lane, run and number, in the order of their places.
+    pub fn heads_by_write(&self) -> HashMap<(u16, u32, u32), Vec<Head>> {
+        let mut by_write: HashMap<_, Vec<Head>> = HashMap::new();
+        for head in &self.heads {
+            let of_write = by_write.entry((head.block.lane, head.run, head.block.seq)).or_default();
+            // A write that was taken twice has each twice.
+            if of_write.iter().all(|known| known.block.sector != head.block.sector) {
+                of_write.push(*head);
+            }
+        }
+        by_write
     }
 
     /// Requests that are missing.

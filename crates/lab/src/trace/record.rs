@@ -13,6 +13,10 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 
+mod layouts;
+
+use layouts::Layouts;
+
 /// How often the end is looked for and progress is told when nothing comes.
 const TICK: Duration = Duration::from_millis(100);
 /// Entries between two looks when much comes.
@@ -80,7 +84,8 @@ pub fn record(
 ) -> Result<Recorded> {
     let failed = || format!("{}: cannot be written", options.output.path().display());
     options.output.check()?;
-    check_image(control, options.output.path())?;
+    let image = image(control)?;
+    check_image(&image, options.output.path())?;
     let stream = control.trace(options.hashes, TICK)?;
     // Only now: what was there before is kept if there is nothing to record.
     let file = options.output.create()?;
@@ -113,6 +118,7 @@ pub fn record(
     let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
     let count = options.count.unwrap_or(u64::MAX);
     let mut damage = None;
+    let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
     while state.get().requests < count && !stopped.get() {
         if writer.entries().is_multiple_of(LOOK_EVERY) && is_enough() {
             break;
@@ -127,6 +133,7 @@ pub fn record(
             }
             None => break,
         };
+        layouts.look(&entry, &mut writer).context(ErrorKind::Io, failed)?;
         writer.write(&entry).context(ErrorKind::Io, failed)?;
         let mut now = state.get();
         match entry {
@@ -139,6 +146,7 @@ pub fn record(
     }
     let is_over = reader.is_complete();
     drop(reader);
+    layouts.tell(&mut writer).context(ErrorKind::Io, failed)?;
     writer.finish().context(ErrorKind::Io, failed)?;
     let mut recorded = state.get();
     recorded.elapsed = begin.elapsed();
@@ -147,19 +155,20 @@ pub fn record(
     damage.map_or(Ok(recorded), Err)
 }
 
-/// An image is locked while it is served; but not every file system has locks.
-fn check_image(control: &Control, output: &Path) -> Result<()> {
+/// The image, as the server named it, from where it is.
+fn image(control: &Control) -> Result<PathBuf> {
     let image = PathBuf::from(control.volume()?.name);
-    // As the server named it, from where it is.
-    let image = match image.is_absolute() {
-        true => image,
-        false => {
-            let pid = control.counters()?.process.pid;
-            std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().join(image)
-        }
-    };
+    if image.is_absolute() {
+        return Ok(image);
+    }
+    let pid = control.counters()?.process.pid;
+    Ok(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().join(image))
+}
+
+/// An image is locked while it is served; but not every file system has locks.
+fn check_image(image: &Path, output: &Path) -> Result<()> {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
-    match identity(output).is_some_and(|output| Some(output) == identity(&image)) {
+    match identity(output).is_some_and(|output| Some(output) == identity(image)) {
         false => Ok(()),
         true => {
             let context =

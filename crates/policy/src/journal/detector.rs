@@ -3,28 +3,45 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::content::Content;
 use super::layout::Layout;
+use super::pattern::Pattern;
 use super::{Head, Journal, Map};
 
-/// Finds a volume's journals from what is written to it. One per volume; it is told of writes in the order in which they are begun, as far as
+/// Finds a volume's journals from what is written to it. One per volume; it is told of writes and flushes in the order in which they are begun, as far as
 /// that is known.
+///
+/// The way that is trusted more has the last word on a place: what layout or content names a journal is no log by its pattern. A layout that was
+/// written over is believed until it is read again. A verdict by content or pattern ends where something else is written into it, or where it is discarded.
+///
+/// Each call takes a time that does not depend on what was written before, nor on the volume's size: [`Content`] and [`Pattern`] say what it costs, and what memory.
 #[derive(Debug)]
 pub struct Detector {
-    size: u64,
     layout: Layout,
     needs_layout: bool,
+    content: Content,
+    pattern: Pattern,
+    journals: Vec<Journal>,
     map: Arc<Map>,
 }
 
 impl Detector {
     /// For a volume of `size` bytes, of which nothing is known.
     pub fn new(size: u64) -> Detector {
-        Detector { size, layout: Layout::default(), needs_layout: true, map: Arc::new(Map::default()) }
+        Detector {
+            layout: Layout::default(),
+            needs_layout: true,
+            content: Content::new(size),
+            pattern: Pattern::new(size),
+            journals: Vec::new(),
+            map: Arc::new(Map::default()),
+        }
     }
 
     /// The volume has another size.
     pub fn resized(&mut self, size: u64) {
-        self.size = size;
+        self.content.resized(size);
+        self.pattern.resized(size);
         self.needs_layout = true;
     }
 
@@ -36,20 +53,33 @@ impl Detector {
     /// The layout was read, after all writes that the detector was told of.
     pub fn set_layout(&mut self, layout: Layout) {
         self.needs_layout = false;
-        self.layout = layout;
-        self.map = Arc::new(Map::new(&self.layout.journals));
+        if self.layout.journals != layout.journals {
+            self.layout = layout;
+            self.put_together();
+        } else {
+            self.layout = layout;
+        }
     }
 
     /// The guest writes to a range; `heads` are those blocks of it that begin with a magic number, in order.
-    pub fn write(&mut self, range: Range<u64>, _heads: &[Head]) {
-        let watched = &self.layout.watched;
-        let first = watched.partition_point(|watched| watched.end <= range.start);
-        self.needs_layout |= watched.get(first).is_some_and(|watched| watched.start < range.end);
+    pub fn write(&mut self, range: Range<u64>, heads: &[Head]) {
+        self.look_at_layout(&range);
+        self.content.write(&range, heads);
+        self.pattern.write(&range);
+        self.look_for_change();
+    }
+
+    /// The guest has what was answered made durable.
+    pub fn flush(&mut self) {
+        self.pattern.flush();
     }
 
     /// The guest discards a range, or has it zeroed.
     pub fn cleared(&mut self, range: Range<u64>) {
-        self.write(range, &[]);
+        self.look_at_layout(&range);
+        self.content.cleared(&range);
+        self.pattern.cleared(&range);
+        self.look_for_change();
     }
 
     /// What is known now. The same [`Arc`] as long as nothing changes.
@@ -59,6 +89,44 @@ impl Detector {
 
     /// The journals that are known now.
     pub fn journals(&self) -> &[Journal] {
-        &self.layout.journals
+        &self.journals
+    }
+
+    fn look_at_layout(&mut self, range: &Range<u64>) {
+        let watched = &self.layout.watched;
+        let first = watched.partition_point(|watched| watched.end <= range.start);
+        self.needs_layout |= watched.get(first).is_some_and(|watched| watched.start < range.end);
+    }
+
+    #[inline]
+    fn look_for_change(&mut self) {
+        // Both are asked: each forgets that it was.
+        if self.content.take_change() | self.pattern.take_change() {
+            self.put_together();
+        }
+    }
+
+    #[cold]
+    fn put_together(&mut self) {
+        let mut journals = self.layout.journals.clone();
+        for journal in self.content.journals().into_iter().chain(self.pattern.journals()) {
+            let known = Map::new(&journals);
+            let is_known = |range: &Range<u64>| -> u64 {
+                let parts = known.overlapping(range.clone());
+                parts.map(|piece| piece.range.end.min(range.end) - piece.range.start.max(range.start)).sum()
+            };
+            // One that is mostly known already is the same one, found less exactly.
+            if journal.ranges.iter().map(is_known).sum::<u64>() <= journal.len() / 2 {
+                journals.push(journal);
+            }
+        }
+        let map = Map::new(&journals);
+        self.journals = journals;
+        if map != *self.map {
+            self.map = Arc::new(map);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 pub(super) mod build;
 mod flushes;
+pub(super) mod journal;
 mod locality;
 mod time;
 
@@ -29,7 +30,8 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
         summary.push(words);
         sections.extend([kinds(&records), sizes(&records), locality]);
         sections.extend([time::queue_depth(trace, first, span), time::arrivals(trace), latency(&records)]);
-        sections.extend([priorities(&records), flushes::section(trace), lanes(trace, span)]);
+        sections.extend([priorities(&records), flushes::section(trace), journal::section(trace, first)]);
+        sections.push(lanes(trace, span));
     }
     Report {
         schema: SCHEMA.to_owned(),

@@ -1,0 +1,181 @@
+//! A channel whose requests and operations are written down. It passes everything on, and asks nothing of the storage itself.
+//!
+//! It sees requests, answers, and what goes through io_uring. System calls that a channel makes itself are told of where they are made
+//! ([`Told`](crate::recorder::Told)): the inline write (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`), the sync
+//! at the end (`mod.rs`).
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use vlane_ring::Kind;
+use vlane_trace::storage::{Clear, Data, What as Told};
+
+use super::span;
+use crate::operation::{Completion, Decisions, Memory, Operation, StorageFile, What};
+use crate::recorder::{self, StorageRecorder};
+use crate::{Channel, ChannelStats, Outcome, Request, Slot};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Recorded {
+    inner: Box<dyn Channel>,
+    recorder: Arc<StorageRecorder>,
+    lane: u16,
+    /// By slot, the request's number, if it is one that is written down.
+    requests: Box<[Option<u64>]>,
+    /// What is under way: slot, number in its request, and number in the record.
+    under_way: Vec<(Slot, u8, u64)>,
+}
+
+impl Recorded {
+    pub(super) fn new(inner: Box<dyn Channel>, recorder: Arc<StorageRecorder>, slots: u16) -> Recorded {
+        let requests = vec![None; usize::from(slots)].into_boxed_slice();
+        Recorded { lane: recorder.lane(), inner, recorder, requests, under_way: Vec::new() }
+    }
+
+    /// Has the channel do something for a request, and writes down what comes of it.
+    fn tell(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+        work: impl FnOnce(&mut dyn Channel, &mut Vec<Operation>) -> Outcome,
+    ) -> Outcome {
+        let number = self.requests[usize::from(slot.0)];
+        let before = operations.len();
+        let inner = &mut *self.inner;
+        let outcome = recorder::within(number, || work(inner, operations));
+        match outcome {
+            Outcome::Done(status) => {
+                if let Some(number) = self.requests[usize::from(slot.0)].take() {
+                    self.recorder.answer(number, status);
+                }
+            }
+            Outcome::Whole(file) if request.kind() == Kind::Out => {
+                let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset);
+                let data = recorder::data(request, 0, request.len());
+                let durable = decisions.durable;
+                self.begin(slot, 0, Told::Write { file, offset, durable, data });
+            }
+            Outcome::Whole(_) | Outcome::Again => {}
+            Outcome::Pending => {
+                for operation in operations.iter().skip(before) {
+                    if let Some(what) = told(request, operation) {
+                        self.begin(slot, operation.number, what);
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    fn begin(&mut self, slot: Slot, number: u8, what: Told) {
+        let request = self.requests[usize::from(slot.0)];
+        let operation = recorder::within(request, || self.recorder.begin(what));
+        self.under_way.push((slot, number, operation));
+    }
+}
+
+/// An operation as the record has it; nothing for one that changes nothing.
+fn told(request: &Request, operation: &Operation) -> Option<Told> {
+    let Operation { file, offset, len, durable, .. } = *operation;
+    let data = match &operation.what {
+        What::Read(_) => return None,
+        What::Sync => return Some(Told::Sync),
+        What::Punch => return Some(Told::Clear { how: Clear::Punch, offset, len }),
+        What::Zero => return Some(Told::Clear { how: Clear::Zero, offset, len }),
+        What::Write(Memory::Request(from)) => recorder::data(request, *from, len),
+        What::Write(Memory::Zeroes) => Data::Zeroes(len),
+        What::Write(Memory::Piece(piece, from)) => {
+            let bytes = piece.bytes().get(*from..).unwrap_or_default();
+            let len = usize::try_from(len).map_or(bytes.len(), |len| len.min(bytes.len()));
+            Data::of(bytes[..len].to_vec())
+        }
+    };
+    Some(Told::Write { file, offset, durable, data })
+}
+
+impl Channel for Recorded {
+    fn files(&self) -> &[StorageFile] {
+        self.inner.files()
+    }
+
+    fn defaults(&self) -> Decisions {
+        self.inner.defaults()
+    }
+
+    fn submit(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let number = self.recorder.request(self.lane, request, decisions.durable);
+        self.requests[usize::from(slot.0)] = number;
+        self.tell(slot, request, decisions, operations, |inner, operations| {
+            inner.submit(slot, request, decisions, operations)
+        })
+    }
+
+    fn completed(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        completion: Completion,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let is_it = |(at, number, _): &(Slot, u8, u64)| (*at, *number) == (slot, completion.number);
+        if let Some(index) = self.under_way.iter().position(is_it) {
+            let (.., operation) = self.under_way.swap_remove(index);
+            self.recorder.end(operation, i64::from(completion.result));
+        }
+        self.tell(slot, request, decisions, operations, |inner, operations| {
+            inner.completed(slot, request, decisions, completion, operations)
+        })
+    }
+
+    fn go_on(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        self.tell(slot, request, decisions, operations, |inner, operations| {
+            inner.go_on(slot, request, decisions, operations)
+        })
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        // Some of it may have been told of and not begun: nobody waits for that.
+        self.under_way.retain(|(at, ..)| *at != slot);
+        if let Some(number) = self.requests[usize::from(slot.0)].take() {
+            self.recorder.forget(number);
+        }
+        self.inner.forget(slot);
+    }
+
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+        self.inner.poll(now, ready);
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.doorbell()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn set_write_through(&mut self, on: bool) {
+        self.inner.set_write_through(on);
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.inner.stats()
+    }
+}

@@ -1,0 +1,249 @@
+//! `--cache pdc`: the pages of the guest's journal go from the page cache once they are flushed, and no others do; nothing is lost by it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod common;
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::places::{Loop, cached, drop_cache, image, in_memory, on_disk, open, skip};
+use common::{Op, Rig, bytes};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
+use vlane_engine::{Engine, Status};
+use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 64 * MIB;
+/// Not at a folio's border at either end.
+const JOURNAL: Range<u64> = 9 * MIB + 4096..17 * MIB + 8192;
+
+/// One at a time: some look at the threads of this process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn layout(ranges: Vec<Range<u64>>) -> Layout {
+    let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    Layout { journals: vec![journal], watched: Vec::new() }
+}
+
+fn rig(engine: &Arc<FileEngine>) -> Rig {
+    Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
+}
+
+fn report(engine: &FileEngine) -> JournalReport {
+    // Beside other load the thread may take its time.
+    let mut report = engine.journal().expect("pdc");
+    for _ in 0..60 {
+        if report.is_current {
+            return report;
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        report = engine.journal().expect("pdc");
+    }
+    panic!("the journal thread does not answer: {report:?}");
+}
+
+/// Writes round a journal as a guest's file system does, with a flush after each 16 KiB; between them other data, which is there before.
+fn commits(rig: &mut Rig, count: u64) {
+    let mut at = JOURNAL.start;
+    for number in 0..count {
+        if at + 16384 > JOURNAL.end {
+            at = JOURNAL.start;
+        }
+        rig.ok(Op::write(at / 512, bytes(number, 16384)));
+        if number % 16 == 0 {
+            rig.ok(Op::write(30 * MIB / 512 + number % 4096, bytes(number, 4096)));
+        }
+        rig.ok(Op::Flush);
+        at += 16384;
+    }
+}
+
+/// What is in the page cache after a round of the journal and a half: pages of the journal. Most others are.
+///
+/// A host may drop clean pages whenever it likes, and some do so long before memory runs short: so no test counts on all of them.
+fn cached_after_commits(path: &Path, cache: Cache) -> usize {
+    let engine = open(path, cache);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    drop_cache(path);
+    for at in (0..8 * MIB).chain(18 * MIB..SIZE).step_by(1 << 20) {
+        rig.ok(Op::write(at / 512, bytes(at, 1 << 20)));
+    }
+    rig.ok(Op::Flush);
+    let others = cached(path);
+    commits(&mut rig, (JOURNAL.end - JOURNAL.start) / 16384 * 3 / 2);
+    if cache == Cache::Pdc {
+        let report = report(&engine);
+        let traffic = report.traffic;
+        let (written, all) = (traffic.journal_written.sum(), traffic.written);
+        assert!(written == traffic.journal_written.layout && written >= 11 * MIB, "{report:?}");
+        assert!(all - written >= 53 * MIB && report.lost == 0, "{report:?}");
+        assert!(traffic.journal_footprint <= JOURNAL.end - JOURNAL.start, "{report:?}");
+        assert!(traffic.journal_footprint > JOURNAL.end - JOURNAL.start - 16384, "{report:?}");
+        assert!(traffic.flushes == traffic.journal_flushes + 1, "{report:?}");
+        assert!(report.dropped.layout + 5 * MIB > written, "{report:?}");
+        if let Some(bytes) = report.cached {
+            assert!(bytes <= 3 * MIB, "{report:?}");
+        }
+    }
+    let now = cached(path);
+    // The others are where they were.
+    let file = std::fs::File::open(path).expect("open");
+    rustix::fs::fadvise(
+        &file,
+        JOURNAL.start,
+        std::num::NonZeroU64::new(JOURNAL.end - JOURNAL.start),
+        rustix::fs::Advice::DontNeed,
+    )
+    .expect("fadvise");
+    let rest = cached(path);
+    assert!(rest >= others * 3 / 4, "{cache:?}: {rest} of {others} pages that are no journal's");
+    now - rest
+}
+
+#[test]
+fn the_journals_pages_go_after_flushes_and_all_others_stay() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let journal = cached_after_commits(&path, Cache::Pdc);
+    assert!(journal <= 3 * 256, "{journal} pages of the journal are in the page cache");
+    // The same without: all of it is there.
+    let journal = cached_after_commits(&path, Cache::Writeback);
+    assert!(journal >= 6 * 256, "only {journal} pages of the journal are in the page cache");
+}
+
+#[test]
+fn a_device_is_no_other_than_a_file() {
+    let _alone = alone();
+    let dir = on_disk();
+    let device = match Loop::new(&image(dir.path(), SIZE), 512) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    let journal = cached_after_commits(&device.device, Cache::Pdc);
+    assert!(journal <= 3 * 256, "{journal} pages of the journal are in the page cache");
+}
+
+#[test]
+fn a_guest_without_a_write_cache_has_its_journal_dropped_too() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let engine = open(&path, Cache::Pdc);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    rig.set_write_through(true);
+    for number in 0..512 {
+        rig.ok(Op::write((JOURNAL.start + number * 16384) / 512, bytes(number, 16384)));
+    }
+    let report = report(&engine);
+    assert!(report.dropped.layout >= 5 * MIB, "{report:?}");
+    assert!(cached(&path) <= 3 * 256, "{} pages are in the page cache", cached(&path));
+}
+
+#[test]
+fn what_was_not_flushed_is_not_dropped_and_the_end_drops_all() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let engine = open(&path, Cache::Pdc);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    for number in 0..64 {
+        rig.ok(Op::write((JOURNAL.start + number * 65536) / 512, bytes(number, 65536)));
+    }
+    assert_eq!(report(&engine).dropped.sum(), 0);
+    assert!(cached(&path) >= 1024, "not written back, they stay");
+    engine.sync().expect("sync");
+    let report = report(&engine);
+    assert_eq!(report.dropped.layout, 4 * MIB, "{report:?}");
+    assert!(cached(&path) < 64, "what is read at its opening");
+}
+
+#[test]
+fn nothing_is_looked_for_where_nothing_can_be_written_or_the_page_cache_is_the_storage() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), MIB);
+    let read_only = FileOptions { cache: Cache::Pdc, read_only: true, ..FileOptions::default() };
+    let engine = FileEngine::open(&path, read_only).expect("open");
+    assert_eq!((engine.cache(), engine.journal()), (Cache::Pdc, None));
+    drop(engine);
+    assert_eq!(open(&path, Cache::Writeback).journal(), None);
+    let Some(memory) = in_memory() else { return skip("no /dev/shm") };
+    let engine = open(&image(memory.path(), MIB), Cache::Pdc);
+    assert_eq!((engine.cache(), engine.journal()), (Cache::Writeback, None));
+    assert!(engine.is_mapped());
+}
+
+/// Voluntary context switches of the journal threads of this process.
+fn switches() -> u64 {
+    let mut sum = 0;
+    for task in std::fs::read_dir("/proc/self/task").expect("tasks").flatten() {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        if read("comm").trim() == "journal" {
+            let status = read("status");
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            sum += line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    sum
+}
+
+#[test]
+fn the_thread_sleeps_while_there_is_nothing_to_do_and_ends_with_the_volume() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let engine = open(&path, Cache::Pdc);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    rig.ok(Op::write(0, bytes(1, 4096)));
+    report(&engine);
+    // It tells what it found, and looks once more for what changed meanwhile.
+    let mut before = 0;
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(400));
+        if std::mem::replace(&mut before, switches()) == switches() {
+            break;
+        }
+    }
+    assert!(before > 0);
+    // Little is no reason to wake it: not a write, not a flush.
+    for number in 0..20 {
+        rig.ok(Op::write(number * 8, bytes(number, 4096)));
+        rig.ok(Op::Flush);
+    }
+    assert_eq!(switches(), before);
+    drop((rig, engine));
+    assert_eq!(switches(), 0, "it has ended");
+}
+
+#[test]
+fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let engine = open(&path, Cache::Pdc);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    // A block with a magic number each KiB is 33 events.
+    let mut data = vec![0; 1 << 20];
+    data.chunks_mut(1024).for_each(|block| block[..4].copy_from_slice(&0xc03b_3998_u32.to_be_bytes()));
+    for number in 0..200u64 {
+        data[8..16].copy_from_slice(&number.to_le_bytes());
+        assert_eq!(rig.run(Op::write(JOURNAL.start / 512, data.clone())).status, Status::Ok);
+    }
+    rig.ok(Op::Flush);
+    let report = report(&engine);
+    assert!(report.traffic.written + report.lost * MIB >= 200 * MIB, "{report:?}");
+    assert!(rig.ok(Op::read(JOURNAL.start / 512, 1 << 20)) == data);
+}

@@ -1,0 +1,285 @@
+//! A record of what reached the storage: what was written is read, damage is seen, and each way to break a flush's promise is found.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use proptest::prelude::*;
+use vlane_trace::ErrorKind;
+use vlane_trace::storage::{
+    Clear, Data, Entry, Header, History, MAX_ENTRY, Reader, Reason, RequestKind, What, Writer,
+};
+
+const HEADER: Header = Header { size: 64 << 20, in_memory: false };
+
+fn written(entries: &[Entry]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), HEADER).unwrap();
+    entries.iter().for_each(|entry| writer.write(entry).unwrap());
+    writer.finish().unwrap()
+}
+
+fn any_entry() -> impl Strategy<Value = Entry> {
+    use RequestKind::{Discard, Flush, Write, WriteZeroes};
+    let kind = prop_oneof![Just(Write), Just(Flush), Just(Discard), Just(WriteZeroes)];
+    let data = prop_oneof![
+        proptest::collection::vec(any::<u8>(), 0..2000).prop_map(Data::Bytes),
+        (0u64..1 << 40).prop_map(Data::Zeroes)
+    ];
+    let how = prop_oneof![Just(Clear::Punch), Just(Clear::Zero), Just(Clear::Discard)];
+    let what = prop_oneof![
+        Just(What::Sync),
+        (any::<u8>(), 0u64..1 << 50, any::<bool>(), data)
+            .prop_map(|(file, offset, durable, data)| What::Write { file, offset, durable, data }),
+        (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| What::Clear { how, offset, len })
+    ];
+    prop_oneof![
+        (any::<u64>(), any::<u16>(), kind, any::<bool>())
+            .prop_map(|(request, lane, kind, durable)| { Entry::Request { request, lane, kind, durable } }),
+        (any::<u64>(), any::<u8>()).prop_map(|(request, status)| Entry::Answer { request, status }),
+        any::<u64>().prop_map(|request| Entry::Forgotten { request }),
+        (any::<u64>(), any::<u64>(), what).prop_map(|(operation, request, what)| Entry::Begin {
+            operation,
+            request,
+            what
+        }),
+        (any::<u64>(), any::<i64>()).prop_map(|(operation, result)| Entry::End { operation, result }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_was_written_is_read(entries in proptest::collection::vec(any_entry(), 0..40)) {
+        let bytes = written(&entries);
+        let reader = Reader::new(&bytes[..]).unwrap();
+        prop_assert_eq!(reader.header(), HEADER);
+        let read: Vec<Entry> = reader.map(Result::unwrap).collect();
+        prop_assert_eq!(read, entries);
+    }
+
+    #[test]
+    fn a_cut_or_damaged_record_is_an_error_and_never_a_shorter_record(
+        entries in proptest::collection::vec(any_entry(), 1..20),
+        at in any::<prop::sample::Index>(),
+        bit in 0u8..8,
+        cut in any::<bool>(),
+    ) {
+        let mut bytes = written(&entries);
+        let at = at.index(bytes.len());
+        if cut {
+            bytes.truncate(at);
+        } else {
+            bytes[at] ^= 1 << bit;
+        }
+        // Bits of the header that mean nothing are covered by its checksum, too.
+        let read = Reader::new(&bytes[..]).and_then(|reader| reader.collect::<Result<Vec<_>, _>>());
+        prop_assert!(read.is_err(), "{at} of {}: {read:?}", bytes.len());
+    }
+}
+
+#[test]
+fn lengths_and_versions_that_cannot_be_are_refused() {
+    let good = written(&[Entry::Forgotten { request: 1 }]);
+    let kind = |bytes: &[u8]| {
+        let read = Reader::new(bytes).and_then(|reader| reader.collect::<Result<Vec<_>, _>>());
+        read.unwrap_err().kind()
+    };
+    let mut long = good.clone();
+    long[32..36].copy_from_slice(&(MAX_ENTRY + 1).to_le_bytes());
+    assert_eq!(kind(&long), ErrorKind::Corrupt);
+    // A length that is not there does not make the reader ask for memory.
+    long[32..36].copy_from_slice(&MAX_ENTRY.to_le_bytes());
+    assert_eq!(kind(&long), ErrorKind::Truncated);
+    let mut newer = good.clone();
+    newer[8] = 99;
+    assert_eq!(kind(&newer), ErrorKind::Version);
+    assert_eq!(kind(b"VLANETRC and more than thirty-two bytes of another file"), ErrorKind::NotATrace);
+    assert_eq!(kind(b""), ErrorKind::Truncated);
+    // Two entries swapped, each whole: what ends has not begun.
+    let nonsense = [Entry::End { operation: 7, result: 0 }];
+    assert_eq!(History::new(nonsense.map(Ok)).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+// Records by hand. Requests and operations have numbers of the test's choice; data does not matter.
+
+fn request(request: u64, kind: RequestKind) -> Entry {
+    Entry::Request { request, lane: 0, kind, durable: false }
+}
+
+fn answer(request: u64) -> Entry {
+    Entry::Answer { request, status: 0 }
+}
+
+fn begin(operation: u64, request: u64, what: What) -> Entry {
+    Entry::Begin { operation, request, what }
+}
+
+fn end(operation: u64, result: i64) -> Entry {
+    Entry::End { operation, result }
+}
+
+fn bytes(durable: bool) -> What {
+    What::Write { file: 0, offset: 4096, durable, data: Data::Zeroes(4096) }
+}
+
+fn cleared(how: Clear) -> What {
+    What::Clear { how, offset: 8192, len: 512 }
+}
+
+/// The first flush, which every record needs: request 100, operation 100.
+fn opening() -> Vec<Entry> {
+    vec![request(100, RequestKind::Flush), begin(100, 100, What::Sync), end(100, 0), answer(100)]
+}
+
+/// A write that is answered: request 1, operation 1.
+fn answered_write() -> Vec<Entry> {
+    vec![request(1, RequestKind::Write), begin(1, 1, bytes(false)), end(1, 4096), answer(1)]
+}
+
+fn reasons(parts: &[&[Entry]]) -> Vec<Reason> {
+    let history = History::new(parts.concat().into_iter().map(Ok)).unwrap();
+    let findings = history.flushes();
+    for violation in &findings.violations {
+        assert!(history.tell(*violation).contains("is not durable"), "{}", history.tell(*violation));
+    }
+    findings.violations.into_iter().map(|violation| violation.reason).collect()
+}
+
+#[test]
+fn a_flush_with_a_sync_of_its_own_keeps_its_promise() {
+    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), []);
+    // Nor does a write that is not answered belong to it, or one that failed.
+    let open = [request(3, RequestKind::Write), begin(3, 3, bytes(false)), end(3, 4096)];
+    let failed = [request(4, RequestKind::Write), begin(4, 4, bytes(false)), end(4, -5)];
+    let failed = [&failed[..], &[Entry::Answer { request: 4, status: 1 }]].concat();
+    let flush = [request(2, RequestKind::Flush), answer(2)];
+    assert_eq!(reasons(&[&opening(), &open, &failed, &flush, &[answer(3)]]), []);
+    // Nor one that was answered while the flush was under way.
+    let late = [request(2, RequestKind::Flush), begin(2, 2, What::Sync)];
+    let end_of_it = [end(2, 0), answer(2)];
+    assert_eq!(reasons(&[&opening(), &late, &answered_write(), &end_of_it]), []);
+}
+
+#[test]
+fn a_missing_sync_is_found() {
+    let flush = [request(2, RequestKind::Flush), answer(2)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::NoSync]);
+    // And again by each flush that promises it.
+    let again = [request(3, RequestKind::Flush), answer(3)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &flush, &again]), [Reason::NoSync; 2]);
+}
+
+#[test]
+fn a_sync_that_began_too_early_is_found() {
+    let record = [
+        request(1, RequestKind::Write),
+        begin(1, 1, bytes(false)),
+        begin(5, 0, What::Sync),
+        end(1, 4096),
+        answer(1),
+        request(2, RequestKind::Flush),
+        end(5, 0),
+        answer(2),
+    ];
+    assert_eq!(reasons(&[&opening(), &record]), [Reason::BeganTooEarly]);
+}
+
+#[test]
+fn a_sync_that_ended_after_the_answer_is_found() {
+    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), answer(2), end(2, 0)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::EndedTooLate]);
+}
+
+#[test]
+fn a_failed_sync_is_found_and_no_later_one_makes_up_for_it() {
+    let flush =
+        |n: u64, result| [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &flush(2, -5)]), [Reason::Failed]);
+    // The system tells of a failure once; then it says that all is well.
+    let refused = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, -5)];
+    let refused = [&refused[..], &[Entry::Answer { request: 2, status: 1 }]].concat();
+    assert_eq!(reasons(&[&opening(), &answered_write(), &refused, &flush(3, 0)]), [Reason::Failed]);
+    // One that was interrupted did nothing, and can be done again.
+    let again = [
+        request(2, RequestKind::Flush),
+        begin(2, 2, What::Sync),
+        end(2, -4),
+        begin(3, 2, What::Sync),
+        end(3, 0),
+        answer(2),
+    ];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &again]), []);
+}
+
+#[test]
+fn a_durable_write_needs_no_sync_and_one_that_failed_to_be_is_found() {
+    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let write = |durable, what| {
+        let request = Entry::Request { request: 1, lane: 0, kind: RequestKind::Write, durable };
+        [request, begin(1, 1, what), end(1, 4096), answer(1)]
+    };
+    assert_eq!(reasons(&[&opening(), &write(true, bytes(true)), &flush]), []);
+    assert_eq!(reasons(&[&opening(), &write(false, bytes(true)), &flush]), []);
+    // It was promised with the write itself, and again with the flush.
+    assert_eq!(reasons(&[&opening(), &write(true, bytes(false))]), [Reason::NoSync]);
+    assert_eq!(reasons(&[&opening(), &write(true, bytes(false)), &flush]), [Reason::NoSync; 2]);
+}
+
+#[test]
+fn discards_and_zeroes_are_as_much_promised_as_writes() {
+    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let ways = [
+        (RequestKind::Discard, Clear::Punch),
+        (RequestKind::Discard, Clear::Discard),
+        (RequestKind::WriteZeroes, Clear::Zero),
+        (RequestKind::WriteZeroes, Clear::Punch),
+    ];
+    for (kind, how) in ways {
+        let clear = [request(1, kind), begin(1, 1, cleared(how)), end(1, 0), answer(1)];
+        assert_eq!(reasons(&[&opening(), &clear, &flush]), [Reason::NoSync], "{kind:?}, {how:?}");
+    }
+}
+
+#[test]
+fn a_skipped_flush_is_right_when_nothing_was_answered_since_a_sync_and_wrong_otherwise() {
+    let sync = [begin(5, 0, What::Sync), end(5, 0)];
+    let skipped = [request(2, RequestKind::Flush), answer(2)];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &sync, &skipped]), []);
+    assert_eq!(reasons(&[&opening(), &sync, &answered_write(), &skipped]), [Reason::NoSync]);
+    let history = [&opening()[..], &answered_write(), &sync, &skipped].concat();
+    let findings = History::new(history.into_iter().map(Ok)).unwrap().flushes();
+    assert_eq!((findings.flushes, findings.without_sync, findings.syncs, findings.changes), (2, 1, 2, 1));
+}
+
+#[test]
+fn a_flush_that_shares_the_sync_of_another_lane_keeps_its_promise() {
+    let record = [
+        request(2, RequestKind::Flush),
+        request(3, RequestKind::Flush),
+        begin(2, 2, What::Sync),
+        end(2, 0),
+        answer(3),
+        answer(2),
+    ];
+    assert_eq!(reasons(&[&opening(), &answered_write(), &record]), []);
+}
+
+#[test]
+fn the_first_flush_is_never_skipped() {
+    let flush = [request(2, RequestKind::Flush), answer(2)];
+    assert_eq!(reasons(&[&flush]), [Reason::NoSync]);
+    let late = [request(2, RequestKind::Flush), answer(2), begin(5, 0, What::Sync), end(5, 0)];
+    assert_eq!(reasons(&[&late]), [Reason::EndedTooLate]);
+}
+
+#[test]
+fn broken_syncs_break_every_promise_that_rests_on_them() {
+    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
+    let record = [&opening()[..], &answered_write(), &flush].concat();
+    let history = History::new(record.into_iter().map(Ok)).unwrap();
+    assert_eq!(history.flushes().violations, []);
+    let broken = history.clone().with_broken_syncs(|number| number == 1).flushes();
+    assert_eq!(broken.violations.len(), 1, "{broken:?}");
+    // Without the first one, too, the first flush had none.
+    assert_eq!(history.with_broken_syncs(|_| true).flushes().violations.len(), 3);
+}
