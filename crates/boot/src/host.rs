@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 22] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     // Debian 12 has it in the first, later ones in the second.
     ("qemu-storage-daemon", "qemu-system-common"),
@@ -22,6 +22,9 @@ const PACKAGES: [(&str, &str); 19] = [
     ("mkfs.ext4", "e2fsprogs"),
     ("e2fsck", "e2fsprogs"),
     ("debugfs", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("xfs_repair", "xfsprogs"),
+    ("perl", "perl-base"),
     ("fio", "fio"),
     ("sqlite3", "sqlite3"),
     ("fstrim", "util-linux"),

@@ -60,7 +60,7 @@ pub use host::{Host, Install};
 pub use initramfs::Initramfs;
 pub use kernel::Kernel;
 pub use modules::Modules;
-pub use process::{Spec, find_program, quote};
+pub use process::{Output, Spec, find_program, quote, run};
 pub use qemu::{Boot, DISK_MODULES, Disk, Qemu, QemuProgram};
 pub use uml::{Uml, UmlProgram};
 pub use vmlinux::extract as extract_vmlinux;

@@ -31,6 +31,7 @@ mod io_queue;
 mod lost;
 pub mod null;
 mod operation;
+pub mod pages;
 mod piece;
 mod recorder;
 mod signal;

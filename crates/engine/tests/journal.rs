@@ -235,7 +235,7 @@ fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
     let engine = open(&path, Cache::Pdc);
     engine.pretend_layout(layout(vec![JOURNAL]));
     let mut rig = rig(&engine);
-    // A block with a magic number each KiB is 33 events.
+    // A block with a magic number each KiB: as many events as a write can have.
     let mut data = vec![0; 1 << 20];
     data.chunks_mut(1024).for_each(|block| block[..4].copy_from_slice(&0xc03b_3998_u32.to_be_bytes()));
     for number in 0..200u64 {

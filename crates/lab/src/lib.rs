@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod caches;
 pub mod compare;
 pub mod control;
 pub mod date;
@@ -16,6 +17,7 @@ pub mod loans;
 pub mod machine;
 pub mod output;
 pub mod peers;
+pub mod power_cut;
 pub mod progress;
 pub mod report;
 pub mod server;

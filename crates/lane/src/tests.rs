@@ -13,13 +13,16 @@ use vlane_engine::{
     Slot, Status, Uring,
 };
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_trace::{Entry, Magic};
 
 use crate::cost::device;
 use crate::inbox::pair;
 use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
-use crate::{Counters, LaneConfig, PollMode, Pool, PoolConfig, Topology, event_channel};
+use crate::{
+    Counters, LaneConfig, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel, recorder,
+};
 
 /// A guest's queue, and what makes a lane of it.
 struct Guest {
@@ -37,15 +40,12 @@ fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
 }
 
 fn guest_of(format: Format, engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
-    let options = BlkOptions {
-        format,
-        size: None,
-        depth: 8,
-        data: 4096,
-        segments: 1,
-        indirect: true,
-        event_idx: false,
-    };
+    guest_of_segments(format, engine, 1)
+}
+
+fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> (Guest, LaneConfig) {
+    let options =
+        BlkOptions { format, size: None, depth: 8, data: 4096, segments, indirect: true, event_idx: false };
     let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
     let driver = BlkQueue::new(&arena, options).unwrap();
     let counters = Arc::new(Counters::default());
@@ -94,6 +94,39 @@ fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
     assert_eq!((counted.refused, counted.requests()), (3, 4));
     assert_eq!((counted.reads, counted.read_bytes), (1, 4096));
     assert_eq!((counted.writes, counted.written_bytes, counted.others), (0, 0, 0));
+}
+
+/// A head stands before its write, whatever else is in the write, and wherever its buffers are cut.
+#[test]
+fn a_recording_tells_which_blocks_of_a_write_are_a_journals() {
+    for segments in [1, 3] {
+        let (mut guest, config) = guest_of_segments(Format::Split, null(None), segments);
+        let mut uring = Uring::new(64).unwrap();
+        let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+        let (recorder, mut recorded) =
+            recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 });
+        lane.set_recorder(Some(Box::new(recorder)));
+        for (at, byte) in [(0, 1), (2048, 2), (100, 3)] {
+            let mut block = [byte; 32];
+            block[..4].copy_from_slice(&Magic::Jbd2.bytes());
+            guest.driver.data_mut(1).unwrap().copy_in(at, &block).unwrap();
+        }
+        guest.submit(0, Kind::Write, 64);
+        guest.submit(1, Kind::Write, 8);
+        // What is read is not looked at.
+        guest.submit(2, Kind::Read, 8);
+        guest.driver.publish();
+        assert!(lane.serve(&mut uring, false));
+        lane.set_recorder(None);
+        let (mut heads, mut records) = (Vec::new(), 0);
+        recorded.drain(|entry| match entry {
+            Entry::Head(head) => heads.push((head.lane, head.seq, head.sector, head.magic, head.rest)),
+            Entry::Record(_) => records += 1,
+            _ => {}
+        });
+        let want = [(0, 1, 8, Magic::Jbd2, [1; 28]), (0, 1, 12, Magic::Jbd2, [2; 28])];
+        assert_eq!((heads.as_slice(), records), (&want[..], 3), "{segments} segments");
+    }
 }
 
 #[test]

@@ -114,7 +114,7 @@ fn set32(disk: &mut Sparse, at: u64, value: u32) {
 #[test]
 fn an_ext4_that_lies_gives_no_verdict_and_a_reason() {
     // The root of the map is in the inode from byte 0x28 on; extents begin 12 bytes behind it.
-    let lies: [Lie; 31] = [
+    let lies: [Lie; 32] = [
         ("an unknown feature", |disk, parts| set32(disk, parts.superblock + 0x60, 0x4000_00c2), "not known"),
         ("no journal", |disk, parts| set32(disk, parts.superblock + 0x5c, 0), "none"),
         ("no inode", |disk, parts| set32(disk, parts.superblock + 0xe0, 0), "not where"),
@@ -135,6 +135,14 @@ fn an_ext4_that_lies_gives_no_verdict_and_a_reason() {
         ("no descriptors", |disk, parts| set16(disk, parts.superblock + 0xfe, 0), "impossible sizes"),
         ("inodes outside", |disk, parts| set32(disk, parts.descriptor + 8, 16000), "outside"),
         ("inodes far outside", |disk, parts| disk.write(parts.descriptor + 0x28, &[0xff; 4]), "outside"),
+        (
+            "inodes in the last block of all",
+            |disk, parts| {
+                disk.write(parts.descriptor + 8, &[0xff; 4]);
+                disk.write(parts.descriptor + 0x28, &[0xff; 4]);
+            },
+            "outside",
+        ),
         ("a directory", |disk, parts| set16(disk, parts.inode, 0x4180), "no file"),
         ("an odd size", |disk, parts| set32(disk, parts.inode + 4, 1536 * 4096 + 1), "impossible size"),
         ("a small size", |disk, parts| set32(disk, parts.inode + 4, 1023 * 4096), "impossible size"),

@@ -222,6 +222,36 @@ fn where_the_journals_inode_is_damaged_its_copy_in_the_superblock_stands_in() {
 }
 
 #[test]
+fn a_journal_is_found_after_the_tools_have_moved_it() {
+    if !has(&["mkfs.ext4", "debugfs", "dumpe2fs", "tune2fs", "resize2fs", "e2fsck"]) {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    for options in ["", "-O ^metadata_csum,^64bit -b 1024", "-t ext3"] {
+        let path = sparse(&dir, "disk", 256 * MIB);
+        mkfs_ext(&path, options);
+        let found_after = |what: &str| {
+            let found = examine(&path);
+            let expected = journal(FileSystem::Ext4, by_debugfs(&path, 0));
+            assert_eq!(found.layout.journals, [expected], "{options}, {what}: {:?}", found.places);
+        };
+        File::options().write(true).open(&path).unwrap().set_len(400 * MIB).unwrap();
+        run("resize2fs", "-f", &path, "");
+        found_after("made larger");
+        run("resize2fs", "-f -M", &path, "");
+        found_after("made as small as possible");
+        run("resize2fs", "-f", &path, "");
+        run("tune2fs", "-f -O ^has_journal", &path, "");
+        assert_eq!(examine(&path).layout.journals, [], "{options}");
+        run("tune2fs", "-f -J size=16", &path, "");
+        found_after("with another journal");
+        run("e2fsck", "-f -y", &path, "");
+        run("tune2fs", "-f -U random", &path, "y\n");
+        found_after("with another name");
+    }
+}
+
+#[test]
 fn a_journal_that_is_elsewhere_or_nowhere_is_not_found_and_its_own_device_is() {
     if !has(&["mkfs.ext4", "mke2fs", "dumpe2fs"]) {
         return;

@@ -158,15 +158,14 @@ impl Words<'_> {
             let len = buffer.iov_len as u64;
             let Some(inside) = at.checked_sub(self.begin) else { break };
             if inside < len {
+                let Ok(offset) = usize::try_from(inside) else { break };
                 if len - inside < 4 {
                     self.request.copy_from(at, &mut word);
                     break;
                 }
                 // SAFETY: four bytes inside a buffer of guest memory that the queue keeps mapped while this request is in flight, which was
                 // checked; an array of bytes needs no alignment, and a guest that writes meanwhile changes what is read and nothing else.
-                word = unsafe {
-                    buffer.iov_base.cast::<u8>().add(inside as usize).cast::<[u8; 4]>().read_volatile()
-                };
+                word = unsafe { buffer.iov_base.cast::<u8>().add(offset).cast::<[u8; 4]>().read_volatile() };
                 break;
             }
             self.begin += len;

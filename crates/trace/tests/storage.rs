@@ -281,5 +281,12 @@ fn broken_syncs_break_every_promise_that_rests_on_them() {
     let broken = history.clone().with_broken_syncs(|number| number == 1).flushes();
     assert_eq!(broken.violations.len(), 1, "{broken:?}");
     // Without the first one, too, the first flush had none.
-    assert_eq!(history.with_broken_syncs(|_| true).flushes().violations.len(), 3);
+    assert_eq!(history.clone().with_broken_syncs(|_| true).flushes().violations.len(), 3);
+    // A durable write is none any more, either.
+    let durable = [request(1, RequestKind::Write), begin(1, 1, bytes(true)), end(1, 4096), answer(1)];
+    let skipped = [request(2, RequestKind::Flush), answer(2)];
+    let record = [&opening()[..], &durable, &skipped].concat();
+    let history = History::new(record.into_iter().map(Ok)).unwrap();
+    assert_eq!(history.flushes().violations, []);
+    assert_eq!(history.with_nothing_durable().flushes().violations.len(), 3);
 }

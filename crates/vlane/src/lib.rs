@@ -14,15 +14,18 @@ mod exit;
 mod analyze;
 mod bench;
 mod boot;
+mod caches;
 mod compare;
 mod completions;
 mod explain;
 mod inspect;
+mod journal;
 mod logging;
 mod man;
 mod notify;
 mod output;
 mod peers;
+mod power_cut;
 mod record;
 mod replay;
 mod report;
@@ -67,6 +70,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Turn traces into those of other programs, and back
     Trace(trace::TraceArgs),
+    /// Show how well guests' journals are found
+    Journal(journal::JournalArgs),
     /// Compare vlane with qemu-storage-daemon on this machine, interleaved
     Peers(peers::PeersArgs),
     /// Show a saved report again, or write it in another form
@@ -77,8 +82,16 @@ enum Command {
     Topologies(topologies::TopologiesArgs),
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
+    /// Compare cache modes: what each does to a guest, its neighbour and the host's page cache
+    Caches(caches::CachesArgs),
+    /// Do what a guest does that `caches` measures; it runs inside the guest
+    #[command(hide = true)]
+    CachesJob(caches::CachesJobArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
+    /// Check what a power cut could leave of a guest's file system
+    #[command(hide = true)]
+    PowerCut(power_cut::PowerCutArgs),
     /// Print the completions of a shell
     Completions(completions::CompletionsArgs),
     /// Write the man pages, one for each command
@@ -106,12 +119,16 @@ pub fn main() -> ExitCode {
         Command::Analyze(args) => analyze::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Journal(args) => journal::run(&args),
         Command::Peers(args) => peers::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
         Command::Work(args) => work::run(&args),
+        Command::Caches(args) => caches::run(&args),
+        Command::CachesJob(args) => caches::run_job(&args),
         Command::Sched(args) => sched::run(&args),
+        Command::PowerCut(args) => power_cut::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };

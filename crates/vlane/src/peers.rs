@@ -78,10 +78,10 @@ pub struct PeersArgs {
 
 /// Further options of `vlane serve`.
 #[derive(Debug, Clone)]
-struct Also(Vec<String>);
+pub struct Also(pub Vec<String>);
 
 /// Parses options of `vlane serve`, by its own definition.
-fn parse_also(text: &str) -> Result<Also, String> {
+pub fn parse_also(text: &str) -> Result<Also, String> {
     let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
     let all = ["vlane", "serve", "--null", "1G", "--socket", "s"].map(str::to_owned).into_iter();
     match words.first() {

@@ -4,7 +4,7 @@
 //! to the kernel, and flushes nothing that is only its own. That a flush also reaches the device is shown below, by
 //! asking the kernel how many pages of the file are still dirty.
 //!
-//! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it.
+//! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it. `VLANE_CRASH_KILLS=50` kills each as often.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -55,6 +55,8 @@ fn kill_after(backend: Backend, time: Duration) -> std::thread::JoinHandle<()> {
 ///
 /// A write that was in flight may be there, or not, or in whole blocks of it; never half a block.
 fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64) {
+    let given = std::env::var("VLANE_CRASH_KILLS").ok();
+    let times = given.map_or(times, |given| given.parse().unwrap());
     let mut state_of_chance = seed();
     let mut known: Option<VerifyState> = None;
     let (mut writes, mut flushes) = (0, 0);
@@ -105,6 +107,17 @@ fn buffered_io_survives_kills_under_load() {
         &SessionOptions::default(),
         8,
     );
+}
+
+#[test]
+fn durable_writes_survive_kills_under_load() {
+    let serve = ["--queues", "2", "--cache", "writethrough"];
+    survives(&Place::new(16 * MIB), &serve, &SessionOptions::default(), 3);
+}
+
+#[test]
+fn io_in_which_journals_are_looked_for_survives_kills_under_load() {
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "pdc"], &SessionOptions::default(), 3);
 }
 
 #[test]

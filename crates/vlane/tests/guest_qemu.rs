@@ -62,6 +62,23 @@ fn two_vcpus_use_two_queues_and_what_they_wrote_verifies() {
 }
 
 #[test]
+fn the_journal_of_a_guest_with_several_queues_stays_out_of_the_page_cache() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(1024 * MIB);
+    let control = volume.beside("control");
+    let options = ["--queues", "2", "--cache", "pdc", "--control", control.to_str().unwrap()];
+    let backend = volume.serve(&options);
+    let mut guest = bed.start(bed.machine(&volume.socket), &common::mail(3000), common::MAIL_PROGRAMS);
+    guest.wait_result("mailed", common::LIMIT).unwrap();
+    common::check_journal_bypass(&volume, &control);
+    guest.send("go\n").unwrap();
+    common::finished(guest);
+    stop(backend);
+    ext4::check(&bed.host, &volume.image).unwrap();
+}
+
+#[test]
 fn a_guest_with_one_queue_leaves_the_others_alone() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };

@@ -138,6 +138,72 @@ umount /mnt
     assert_eq!(sha256_of(&kept), report.result("kept").unwrap());
 }
 
+#[test]
+fn the_journal_of_a_guest_stays_out_of_the_page_cache() {
+    let _turn = one_at_a_time();
+    let Some(bed) = UmlBed::find() else { return };
+    let volume = Volume::new(1024 * MIB);
+    let control = volume.beside("control");
+    let backend = volume.serve(&["--cache", "pdc", "--control", control.to_str().unwrap()]);
+    let mut guest = bed.start(&volume.socket, &common::mail(4000), common::MAIL_PROGRAMS);
+    guest.wait_result("mailed", common::LIMIT).unwrap();
+    common::check_journal_bypass(&volume, &control);
+    guest.send("go\n").unwrap();
+    common::finished(guest);
+    let stopped = stop(backend);
+    assert!(stopped.log.contains("an ext4 journal"), "{}", stopped.log);
+    ext4::check(&bed.host, &volume.image).unwrap();
+}
+
+/// The back end is killed under a guest that writes files and syncs them: the guest's file system is as after a power failure, and has each file that
+/// was synced. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
+#[test]
+fn what_a_guest_had_synced_is_there_when_its_back_end_was_killed() {
+    let _turn = one_at_a_time();
+    let Some(bed) = UmlBed::find() else { return };
+    let given: Option<u32> = std::env::var("VLANE_GUEST_KILLS").ok().map(|given| given.parse().unwrap());
+    let (modes, kills): (&[&str], u32) = match given {
+        Some(kills) => (&["none", "writeback", "writethrough", "pdc"], kills),
+        None => (&["pdc"], 3),
+    };
+    for (mode, round) in modes.iter().flat_map(|mode| (0..kills).map(move |round| (mode, round))) {
+        let volume = Volume::new(1024 * MIB);
+        let backend = volume.serve(&["--cache", mode]);
+        let mut guest = bed.start(
+            &volume.socket,
+            r#"
+set -e
+mkfs.ext4 -q -F -b 4096 -J size=8 /dev/vda
+mount /dev/vda /mnt
+n=0
+while :; do
+    yes $n | head -c 20000 > /tmp/content
+    dd if=/tmp/content of=/mnt/file$n bs=20000 conv=fsync 2>/dev/null
+    echo "RESULT synced=$n"
+    if [ $n -ge 20 ]; then rm /mnt/file$((n - 20)); echo "RESULT working=1"; fi
+    n=$((n + 1))
+done
+"#,
+            &["mkfs.ext4"],
+        );
+        guest.wait_result("working", common::LIMIT).unwrap();
+        std::thread::sleep(Duration::from_millis(100 + u64::from(round) * 137 % 1500));
+        backend.kill();
+        std::thread::sleep(Duration::from_millis(100));
+        let synced: u64 = guest.results()["synced"].parse().unwrap();
+        guest.kill();
+        // Replays the journal.
+        let replay = std::process::Command::new("e2fsck").arg("-fp").arg(&volume.image).output().unwrap();
+        assert!(replay.status.code().is_some_and(|code| code <= 1), "{mode}, {round}: {replay:?}");
+        ext4::check(&bed.host, &volume.image).unwrap();
+        for n in synced.saturating_sub(18)..=synced {
+            let content = ext4::read_file(&bed.host, &volume.image, &format!("/file{n}")).unwrap();
+            let expected: Vec<u8> = format!("{n}\n").into_bytes().into_iter().cycle().take(20_000).collect();
+            assert!(content == expected, "{mode}, {round}: file {n} of {synced}");
+        }
+    }
+}
+
 /// The other tests are worth something only if damage would be seen.
 #[test]
 fn damage_behind_the_guests_back_is_seen_by_the_guest() {

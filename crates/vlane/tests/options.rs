@@ -19,7 +19,9 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 25] = [
+const ZERO: [(&str, &str); 27] = [
+    ("caches", "ramp"),
+    ("caches-job", "ramp"),
     ("serve", "poll-us"),
     ("serve", "stop-timeout"),
     ("serve", "cpus"),
@@ -45,6 +47,8 @@ const ZERO: [(&str, &str); 25] = [
     ("sched measure-sched-ext", "hogs"),
     ("sched measure-sched-ext", "strangers"),
     ("sched simulate", "seed"),
+    ("power-cut", "broken-states"),
+    ("power-cut", "seed"),
 ];
 
 /// What a user must not have to read.

@@ -4,6 +4,7 @@
 //! [`Report::write_to`] writes it in the form that a file's name asks for, [`html::page`] makes the page, [`text::render`] what a
 //! terminal shows, [`markdown::table`] a table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes numbers for people, for all of them.
 
+pub mod build;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod example;

@@ -1,5 +1,7 @@
 //! How well each way finds the journal, on a trace.
 
+pub mod prove;
+
 use std::ops::Range;
 
 use vlane_policy::journal::content::Content;

@@ -141,6 +141,7 @@ impl Bypass {
 
     /// A flush has succeeded.
     pub fn flushed(&mut self) {
+        self.detector.flush();
         self.traffic.flushes += 1;
         self.traffic.journal_flushes += u64::from(std::mem::take(&mut self.is_dirty));
         self.trailing.flushed();
@@ -180,7 +181,7 @@ impl Bypass {
         let now = self.detector.journals().to_vec();
         let before = std::mem::replace(&mut self.told, now);
         let missing = |of: &[Journal], from: &[Journal]| -> Vec<Journal> {
-            of.iter().filter(|journal| !from.contains(journal)).cloned().collect()
+            of.iter().filter(|journal| !from.iter().any(|other| is_same(journal, other))).cloned().collect()
         };
         let change = Change { found: missing(&self.told, &before), lost: missing(&before, &self.told) };
         (change != Change::default()).then_some(change)
@@ -205,6 +206,13 @@ impl Bypass {
             ..self.traffic
         }
     }
+}
+
+/// Whether two descriptions are of one journal, of which one may know more than the other.
+fn is_same(one: &Journal, other: &Journal) -> bool {
+    let known = Map::new(std::slice::from_ref(other));
+    (one.filesystem, one.kind, one.way) == (other.filesystem, other.kind, other.way)
+        && one.ranges.iter().any(|range| known.overlapping(range.clone()).next().is_some())
 }
 
 #[cfg(test)]
@@ -261,7 +269,10 @@ mod tests {
         assert!(bypass.needs_layout());
         bypass.set_layout(old.clone());
         assert_eq!(bypass.change(), None, "as before");
+        let longer = layout(vec![8 * MIB..17 * MIB]);
+        bypass.set_layout(longer.clone());
+        assert_eq!(bypass.change(), None, "the same journal, better known");
         bypass.set_layout(new.clone());
-        assert_eq!(bypass.change(), Some(Change { found: new.journals, lost: old.journals }));
+        assert_eq!(bypass.change(), Some(Change { found: new.journals, lost: longer.journals }));
     }
 }

@@ -52,9 +52,10 @@ impl Footprint {
             let group = self.groups.entry(number).or_insert_with(|| vec![0; 512].into());
             let begin = first.max(number * GROUP) % GROUP;
             let end = last.min(number * GROUP + (GROUP - 1)) % GROUP;
-            for (index, word) in
-                (0u64..).zip(group.iter_mut()).take((end / 64 + 1) as usize).skip((begin / 64) as usize)
-            {
+            for (index, word) in (0u64..).zip(group.iter_mut()) {
+                if !(begin / 64..=end / 64).contains(&index) {
+                    continue;
+                }
                 let low = begin.saturating_sub(index * 64);
                 let high = (end - index * 64).min(63);
                 let bits = (u64::MAX << low) & (u64::MAX >> (63 - high));

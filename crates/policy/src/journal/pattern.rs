@@ -7,7 +7,7 @@
 //!   group or several of them; and what else lies in its group would be called journal with it.
 //! - [`SLOTS`] runs a group, not one address: files that share the group with the journal are written between its commits.
 //! - *Cyclically* means that the writer that stopped at the track's end goes on at its beginning, in the rhythm that it had: of the bytes that were
-//!   written to the volume, no more passed between than passed between two of its own writes (twice the most, and [`PAUSE`]). A file that is written
+//!   written to the volume, about as many passed between as passed between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is written
 //!   where a deleted one was begins at the same place too, but not in that rhythm: so a log-structured store's files, and copies, get no verdict.
 //! - Then it must write over its old track in order, for [`REPLAYED`] or a 64th of it, before it is believed.
 //!
@@ -22,7 +22,7 @@
 //! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one. A
 //! journal in several pieces has no end that is followed by its beginning, and gets no verdict.
 //!
-//! Memory: 8 bytes for each 128 MiB, 200 more where something was written (1.6 MiB per TiB), and [`MOST_TRACKS`] tracks. Time: a write is compared with each
+//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks. Time: a write is compared with each
 //! track and with the runs of its group; both are of fixed number.
 
 use std::ops::Range;
@@ -37,6 +37,8 @@ pub const SLOTS: usize = 8;
 pub const MOST_TRACKS: usize = 16;
 /// A run of this length becomes a track.
 pub const LONG: u64 = 512 << 10;
+/// A run of this length over a track's beginning may be its next loop.
+pub const ROUND: u64 = 128 << 10;
 /// The shortest track that gets a verdict: the smallest journal that mke2fs makes has 1024 blocks.
 pub const SHORTEST: u64 = 1 << 20;
 /// What must be written over, in order, before a track is believed to be cyclic; or a 64th of it.
@@ -46,8 +48,6 @@ pub const PAUSE: u64 = 1 << 20;
 
 /// How far before the end of what was written a log's next write may begin.
 const TAIL: u64 = 64 << 10;
-/// How far behind the end one may begin because another one, told later, fills the gap: requests of several lanes have no exact order.
-const GAP: u64 = 2 << 20;
 /// How far into its track a writer may begin anew.
 const HEAD: u64 = 64 << 10;
 /// Foreign bytes in a track that are forgiven at least.
@@ -75,6 +75,8 @@ struct Group([Run; SLOTS]);
 #[derive(Debug, Default, Clone)]
 struct Run {
     range: Range<u64>,
+    /// When it began, and when it was last written.
+    first: u64,
     last: u64,
 }
 
@@ -85,12 +87,10 @@ struct Track {
     range: Range<u64>,
     /// Where its next write is expected.
     at: u64,
-    /// What was left out on the way there.
-    skipped: Range<u64>,
-    /// When it began, when it was last written, and the longest time between two of its writes.
+    /// When it began, when it was last written, and for how long, in all, others were in between.
     born: u64,
     last: u64,
-    pause: u64,
+    idle: u64,
     /// Loops that were ended.
     loops: u32,
     /// Bytes written over in order, in this loop.
@@ -133,22 +133,18 @@ impl Pattern {
             self.go_on(place, range);
             return;
         }
-        let begins = |track: &Track| {
-            range.start < track.range.start.saturating_add(HEAD) && range.end > track.range.start
-        };
-        if let Some(place) = self.tracks.iter().position(begins) {
-            self.go_round(place, range);
-            return;
-        }
+        self.write_over(range);
+        self.remember(range);
+    }
+
+    /// Notes that a write is not the one that a track goes on with.
+    fn write_over(&mut self, range: &Range<u64>) {
         let changed = &mut self.is_changed;
-        let len = range.end - range.start;
         self.tracks.retain_mut(|track| {
-            let is_inside = track.range.start < range.end && range.start < track.range.end;
-            let is_lost = is_inside && track.is_written_over(len);
+            let is_lost = track.overlaps(range) && track.is_written_over(range.end - range.start);
             *changed |= is_lost && track.verdict.is_some();
             !is_lost
         });
-        self.remember(range);
     }
 
     /// The guest discards a range, or has it zeroed: no log is there any more.
@@ -182,70 +178,28 @@ impl Pattern {
     fn go_on(&mut self, place: usize, range: &Range<u64>) {
         let (now, flushes) = (self.written, self.flushes);
         let Some(track) = self.tracks.get_mut(place) else { return };
-        let before = track.at;
+        let (before, since) = (track.at, track.last);
         track.step(range, now, flushes);
-        let at = track.at;
-        let (born, is_new) = (track.born, track.loops == 0);
+        // What was told earlier though it came later: requests of several lanes have no exact order.
+        if let Some(group) = Self::group(&mut self.groups, track.at)
+            && let Some(run) = group.0.iter_mut().find(|run| run.range.start == track.at && run.first > since)
+        {
+            let run = std::mem::take(run);
+            track.step(&run.range, now, flushes);
+        }
         self.is_changed |= track.judge(flushes > 0);
+        let (at, born, is_new) = (track.at, track.born, track.loops == 0);
         // It has come to where another one begins.
-        let met = |other: &Track| (before..at).contains(&other.range.start) && at > before;
-        let Some(other) = self.tracks.iter().position(|other| met(other)).filter(|other| *other != place)
-        else {
-            return;
-        };
-        let old = self.tracks.remove(other);
-        self.is_changed |= old.verdict.is_some();
-        let place = if other < place { place - 1 } else { place };
-        let Some(track) = self.tracks.get_mut(place) else { return };
-        if is_new && old.last <= born && old.is_in_rhythm(born) {
-            // The writer that had begun in the middle stopped at the end, began here, and has come round.
-            track.range.end = old.range.end.max(at);
-            track.loops = old.loops + 1;
-            track.pause = track.pause.max(old.pause);
-            track.writes = track.writes.saturating_add(old.writes);
-            track.rewrites = track.rewrites.saturating_add(old.rewrites);
-            track.commits = track.commits.saturating_add(old.commits);
-            track.replayed = at - old.range.start;
-            track.verdict = old.verdict;
+        let met = |other: &Track| (before..at).contains(&other.range.start);
+        let Some(other) = self.tracks.iter().position(met).filter(|other| *other != place) else { return };
+        if is_new && self.tracks.get(other).is_some_and(|other| other.can_go_on_at(born)) {
+            let new = self.tracks.remove(place);
+            let other = if place < other { other - 1 } else { other };
+            let Some(track) = self.tracks.get_mut(other) else { return };
+            self.is_changed |= track.go_round(&(new.range.start..new.at), now, flushes > 0);
+        } else {
+            self.write_over(&(before..at));
         }
-    }
-
-    /// A write to the beginning of a track: it goes round, or something else is written there.
-    fn go_round(&mut self, place: usize, range: &Range<u64>) {
-        let (now, flushes) = (self.written, self.flushes);
-        let Some(track) = self.tracks.get(place) else { return };
-        let is_short = track.at - track.range.start < LONG;
-        let is_own = track.verdict.is_some() || track.is_in_rhythm(now - (range.end - range.start));
-        if is_short || !is_own {
-            if track.verdict.is_none() {
-                self.tracks.remove(place);
-                self.remember(range);
-            } else if self.tracks[place].is_written_over(range.end - range.start) {
-                self.tracks.remove(place);
-                self.is_changed = true;
-            }
-            return;
-        }
-        // What it wrote before, if its beginning was missed: it stands among the runs.
-        let (begin, since) = (track.range.start.min(range.start), track.last);
-        let group = Self::group(&mut self.groups, range.start.saturating_sub(1));
-        let before = group
-            .and_then(|group| group.0.iter_mut().find(|run| run.range.end == begin && run.last >= since));
-        let start = before.map_or(begin, |run| std::mem::take(run).range.start);
-        let track = &mut self.tracks[place];
-        // The last loop says where the end is; one that was cut off says nothing.
-        let len = track.range.end - track.range.start;
-        if track.at > track.range.start + len / 16 * 15 {
-            self.is_changed |= track.verdict.is_some() && track.range.end != track.at;
-            track.range.end = track.at;
-        }
-        self.is_changed |= track.verdict.is_some() && track.range.start != start;
-        track.range.start = start;
-        track.loops = track.loops.saturating_add(1);
-        (track.replayed, track.skipped) = (0, 0..0);
-        track.at = range.start;
-        track.step(range, now, flushes);
-        self.is_changed |= track.judge(flushes > 0);
     }
 
     fn group(groups: &mut Vec<Option<Box<Group>>>, at: u64) -> Option<&mut Group> {
@@ -269,11 +223,19 @@ impl Pattern {
         };
         let mut run = match group.0.iter_mut().find(|run| is_next(run)) {
             Some(run) => std::mem::take(run),
-            None => Run { range: range.clone(), last: now },
+            None => Run { range: range.clone(), first: now - (range.end - range.start), last: now },
         };
+        if run.range.end - run.range.start <= TAIL {
+            // What was written before it long ago (a superblock) says nothing of when it began.
+            run.first = now - (range.end - range.start);
+        }
         run.range.end = run.range.end.max(range.end);
         run.last = now;
-        if run.range.end - run.range.start >= LONG {
+        let len = run.range.end - run.range.start;
+        if len >= ROUND && self.goes_round(&run) {
+            return;
+        }
+        if len >= LONG {
             self.begin(run);
             return;
         }
@@ -285,18 +247,29 @@ impl Pattern {
         }
     }
 
-    /// A run becomes a track, in the place of the one without a verdict that was not written for longest.
+    /// Whether a run is the next loop of a track.
+    fn goes_round(&mut self, run: &Run) -> bool {
+        let (now, is_ever_flushed) = (self.written, self.flushes > 0);
+        let goes_round = |track: &&mut Track| track.is_begun_by(&run.range) && track.can_go_on_at(run.first);
+        let Some(track) = self.tracks.iter_mut().find(goes_round) else { return false };
+        self.is_changed |= track.go_round(&run.range, now, is_ever_flushed);
+        true
+    }
+
+    /// A run has become long: a track is taken up again, or there is a new one, in the place of the one without a verdict that was
+    /// not written for longest.
     fn begin(&mut self, run: Run) {
         let (range, now, flushes) = (run.range, self.written, self.flushes);
+        let is_in = |track: &&mut Track| {
+            track.verdict.is_some() && track.at <= range.start && range.end <= track.range.end
+        };
+        if let Some(track) = self.tracks.iter_mut().find(is_in) {
+            (track.at, track.last, track.strange) = (range.end, now, 0);
+            return;
+        }
         // Whoever writes there now is not who wrote there before.
         let changed = &mut self.is_changed;
-        self.tracks.retain_mut(|track| {
-            let is_inside = track.range.start < range.end && range.start < track.range.end;
-            let is_lost =
-                is_inside && (track.verdict.is_none() || track.is_written_over(range.end - range.start));
-            *changed |= is_lost && track.verdict.is_some();
-            !is_lost
-        });
+        self.tracks.retain(|track| track.verdict.is_some() || !track.overlaps(&range));
         if self.tracks.len() >= MOST_TRACKS {
             let idle =
                 self.tracks.iter().enumerate().min_by_key(|(_, track)| (track.verdict.is_some(), track.last));
@@ -305,12 +278,10 @@ impl Pattern {
         }
         self.tracks.push(Track {
             at: range.end,
-            skipped: 0..0,
-            // About.
-            born: now - (range.end - range.start).min(now),
             range,
+            born: run.first,
             last: now,
-            pause: 0,
+            idle: 0,
             loops: 0,
             replayed: 0,
             writes: 0,
@@ -324,43 +295,58 @@ impl Pattern {
 }
 
 impl Track {
-    /// Whether a write is the one that is expected, or may be it.
+    /// Whether a write goes on where it ended, or writes the end again.
     #[inline]
     fn is_next(&self, range: &Range<u64>) -> bool {
         let from = self.at.saturating_sub(TAIL).max(self.range.start);
-        (range.start >= from && range.start <= self.at.saturating_add(GAP) && range.end >= self.at)
-            || (self.skipped.start <= range.start && range.end <= self.skipped.end && range.start < range.end)
+        range.start <= self.at && range.end >= self.at && range.start >= from
     }
 
-    /// Whether, at that time, its own next write would come as its others came.
-    fn is_in_rhythm(&self, now: u64) -> bool {
-        now.saturating_sub(self.last) <= self.pause.saturating_mul(2).saturating_add(PAUSE)
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.range.start < range.end && range.start < self.range.end
+    }
+
+    /// Whether what is written there has come over its beginning.
+    fn is_begun_by(&self, range: &Range<u64>) -> bool {
+        range.start < self.range.start.saturating_add(HEAD) && range.end > self.range.start
+    }
+
+    /// Whether what began at that time may be its own next loop: it was silent since, and had no longer pause than it often had.
+    fn can_go_on_at(&self, begin: u64) -> bool {
+        let mean = self.idle / u64::from(self.writes.max(1));
+        let pause = PAUSE.saturating_add(mean.saturating_mul(16));
+        self.last <= begin
+            && (self.verdict.is_some() || begin - self.last <= pause)
+            && self.at - self.range.start >= LONG
+    }
+
+    /// It was written anew from its beginning on, or from a little before.
+    fn go_round(&mut self, range: &Range<u64>, now: u64, is_ever_flushed: bool) -> bool {
+        let before = self.range.clone();
+        // The last loop says where the end is; one that was cut off says nothing.
+        if self.at - self.range.start > (self.range.end - self.range.start) / 16 * 15 {
+            self.range.end = self.at;
+        }
+        self.range = self.range.start.min(range.start)..self.range.end.max(range.end);
+        self.loops = self.loops.saturating_add(1);
+        self.replayed = range.end.saturating_sub(before.start);
+        (self.at, self.last, self.strange) = (range.end, now, 0);
+        self.judge(is_ever_flushed) || (self.verdict.is_some() && self.range != before)
     }
 
     fn step(&mut self, range: &Range<u64>, now: u64, flushes: u64) {
         let len = range.end - range.start;
-        self.pause = self.pause.max(now.saturating_sub(len).saturating_sub(self.last));
+        self.idle = self.idle.saturating_add(now.saturating_sub(len).saturating_sub(self.last));
         self.last = now;
         self.writes = self.writes.saturating_add(1);
         self.commits = self.commits.saturating_add(u32::from(flushes != self.flushes));
         self.flushes = flushes;
         self.strange = self.strange.saturating_sub(len);
-        if range.end <= self.at {
-            // It fills what was left out.
-            self.skipped = if range.end == self.skipped.end {
-                self.skipped.start..range.start
-            } else {
-                range.end..self.skipped.end
-            };
-            return;
-        }
         if range.start < self.at {
             self.rewrites = self.rewrites.saturating_add(1);
-        } else if range.start > self.at {
-            self.skipped = self.at..range.start;
         }
-        self.replayed = self.replayed.saturating_add(range.end - self.at);
-        self.at = range.end;
+        self.replayed = self.replayed.saturating_add(range.end.saturating_sub(self.at));
+        self.at = self.at.max(range.end);
     }
 
     /// Makes up its mind; says whether what is believed changed.

@@ -33,8 +33,15 @@ impl Disk for Sparse {
         self.bytes += buffer.len();
         let is_inside = offset.checked_add(buffer.len() as u64).is_some_and(|end| end <= self.size);
         assert!(is_inside, "read outside the volume");
-        for (at, byte) in (offset..).zip(buffer) {
-            *byte = self.sectors.get(&(at / 512)).map_or(0, |sector| sector[(at % 512) as usize]);
+        let (mut at, mut rest) = (offset, buffer);
+        while !rest.is_empty() {
+            let begin = (at % 512) as usize;
+            let (now, later) = rest.split_at_mut(rest.len().min(512 - begin));
+            match self.sectors.get(&(at / 512)) {
+                Some(sector) => now.copy_from_slice(&sector[begin..begin + now.len()]),
+                None => now.fill(0),
+            }
+            (at, rest) = (at + now.len() as u64, later);
         }
         true
     }
@@ -46,9 +53,18 @@ impl Sparse {
     }
 
     /// Writes what of `bytes` lies on the disk.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) {
-        for (at, byte) in (at..).zip(bytes).filter(|(at, _)| *at < self.size) {
-            self.sectors.entry(at / 512).or_insert([0; 512])[(at % 512) as usize] = *byte;
+    pub fn write(&mut self, mut at: u64, bytes: &[u8]) {
+        let inside = self.size.saturating_sub(at).min(bytes.len() as u64);
+        let mut rest = &bytes[..inside as usize];
+        while !rest.is_empty() {
+            let begin = (at % 512) as usize;
+            let (now, later) = rest.split_at(rest.len().min(512 - begin));
+            // Zeroes that are there already are left out: what is used is what says something.
+            if self.sectors.contains_key(&(at / 512)) || now.iter().any(|byte| *byte != 0) {
+                let sector = self.sectors.entry(at / 512).or_insert([0; 512]);
+                sector[begin..begin + now.len()].copy_from_slice(now);
+            }
+            (at, rest) = (at + now.len() as u64, later);
         }
     }
 
@@ -103,12 +119,14 @@ pub fn mbr(disk: &mut Sparse, at: u64, entries: &[Entry]) {
 /// A GPT with its copy; partitions are sectors, the last of them included.
 pub fn gpt(disk: &mut Sparse, sector: u64, partitions: &[(u64, u64)]) {
     mbr(disk, 0, &[(0xee, 1, u32::MAX)]);
-    let mut entries = vec![0; 128 * 128];
+    // As many entries as are needed, in the room of as many as all tools make.
+    let mut entries = vec![0; 128 * partitions.len().max(4)];
     for (entry, (first, last)) in entries.chunks_exact_mut(128).zip(partitions) {
         entry[..32].fill(0x77);
         put(entry, 32, &first.to_le_bytes());
         put(entry, 40, &last.to_le_bytes());
     }
+    let array_checksum = !crc(0xedb8_8320, !0, &entries);
     let (blocks, last) = ((128 * 128_u64).div_ceil(sector), disk.size / sector - 1);
     for (own, other, array) in [(1, last, 2), (last, 1, last - blocks)] {
         let mut header = [0; 92];
@@ -117,9 +135,9 @@ pub fn gpt(disk: &mut Sparse, sector: u64, partitions: &[(u64, u64)]) {
         for (at, value) in [(24, own), (32, other), (40, 2 + blocks), (48, last - blocks - 1), (72, array)] {
             put(&mut header, at, &value.to_le_bytes());
         }
-        put32(&mut header, 80, 128);
+        put32(&mut header, 80, entries.len() as u64 / 128);
         put32(&mut header, 84, 128);
-        put32(&mut header, 88, (!crc(0xedb8_8320, !0, &entries)).into());
+        put32(&mut header, 88, array_checksum.into());
         let checksum = !crc(0xedb8_8320, !0, &header);
         put32(&mut header, 16, checksum.into());
         disk.write(own * sector, &header);

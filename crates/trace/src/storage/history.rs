@@ -211,6 +211,17 @@ impl History {
         self
     }
 
+    /// The same record from storage on which nothing is ever durable, whatever it says: no sync does anything, and no write is durable by itself.
+    #[must_use]
+    pub fn with_nothing_durable(mut self) -> History {
+        for operation in &mut self.operations {
+            if let What::Write { durable, .. } = &mut operation.what {
+                *durable = false;
+            }
+        }
+        self.with_broken_syncs(|_| true)
+    }
+
     /// The data of an operation that changes the storage: what it makes of its range.
     pub fn data(&self, operation: usize) -> Option<Data> {
         match &self.operations.get(operation)?.what {

@@ -164,6 +164,70 @@ impl Volume {
     }
 }
 
+/// Small files that are made, fsynced and removed, as a mail server does, on an ext4 with a journal of 32 MiB. Prints `mailed` when that is done, and
+/// unmounts when it is told to go on.
+pub fn mail(files: u32) -> String {
+    format!(
+        r#"
+set -e
+mkfs.ext4 -q -F -b 4096 -J size=32 /dev/vda
+mount /dev/vda /mnt
+fio --name=mail --directory=/mnt --filesize=4k --nrfiles={files} --openfiles=1 --file_service_type=sequential \
+    --create_on_open=1 --fsync_on_close=1 --unlink=1 --rw=write --bs=4k --ioengine=psync > /tmp/fio 2>&1 \
+    || {{ cat /tmp/fio; exit 1; }}
+echo "RESULT mailed=1"
+read -r go
+umount /mnt
+e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || {{ cat /tmp/fsck; exit 1; }}
+"#
+    )
+}
+
+/// What the programs need that [`mail`] calls.
+pub const MAIL_PROGRAMS: &[&str] = &["fio", "mkfs.ext4", "e2fsck"];
+
+/// The volume of a guest that has mailed, after its journal came round: its journal is known, and little of it is in the page cache.
+pub fn check_journal_bypass(volume: &Volume, control: &Path) {
+    let control = vlane_lab::control::Control::new(control);
+    let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((&info["is_watched"], &info["is_current"]), (&true.into(), &true.into()), "{info}");
+    let journals: Vec<_> = info["journals"].as_array().unwrap().iter().collect();
+    let journal =
+        journals.iter().find(|found| found["filesystem"] == "ext4").unwrap_or_else(|| panic!("{info}"));
+    let sum =
+        |ways: &serde_json::Value| ways.as_object().unwrap().values().filter_map(|v| v.as_u64()).sum::<u64>();
+    let (written, dropped) = (sum(&info["journal_written_bytes"]), sum(&info["dropped_bytes"]));
+    assert!(written > 40 << 20, "the journal did not come round: {info}");
+    // What is written more than once between two drops is dropped once.
+    assert!(dropped > written / 4, "{info}");
+    let few = 8 << 20;
+    match info["cached_bytes"].as_u64() {
+        None => {
+            vlane_testing::skip("this kernel does not tell what is in the page cache (cachestat, Linux 6.5)")
+        }
+        Some(cached) => assert!(cached <= few, "{info}"),
+    }
+    // The same from outside.
+    let image = std::fs::File::open(&volume.image).unwrap();
+    let mut pages = 0;
+    for range in journal["ranges"].as_array().unwrap() {
+        let range = [range[0].as_u64().unwrap(), range[1].as_u64().unwrap()];
+        pages += cached_pages(&image, range).unwrap_or(0);
+    }
+    assert!(pages * 4096 <= few, "{pages} pages of the journal are in the page cache: {info}");
+}
+
+/// Pages of a file's range (start, length) that are in the page cache; nothing when the kernel cannot tell (before 6.5).
+fn cached_pages(file: &std::fs::File, range: [u64; 2]) -> Option<u64> {
+    use std::os::fd::AsRawFd;
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let mut counts = [0u64; 5];
+    // SAFETY: the call reads two and writes five words; both arrays are that long.
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0) };
+    (done == 0).then_some(counts[0])
+}
+
 /// Stops a back end; it must end with success and take its socket with it.
 pub fn stop(backend: Backend) -> Stopped {
     let socket = backend.socket().to_path_buf();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rtrb::Producer;
-use vlane_policy::journal::Head;
+use vlane_policy::journal::content::{self, Head};
 use vlane_ring::{Kind, Request, SECTOR};
 
 use super::Desk;
@@ -12,10 +12,6 @@ use crate::file::PART;
 
 /// Entries that wait for the thread at most, for each channel: 48 KiB of memory.
 pub(super) const ENTRIES: usize = 1024;
-/// Blocks of a write that are looked at for a magic number lie at multiples of this, the smallest block of ext4; and at its beginning.
-const BLOCK: u64 = 1024;
-/// Heads of one write that are told at most. Of a Linux guest no write has more.
-pub(super) const HEADS: usize = 32;
 
 /// What a channel did.
 #[derive(Debug, Clone, Copy)]
@@ -93,31 +89,32 @@ impl Sense {
 }
 
 /// Gives each block of a write that begins with a magic number to `each`; of a very large one, those of its first part.
-fn heads(request: &Request, offset: u64, mut each: impl FnMut(Head)) {
-    let mut found = 0;
-    let mut at = 0;
-    // By whole blocks of the volume after the first, which begins where the write does.
-    let mut next = 0;
-    for buffer in request.buffers() {
-        let len = buffer.iov_len as u64;
-        while next < (at + len).min(PART) {
-            let inside = usize::try_from(next - at).unwrap_or(usize::MAX);
-            let mut first = [0; 4];
-            if buffer.iov_len - inside >= first.len() {
+fn heads(request: &Request, offset: u64, each: impl FnMut(Head)) {
+    let mut buffers = request.buffers().iter();
+    // What lies in a buffer: from here to there of the data.
+    let (mut buffer, mut begin, mut end) = (None::<&libc::iovec>, 0, 0);
+    let word = |at: u64| {
+        while at >= end {
+            let Some(next) = buffers.next() else { return [0; 4] };
+            (begin, end) = (end, end + next.iov_len as u64);
+            buffer = Some(next);
+        }
+        let mut word = [0; 4];
+        match buffer {
+            Some(buffer) if end - at >= 4 => {
+                let inside = usize::try_from(at - begin).unwrap_or(0);
                 // SAFETY: four bytes of guest memory that the queue keeps mapped while the request is in flight; the guest may change them,
                 // and what is read is only ever compared.
-                first = unsafe { buffer.iov_base.cast::<u8>().add(inside).cast::<[u8; 4]>().read_volatile() };
-            } else {
-                request.copy_from(next, &mut first);
+                word = unsafe { buffer.iov_base.cast::<u8>().add(inside).cast::<[u8; 4]>().read_volatile() };
             }
-            if Head::is_magic(first) && found < HEADS {
-                let mut bytes = [0; Head::LEN];
-                request.copy_from(next, &mut bytes);
-                found += 1;
-                each(Head { offset: offset + next, bytes });
-            }
-            next += BLOCK - (offset + next) % BLOCK;
+            _ => request.copy_from(at, &mut word),
         }
-        at += len;
-    }
+        word
+    };
+    let head = |at| {
+        let mut bytes = [0; Head::LEN];
+        request.copy_from(at, &mut bytes);
+        bytes
+    };
+    content::scan(offset, request.len().min(PART), word, head, each);
 }

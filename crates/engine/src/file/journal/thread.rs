@@ -13,7 +13,7 @@ use vlane_policy::journal::bypass::{ByWay, Bypass};
 use vlane_policy::journal::{self, FileSystem, Head, Way};
 
 use super::direct::{Direct, Means};
-use super::sense::{ENTRIES, Entry, HEADS};
+use super::sense::{ENTRIES, Entry};
 use super::{DROP, Desk, pages};
 
 /// How long the layout is left alone after it was written to: most of what changes comes together.
@@ -173,7 +173,7 @@ impl Thread<'_> {
     fn note(&mut self, entry: Entry, heads: &mut Vec<Head>) {
         match entry {
             // More than that, if their writes were lost.
-            Entry::Head(head) if heads.len() < 2 * HEADS => heads.push(head),
+            Entry::Head(head) if heads.len() < 2 * journal::content::MOST_HEADS => heads.push(head),
             Entry::Head(_) => {}
             Entry::Write { offset, len, is_durable } => {
                 let range = self.inside(offset, len);

@@ -101,7 +101,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
         way(best)
     )];
     let mut blocks = vec![shares(&part), ranges(&found)];
-    if best == Way::Layout {
+    if best != Way::Pattern {
         blocks.push(scores(&found));
         words.push(
             "Precision: of the written bytes that a way took for the journal's, those that went to the journal. Recall: of those that went to the journal, those that it took for it. Since the first verdict of that way; \

@@ -45,6 +45,8 @@ pub(super) struct Jbd2 {
     sequence: u32,
     is_open: bool,
     began: u64,
+    /// Where that write was.
+    from: u64,
     /// The first transaction, and the write that it began with.
     first: u32,
     born: u64,
@@ -150,7 +152,8 @@ fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
                 end = run.end;
             }
         }
-        end >= range.start && chain.run.start <= range.start
+        let from = if chain.sequence == sequence { chain.from } else { chain.sure };
+        end >= range.start && from <= range.start
     };
     let goes_on = |chain: &Jbd2| chain.is_next(sequence) && reaches(chain);
     let sure_first = |chain: &&mut Jbd2| (chain.is_sure(), chain.last);
@@ -162,6 +165,7 @@ fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
         let since = if chain.sequence == sequence { chain.began } else { *clock };
         let begin = runs.around(head.offset, since).map_or(range.start, |run| run.start);
         chain.run = begin.min(range.start)..range.end;
+        chain.from = chain.run.start;
         content.is_changed = true;
         chain
     } else if kind == COMMIT {
@@ -174,7 +178,7 @@ fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
     chain.run.end = chain.run.end.max(range.end);
     (chain.sure, chain.last) = (chain.run.end, *clock);
     if sequence != chain.sequence {
-        (chain.sequence, chain.began) = (sequence, *clock);
+        (chain.sequence, chain.began, chain.from) = (sequence, *clock, range.start);
     }
     chain.is_open = kind != COMMIT;
     chain.pieces.add(chain.run.clone());
@@ -210,6 +214,7 @@ fn begin(jbd2: &mut Vec<Jbd2>, range: &Range<u64>, sequence: u32, clock: u64) {
         sequence,
         is_open: true,
         began: clock,
+        from: range.start,
         first: sequence,
         born: clock,
         last: clock,
@@ -228,11 +233,8 @@ fn become_sure(content: &mut Content) {
     };
     let mut new = content.jbd2.remove(place);
     // One that has been silent since and has got as far: it went on here.
-    let goes_on = |old: &Jbd2| {
-        old.is_sure()
-            && old.last < new.born
-            && new.first.wrapping_sub(old.sequence) <= u32::from(!old.is_open)
-    };
+    let goes_on =
+        |old: &Jbd2| old.is_sure() && old.last < new.born && new.first.wrapping_sub(old.sequence) <= 2;
     if let Some(place) = content.jbd2.iter().position(goes_on) {
         let old = content.jbd2.remove(place);
         new.pieces.add_all(&old.pieces);

@@ -197,6 +197,12 @@ impl Ext {
         }
     }
 
+    /// The same of one block.
+    pub fn place_of(&self, block: u64) -> Result<Range<u64>, Why> {
+        // The last number of all gives an empty range, which is refused.
+        self.place(&(block..block.saturating_add(1)))
+    }
+
     /// A journal's device: all of it after the superblock.
     fn whole_device(&self, source: &mut Source) -> Result<Vec<Range<u64>>, Why> {
         let first = if self.block == 1024 { 2 } else { 1 };
@@ -275,7 +281,7 @@ impl Ext {
         let offset = (at % inodes) * size;
         // Of the block; inodes do not cross any.
         let block = table.checked_add(offset / self.block).ok_or(ODD_SIZES)?;
-        let place = self.place(&(block..block + 1))?.start + offset % self.block;
+        let place = self.place_of(block)?.start + offset % self.block;
         own.push(place..place + size);
         let bytes = source.read(place, usize::try_from(size).map_err(|_| ODD_SIZES)?)?;
         let seed = self.seed.map(|seed| crc32c(crc32c(seed, &number.to_le_bytes()), &bytes[0x64..0x68]));
@@ -295,7 +301,7 @@ impl Ext {
         let size = self.descriptor_size();
         let in_block = self.block / size;
         let block = self.descriptor_block(group / in_block, in_block);
-        let place = self.place(&(block..block.saturating_add(1)))?.start + group % in_block * size;
+        let place = self.place_of(block)?.start + group % in_block * size;
         own.push(place..place + size);
         let bytes = source.read(place, usize::try_from(size).map_err(|_| ODD_SIZES)?)?;
         let group = u32::try_from(group).map_err(|_| ODD_SIZES)?.to_le_bytes();

@@ -161,7 +161,7 @@ impl<'a, 'd> Map<'a, 'd> {
 
     /// A block of the map.
     fn block(&mut self, block: u64) -> Result<Vec<u8>, Why> {
-        let place = self.fs.place(&(block..block.checked_add(1).ok_or(DAMAGED)?))?;
+        let place = self.fs.place_of(block)?;
         self.own.push(place.clone());
         self.source.read(place.start, usize::try_from(place.end - place.start).map_err(|_| DAMAGED)?)
     }

@@ -1,1 +1,246 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
 
+use proptest::prelude::*;
+
+use super::*;
+
+const K: u64 = 1024;
+const BLOCK: u64 = 4 * K;
+const MIB: u64 = K * K;
+const SIZE: u64 = 16 << 30;
+
+/// Numbers that look random, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+/// Appends to a ring, block by block; a request ends where the ring does.
+struct Ring {
+    range: Range<u64>,
+    at: u64,
+}
+
+impl Ring {
+    fn new(range: Range<u64>) -> Ring {
+        Ring { at: range.start, range }
+    }
+
+    fn append(&mut self, pattern: &mut Pattern, mut len: u64) {
+        while len > 0 {
+            let part = len.min(self.range.end - self.at);
+            pattern.write(&(self.at..self.at + part));
+            len -= part;
+            self.at += part;
+            if self.at == self.range.end {
+                self.at = self.range.start;
+            }
+        }
+    }
+}
+
+/// Transactions as JBD2 has them, with files written here and there between.
+fn commit(ring: &mut Ring, pattern: &mut Pattern, dice: &mut Dice) {
+    for _ in 0..dice.roll(4) {
+        let at = dice.roll(SIZE / BLOCK) * BLOCK;
+        pattern.write(&(at..at + BLOCK));
+    }
+    let blocks = 2 + dice.roll(20);
+    ring.append(pattern, blocks * BLOCK);
+    pattern.flush();
+    ring.append(pattern, BLOCK);
+    pattern.flush();
+}
+
+fn verdicts(pattern: &Pattern) -> Vec<(Kind, Range<u64>)> {
+    pattern.journals().into_iter().map(|journal| (journal.kind, journal.ranges[0].clone())).collect()
+}
+
+#[test]
+fn a_journal_is_found_soon_after_its_first_loop() {
+    for (start, len) in [(300 * MIB, 64 * MIB), (1000 * MIB, 1024 * MIB), (127 * MIB, 4 * MIB)] {
+        let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(7));
+        let mut ring = Ring::new(start..start + len);
+        // From somewhere in its middle.
+        ring.at += len / 3 / BLOCK * BLOCK;
+        let begin = ring.at;
+        let mut loops = 0.0;
+        while verdicts(&pattern).is_empty() {
+            let before = ring.at;
+            commit(&mut ring, &mut pattern, &mut dice);
+            let step = (ring.at + len - before) % len;
+            loops += step as f64 / len as f64;
+            assert!(loops < 2.0, "no verdict on {len} after two loops from {begin}");
+        }
+        assert!(loops < 1.15, "only after {loops} loops");
+        for _ in 0..20_000 {
+            commit(&mut ring, &mut pattern, &mut dice);
+        }
+        let found = verdicts(&pattern);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, Kind::Journal);
+        assert!(
+            found[0].1.start.abs_diff(start) <= 64 * K && found[0].1.end.abs_diff(start + len) <= 64 * K,
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_copy_gets_no_verdict() {
+    let mut pattern = Pattern::new(SIZE);
+    for file in 0..40 {
+        let start = 3 * file % 17 * 100 * MIB;
+        for part in 0..100 {
+            pattern.write(&(start + part * MIB..start + (part + 1) * MIB));
+        }
+        pattern.flush();
+    }
+    assert!(verdicts(&pattern).is_empty(), "{:?}", verdicts(&pattern));
+}
+
+/// InnoDB's: blocks of 512 bytes, written page by page through the guest's page cache, the last page again with each commit.
+#[test]
+fn a_databases_redo_log_is_a_log_and_no_journal() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(3));
+    let file = 900 * MIB..948 * MIB;
+    let mut at = 2 * K;
+    for commits in 0..60_000_u64 {
+        let len = 512 * (1 + dice.roll(8));
+        let first = at / BLOCK * BLOCK;
+        at += len;
+        let end = at.next_multiple_of(BLOCK);
+        if file.start + end > file.end {
+            at = 2 * K;
+            continue;
+        }
+        pattern.write(&(file.start + first..file.start + end));
+        pattern.flush();
+        if commits % 50 == 0 {
+            // A checkpoint, and pages.
+            pattern.write(&(file.start..file.start + BLOCK));
+            for _ in 0..20 {
+                let page = dice.roll(1000) * 16 * K;
+                pattern.write(&(page..page + 16 * K));
+            }
+        }
+    }
+    assert_eq!(
+        verdicts(&pattern).iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+        [Kind::Log],
+        "{:?}",
+        verdicts(&pattern)
+    );
+}
+
+/// SQLite's: frames of 24 bytes and a page; after about a thousand the database gets them, and the log begins anew.
+#[test]
+fn a_write_ahead_log_is_a_log_and_no_journal() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(5));
+    let file = 400 * MIB;
+    let mut at = 32;
+    for _ in 0..20_000 {
+        let first = at / BLOCK * BLOCK;
+        at += (1 + dice.roll(4)) * 4120;
+        pattern.write(&(file + first..file + at.next_multiple_of(BLOCK)));
+        pattern.flush();
+        if at > 1000 * 4120 {
+            at = 32;
+            for _ in 0..200 {
+                let page = dice.roll(2000) * BLOCK;
+                pattern.write(&(page..page + BLOCK));
+            }
+            pattern.flush();
+        }
+    }
+    assert_eq!(
+        verdicts(&pattern).iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+        [Kind::Log],
+        "{:?}",
+        verdicts(&pattern)
+    );
+}
+
+/// Tables of 2 MiB, and a log of 4 MiB that is begun anew elsewhere: written in order, each where space was freed, never in the same order.
+#[test]
+fn a_log_structured_stores_files_get_no_verdict() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(11));
+    // Freed, but not in the order in which they were taken; what was just written is not free.
+    let mut free: Vec<u64> = (0..300).map(|place| 2000 * MIB + place * 4 * MIB).collect();
+    let mut place = |dice: &mut Dice| {
+        let place = free.remove(dice.roll(free.len() as u64 - 50) as usize);
+        free.push(place);
+        place
+    };
+    let (mut log, mut written) = (place(&mut dice), 0);
+    for _ in 0..100_000 {
+        let len = BLOCK * (1 + dice.roll(8));
+        pattern.write(&(log + written..log + written + len));
+        written += len;
+        if dice.roll(10) == 0 {
+            pattern.flush();
+        }
+        if written >= 4 * MIB {
+            (log, written) = (place(&mut dice), 0);
+            for _ in 0..2 + dice.roll(5) {
+                let table = place(&mut dice);
+                for part in 0..4 {
+                    pattern.write(&(table + part * 512 * K..table + (part + 1) * 512 * K));
+                }
+                pattern.flush();
+            }
+        }
+    }
+    assert!(verdicts(&pattern).is_empty(), "{:?}", verdicts(&pattern));
+}
+
+#[test]
+fn what_goes_round_without_a_flush_is_a_log() {
+    let mut pattern = Pattern::new(SIZE);
+    let mut ring = Ring::new(100 * MIB..150 * MIB);
+    pattern.flush();
+    for _ in 0..300 {
+        ring.append(&mut pattern, 512 * K);
+    }
+    assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
+}
+
+#[test]
+fn a_verdict_ends_where_something_else_is_written() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(1));
+    let mut ring = Ring::new(512 * MIB..576 * MIB);
+    for _ in 0..3000 {
+        commit(&mut ring, &mut pattern, &mut dice);
+    }
+    assert_eq!(verdicts(&pattern).len(), 1);
+    assert!(pattern.take_change());
+    for _ in 0..3000 {
+        let at = 512 * MIB + dice.roll(64 * MIB / BLOCK) * BLOCK;
+        pattern.write(&(at..at + BLOCK));
+    }
+    assert!(verdicts(&pattern).is_empty(), "{:?}", verdicts(&pattern));
+    assert!(pattern.take_change());
+}
+
+proptest! {
+    #[test]
+    fn any_writes_are_survived(writes in prop::collection::vec((0..200_u64, 1..400_u64, 0..10_u8), 0..400)) {
+        let mut pattern = Pattern::new(512 * MIB);
+        for (at, len, kind) in writes {
+            let range = at * 700 * K..at * 700 * K + len * 4 * K;
+            match kind {
+                0 => pattern.flush(),
+                1 => pattern.cleared(&range),
+                _ => pattern.write(&range),
+            }
+            for (_, range) in verdicts(&pattern) {
+                prop_assert!(range.start < range.end && range.end <= 512 * MIB);
+            }
+        }
+        pattern.write(&(u64::MAX - 4096..u64::MAX));
+    }
+}

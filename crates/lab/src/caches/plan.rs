@@ -1,0 +1,294 @@
+//! What is measured: jobs, arms and cells, and what is expected of a cell before it is measured.
+
+use serde::Serialize;
+use vlane_driver::units::show_size;
+
+/// Who writes to the volume whose cache mode is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Job {
+    /// The driver: commits of 16K, round and round a journal.
+    Commits,
+    /// A guest: the steps of filebench's varmail.
+    Mail,
+    /// A guest: SQLite with a rollback journal, transactions as sysbench's OLTP has them.
+    OltpRollback,
+    /// The same with a write-ahead log.
+    OltpWal,
+    /// A guest: SQLite, LinkBench's mix of requests to a graph of nodes and links.
+    Graph,
+    /// A guest: SQLite, single inserts, updates and deletes, each a transaction, as MobiBench has them.
+    Mobile,
+    /// A guest: records appended to a log that each is made durable, as db_bench's fillsync does.
+    Fill,
+}
+
+impl Job {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Commits, Self::Mail, Self::OltpRollback, Self::OltpWal, Self::Graph, Self::Mobile, Self::Fill];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Commits => "commits",
+            Self::Mail => "mail",
+            Self::OltpRollback => "oltp-rollback",
+            Self::OltpWal => "oltp-wal",
+            Self::Graph => "graph",
+            Self::Mobile => "mobile",
+            Self::Fill => "fill",
+        }
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|job| job.name() == name)
+    }
+
+    /// Whether a guest does it.
+    pub fn is_guest(self) -> bool {
+        self != Self::Commits
+    }
+
+    /// What it is, and what it stands for.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Commits => "16K are written and flushed, round and round the journal",
+            Self::Mail => {
+                "a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's varmail)"
+            }
+            Self::OltpRollback => {
+                "SQLite with a rollback journal: ten point and four range reads, two updates, a delete and an insert in each transaction (for sysbench's OLTP)"
+            }
+            Self::OltpWal => "the same transactions on SQLite with a write-ahead log",
+            Self::Graph => {
+                "SQLite with a write-ahead log: nodes and links in LinkBench's mix, 69 % reads (for LinkBench, which needs MySQL)"
+            }
+            Self::Mobile => {
+                "SQLite with a rollback journal: an insert, an update or a delete in each transaction (for MobiBench, which does that on a phone's file system)"
+            }
+            Self::Fill => {
+                "records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB does for db_bench's fillsync; no compaction)"
+            }
+        }
+    }
+}
+
+/// A way to serve the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Arm {
+    /// Its name in the report.
+    pub name: String,
+    /// Its options of `vlane serve`.
+    pub arguments: Vec<String>,
+}
+
+impl Arm {
+    /// A cache mode by the name that `vlane serve --cache` has for it.
+    pub fn mode(name: &str) -> Self {
+        Self { name: name.into(), arguments: vec!["--cache".into(), name.into()] }
+    }
+
+    /// Any options of `vlane serve`.
+    pub fn options(words: &[String]) -> Self {
+        Self { name: words.join(" "), arguments: words.to_vec() }
+    }
+}
+
+/// What the arms are compared on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Cell {
+    /// Who writes; nobody: what the neighbour gets alone.
+    pub job: Option<Job>,
+    /// Bytes of the journal; 0 without a job.
+    pub journal: u64,
+    /// Reads per second that the neighbour asks for; none: the next when one is answered.
+    pub rate: Option<f64>,
+    /// Whether the host's kernel may throttle write-back.
+    pub throttled: bool,
+}
+
+impl Cell {
+    /// It in words.
+    pub fn title(&self) -> String {
+        let rate = match self.rate {
+            None => "reads unbounded".to_string(),
+            Some(rate) => format!("{rate} reads/s"),
+        };
+        let control = if self.throttled { "" } else { ", write-back not throttled" };
+        match self.job {
+            None => format!("nobody writes, {rate}{control}"),
+            Some(job) => format!("{}, journal {}, {rate}{control}", job.name(), show_size(self.journal)),
+        }
+    }
+
+    /// It as a link.
+    pub fn id(&self) -> String {
+        let rate = self.rate.map_or_else(|| "unbounded".to_string(), |rate| format!("{rate:.0}"));
+        let control = if self.throttled { "" } else { "-unthrottled" };
+        match self.job {
+            None => format!("alone-{rate}{control}"),
+            Some(job) => format!("{}-{}m-{rate}{control}", job.name(), self.journal >> 20),
+        }
+    }
+}
+
+/// What the sizes alone let one expect of keeping the journal out of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Expected {
+    /// Hot set and journal fit together: no difference.
+    Fits,
+    /// The hot set fits, and with the journal it does not: the journal evicts hot pages.
+    Helps,
+    /// Not even the hot set fits: misses in any way.
+    TooSmall,
+    /// Nothing limits the cache: no difference.
+    Unlimited,
+}
+
+impl Expected {
+    /// Of a cache of `limit` bytes (none: unlimited), a hot set and a journal.
+    pub fn of(limit: Option<u64>, hot: u64, journal: u64) -> Self {
+        match limit {
+            None => Self::Unlimited,
+            Some(limit) if hot >= limit => Self::TooSmall,
+            Some(limit) if hot.saturating_add(journal) <= limit => Self::Fits,
+            Some(_) => Self::Helps,
+        }
+    }
+
+    /// For people.
+    pub fn says(self) -> &'static str {
+        match self {
+            Self::Fits => "no difference: hot set and journal fit",
+            Self::Helps => "keeping the journal out helps",
+            Self::TooSmall => "little: not even the hot set fits",
+            Self::Unlimited => "no difference: the cache is not limited",
+        }
+    }
+}
+
+/// What share of the neighbour's reads a cache that evicts the page that was not used for the longest time (LRU) would answer, while it reads
+/// at random at `reads` bytes per second from a hot set of `hot` bytes and a journal is written round and round at `writes` bytes per second
+/// through the same cache.
+///
+/// A page is evicted when what was used since its last use fills the cache. Since t seconds ago these are hot pages of
+/// hot * (1 - exp(-reads * t / hot)) bytes and min(journal, writes * t) bytes of the journal; the t at which they fill the cache is the same for
+/// nearly all pages (Che, Tung, Wang, "Hierarchical Web caching systems", 2002), and a read is a miss if its page was not read for that long.
+/// Linux does not evict so: it keeps pages that were used once and pages that were used again apart. So this is what to hold the figures against, not
+/// what they must be.
+#[expect(clippy::cast_precision_loss, reason = "sizes for a model")]
+pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> Option<f64> {
+    let (limit, hot, journal) = (limit as f64, hot as f64, journal as f64);
+    if !(hot > 0.0 && reads > 0.0 && reads.is_finite() && writes >= 0.0 && writes.is_finite()) {
+        return None;
+    }
+    let used = |t: f64| hot * (1.0 - (-reads * t / hot).exp()) + journal.min(writes * t);
+    // Longer than this nothing changes any more.
+    let mut high = 1e3 * hot / reads + if writes > 0.0 { journal / writes } else { 0.0 };
+    if used(high) <= limit {
+        return Some(1.0);
+    }
+    let mut low = 0.0;
+    for _ in 0..100 {
+        let middle = f64::midpoint(low, high);
+        if used(middle) < limit { low = middle } else { high = middle }
+    }
+    Some(1.0 - (-reads * low / hot).exp())
+}
+
+/// The cells, in the order in which they are measured: for each way to read, the neighbour alone, then each job on each journal.
+pub fn cells(jobs: &[Job], journals: &[u64], rates: &[Option<f64>], throttling: &[bool]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for &throttled in throttling {
+        for &rate in rates {
+            cells.push(Cell { job: None, journal: 0, rate, throttled });
+            for &job in jobs {
+                let with = |&journal: &u64| Cell { job: Some(job), journal, rate, throttled };
+                cells.extend(journals.iter().map(with));
+            }
+        }
+    }
+    cells
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn bypassing_is_expected_to_help_only_where_the_journal_is_what_does_not_fit() {
+        let of = |limit, hot, journal| Expected::of(Some(limit * MIB), hot * MIB, journal * MIB);
+        assert_eq!(of(512, 400, 64), Expected::Fits);
+        assert_eq!(of(512, 400, 112), Expected::Fits);
+        assert_eq!(of(512, 400, 113), Expected::Helps);
+        assert_eq!(of(512, 400, 1024), Expected::Helps);
+        assert_eq!(of(512, 512, 64), Expected::TooSmall);
+        assert_eq!(Expected::of(None, 400, 1024), Expected::Unlimited);
+        assert_eq!(Expected::of(Some(u64::MAX), 1, u64::MAX), Expected::Fits);
+    }
+
+    #[test]
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    fn the_model_says_what_was_seen_before_it_was_written() {
+        // 24,000 reads of 4K and 4,000 commits of 16K in a second: 0.73 to 0.85 were seen.
+        let hits = |journal: u64, reads: u64| {
+            let (reads, writes) = ((reads * 4096) as f64, f64::from(4000 * 16384));
+            lru_hits(512 * MIB, 400 * MIB, journal * MIB, reads, writes).unwrap()
+        };
+        assert!((0.55..0.9).contains(&hits(256, 24_000)), "{}", hits(256, 24_000));
+        // Pages that are read more often than the journal comes round stay.
+        assert!(hits(256, 300_000) > 0.99);
+        // What fits stays, and so does what has no journal beside it.
+        assert!(hits(64, 24_000) > 0.9999);
+        assert!(hits(0, 24_000) > 0.9999);
+    }
+
+    #[test]
+    fn a_model_of_nothing_says_nothing() {
+        assert_eq!(lru_hits(1, 0, 1, 1.0, 1.0), None);
+        assert_eq!(lru_hits(1, 1, 1, 0.0, 1.0), None);
+        assert_eq!(lru_hits(1, 1, 1, f64::NAN, 1.0), None);
+    }
+
+    #[test]
+    fn every_job_has_a_name_of_its_own() {
+        for job in Job::ALL {
+            assert_eq!(Job::named(job.name()), Some(job));
+        }
+        assert_eq!(Job::named("no such job"), None);
+    }
+
+    #[test]
+    fn cells_begin_with_the_neighbour_alone_for_each_way_to_read() {
+        let cells = cells(&[Job::Commits, Job::Mail], &[MIB, 2 * MIB], &[None, Some(5000.0)], &[true, false]);
+        assert_eq!(cells.len(), 2 * 2 * (1 + 4));
+        assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 4);
+        let mut ids: Vec<String> = cells.iter().map(Cell::id).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), cells.len(), "links lead to one place");
+    }
+
+    proptest! {
+        #[test]
+        fn the_model_is_a_share_and_more_cache_never_hurts(
+            limit in 1..2048u64, more in 0..512u64, hot in 1..2048u64, journal in 0..2048u64, reads in 1.0..1e9f64, writes in 0.0..1e9f64,
+        ) {
+            let of = |limit: u64| lru_hits(limit * MIB, hot * MIB, journal * MIB, reads, writes).unwrap();
+            let (less, greater) = (of(limit), of(limit + more));
+            prop_assert!((0.0..=1.0).contains(&less));
+            prop_assert!(greater >= less - 1e-9);
+        }
+
+        #[test]
+        fn where_all_fits_nothing_is_missed(hot in 1..512u64, journal in 0..512u64, reads in 1.0..1e9f64, writes in 1.0..1e9f64) {
+            prop_assert_eq!(lru_hits((hot + journal) * MIB, hot * MIB, journal * MIB, reads, writes), Some(1.0));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What the guest does (`load.pl`), what of it is durable for sure at a moment of a record, and whether that is there.
+//!
+//! A worker begins its step n + 1 when everything of step n is durable, as far as its kernel says. So there is no need for a way back from the
+//! guest: a write with the log's record n + 1 in it shows that the guest was told that record n is durable, and a write with record n
+//! that the rest of step n is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use vlane_trace::storage::{Data, History, What};
+
+/// The guest's program, for perl.
+pub const PROGRAM: &str = include_str!("load.pl");
+/// Bytes of a record of the log; none lies across a sector's end.
+const RECORD: usize = 64;
+/// Mails that are kept.
+const KEPT: u64 = 8;
+/// Rows of the table, and bytes of each.
+const SLOTS: u64 = 16;
+const SLOT: usize = 4096;
+
+/// What the guest had been told at each moment.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Where in the record, and the last record of each worker's log that was written by then.
+    by: Vec<(usize, BTreeMap<u32, u64>)>,
+}
+
+impl Told {
+    /// Finds the log's records in what was written.
+    pub fn new(history: &History) -> Self {
+        let mut told = Self::default();
+        let mut now: BTreeMap<u32, u64> = BTreeMap::new();
+        for operation in &history.operations {
+            let What::Write { data: Data::Bytes(bytes), .. } = &operation.what else { continue };
+            let mut is_news = false;
+            for (worker, step) in bytes.chunks_exact(RECORD).filter_map(parse_record) {
+                let last = now.entry(worker).or_default();
+                is_news |= *last < step;
+                *last = step.max(*last);
+            }
+            if is_news {
+                told.by.push((operation.begin, now.clone()));
+            }
+        }
+        told
+    }
+
+    /// By worker, the last step of which everything but the log's record is durable when entry `at` has happened.
+    pub fn at(&self, at: usize) -> BTreeMap<u32, u64> {
+        let next = self.by.partition_point(|(begin, _)| *begin <= at);
+        next.checked_sub(1).map(|last| self.by[last].1.clone()).unwrap_or_default()
+    }
+
+    /// Steps of all workers, at the end.
+    pub fn steps(&self) -> u64 {
+        self.by.last().map_or(0, |(_, last)| last.values().sum())
+    }
+}
+
+fn record(worker: u32, step: u64) -> Vec<u8> {
+    format!("VLOG {worker:02} {step:08} {}\n", ".".repeat(46)).into_bytes()
+}
+
+fn parse_record(bytes: &[u8]) -> Option<(u32, u64)> {
+    let words = std::str::from_utf8(bytes.strip_prefix(b"VLOG ")?).ok()?;
+    let mut words = words.split(' ');
+    let (worker, step) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    (record(worker, step) == bytes).then_some((worker, step))
+}
+
+fn text(words: &str, size: usize) -> Vec<u8> {
+    words.bytes().cycle().take(size).collect()
+}
+
+fn mail(worker: u32, step: u64) -> Vec<u8> {
+    let size = 1 + (step * 7919 + u64::from(worker) * 104_729) % 12_000;
+    text(&format!("mail {worker:02} {step:08} "), usize::try_from(size).unwrap_or(0))
+}
+
+fn slot_sector(worker: u32, step: u64, sector: usize) -> Vec<u8> {
+    text(&format!("SLOT {worker:02} {step:08} {sector} "), 512)
+}
+
+/// What is wrong with the files of a worker, which lie in `directory`, when `told` is the last step that it had been told of.
+pub fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    // The log's record of the step itself may be on its way.
+    check_log(directory, worker, told.saturating_sub(1), &mut wrong);
+    check_mails(directory, worker, told, &mut wrong);
+    check_table(directory, worker, told, &mut wrong);
+    wrong.iter().map(|what| format!("worker {worker}, which was told of step {told}: {what}")).collect()
+}
+
+fn check_log(directory: &Path, worker: u32, durable: u64, wrong: &mut Vec<String>) {
+    let log = std::fs::read(directory.join("log")).unwrap_or_default();
+    let mut records = log.chunks_exact(RECORD);
+    for step in 1..=durable {
+        if records.next() != Some(&record(worker, step)[..]) {
+            return wrong.push(format!("record {step} of the log is not there"));
+        }
+    }
+    let mut step = durable;
+    for found in records {
+        step += 1;
+        // Its place may have been made before it was written; what else was there once must not show.
+        if found != record(worker, step) && found.iter().any(|byte| *byte != 0) {
+            return wrong.push(format!("in place of record {step}, the log has {}", shown(found)));
+        }
+    }
+}
+
+fn check_mails(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>) {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(directory.join("mail")).into_iter().flatten().flatten() {
+        if let Ok(step) = entry.file_name().to_string_lossy().parse::<u64>() {
+            found.insert(step, std::fs::read(entry.path()).unwrap_or_default());
+        }
+    }
+    // The next step may have removed one more.
+    for step in (told + 2).saturating_sub(KEPT).max(1)..=told {
+        if !found.contains_key(&step) {
+            wrong.push(format!("mail {step} is not there"));
+        }
+    }
+    // It has this name only since its content is durable.
+    for (step, content) in &found {
+        if *content != mail(worker, *step) {
+            wrong.push(format!("mail {step} has other content: {}", shown(content)));
+        }
+    }
+}
+
+fn check_table(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>) {
+    if told == 0 {
+        return;
+    }
+    let table = std::fs::read(directory.join("table")).unwrap_or_default();
+    for slot in 0..SLOTS {
+        // The last step up to `told` that wrote it.
+        let age = (told + SLOTS - slot) % SLOTS;
+        let last = told.saturating_sub(age);
+        let next = told + 1;
+        let at = usize::try_from(slot).unwrap_or(0) * SLOT;
+        for sector in 0..SLOT / 512 {
+            let found = table.get(at + sector * 512..at + (sector + 1) * 512).unwrap_or_default();
+            let is_next = next % SLOTS == slot && found == slot_sector(worker, next, sector);
+            if found != slot_sector(worker, last, sector) && !is_next {
+                let shown = shown(found);
+                wrong.push(format!(
+                    "row {slot} of the table, sector {sector}, is not of step {last}: {shown}"
+                ));
+                break;
+            }
+        }
+    }
+}
+
+/// The beginning of some bytes, for people.
+fn shown(bytes: &[u8]) -> String {
+    match bytes {
+        [] => "nothing".to_owned(),
+        _ if bytes.iter().all(|byte| *byte == 0) => format!("{} zeroes", bytes.len()),
+        _ => format!("{} bytes, \"{}\"...", bytes.len(), bytes[..bytes.len().min(24)].escape_ascii()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// What the program itself leaves, on the host.
+    fn left(steps: u64) -> Option<tempfile::TempDir> {
+        let Some(perl) = vlane_boot::find_program("perl") else {
+            vlane_testing::skip("perl is not on this machine");
+            return None;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("load.pl");
+        std::fs::write(&program, PROGRAM).unwrap();
+        let mut command = std::process::Command::new(perl);
+        command.arg(&program).arg(dir.path().join("w")).args(["3", &steps.to_string()]);
+        assert!(command.status().unwrap().success());
+        Some(dir)
+    }
+
+    #[test]
+    fn what_the_program_leaves_is_right_and_each_loss_is_seen() {
+        let Some(dir) = left(21) else { return };
+        let dir = dir.path().join("w");
+        assert_eq!(wrong(&dir, 3, 21), Vec::<String>::new());
+        // As much as it had been told a step before, and no more than that is asked for.
+        assert_eq!(wrong(&dir, 3, 20), Vec::<String>::new());
+        assert!(!wrong(&dir, 3, 22).is_empty());
+
+        let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+            let path = dir.join(name);
+            let good = std::fs::read(&path).unwrap();
+            let mut bad = good.clone();
+            change(&mut bad);
+            std::fs::write(&path, bad).unwrap();
+            let found = wrong(&dir, 3, 21);
+            std::fs::write(&path, good).unwrap();
+            assert!(!found.is_empty(), "{name}");
+        };
+        damage("log", &|bytes| bytes.truncate(19 * RECORD));
+        damage("log", &|bytes| bytes[3 * RECORD..4 * RECORD].fill(0));
+        damage("log", &|bytes| bytes.extend([b'x'; RECORD]));
+        damage("mail/21", &|bytes| bytes.truncate(100));
+        damage("mail/16", &|bytes| bytes[50] = 0);
+        damage("table", &|bytes| bytes[5 * SLOT..][..512].copy_from_slice(&slot_sector(3, 5, 0)));
+        damage("table", &|bytes| bytes.truncate(SLOT));
+        std::fs::remove_file(dir.join("mail/15")).unwrap();
+        assert_eq!(wrong(&dir, 3, 21), ["worker 3, which was told of step 21: mail 15 is not there"]);
+    }
+
+    #[test]
+    fn only_whole_records_are_taken_for_records() {
+        assert_eq!(parse_record(&record(2, 17)), Some((2, 17)));
+        let mut torn = record(2, 17);
+        torn[63] = 0;
+        assert_eq!(parse_record(&torn), None);
+        assert_eq!(parse_record(&[0; RECORD]), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! What came of it, as a report.
+
+use std::time::Duration;
+
+use super::{Checked, Options, Outcome};
+use crate::date;
+use crate::machine::Machine;
+use crate::report::{Block, Cell, Column, Note, Report, SCHEMA, Section, Table};
+
+/// A report on all volumes.
+pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Duration) -> Report {
+    let sum = |count: fn(&Outcome) -> usize| outcomes.iter().map(count).sum::<usize>();
+    let states = sum(|outcome| outcome.states.states);
+    let (unsound, lost) = (sum(|o| o.states.unsound), sum(|o| o.states.lost));
+    let violations = sum(|outcome| outcome.flushes.violations.len());
+    let flushes = sum(|outcome| outcome.flushes.flushes);
+    let mut summary = vec![
+        format!(
+            "{states} states after a power cut, of {} volumes: the file system was not sound in {unsound}, and something that was \
+             durable was missing in {lost}.",
+            outcomes.len()
+        ),
+        format!("{flushes} flushes were answered; {violations} promises were not kept, by the record."),
+    ];
+    let broken: Vec<&Checked> = outcomes.iter().filter_map(|outcome| outcome.broken.as_ref()).collect();
+    if !broken.is_empty() {
+        let (states, unsound, lost) = broken.iter().fold((0, 0, 0), |(states, unsound, lost), one| {
+            (states + one.states, unsound + one.unsound, lost + one.lost)
+        });
+        summary.push(format!(
+            "As if nothing were ever durable, {states} states: not sound {unsound}, with losses {lost}. So it would have been seen."
+        ));
+    }
+    let mut notes: Vec<Note> = Vec::new();
+    for outcome in outcomes {
+        let wrong = outcome.states.told.iter().chain(&outcome.broken_promises);
+        notes.extend(
+            wrong.map(|what| {
+                Note::warning(format!("{}, {}: {what}", outcome.file_system.name(), outcome.mode))
+            }),
+        );
+    }
+    notes.push(Note::info(format!(
+        "The seed of the states is {}. The record, and so the states, differ from run to run.",
+        options.seed
+    )));
+    Report {
+        schema: SCHEMA.to_owned(),
+        kind: "power-cut".to_owned(),
+        title: "What a power cut leaves of a guest's file system".to_owned(),
+        summary,
+        command: command.to_owned(),
+        created: date::now(),
+        seconds: took.as_secs_f64(),
+        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &[]),
+        notes,
+        sections: vec![states_of(outcomes), recorded(outcomes), by_strategy(outcomes)],
+    }
+}
+
+fn section(id: &str, title: &str, text: &str, columns: &[(&str, &str)], rows: Vec<Vec<Cell>>) -> Section {
+    let columns = columns.iter().map(|(title, unit)| Column::new(title, unit)).collect();
+    Section {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        text: vec![text.to_owned()],
+        command: None,
+        blocks: vec![Block::Table(Table { caption: title.to_owned(), columns, rows })],
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of some thousands")]
+fn number(count: usize) -> Cell {
+    Cell::Number(count as f64)
+}
+
+fn states_of(outcomes: &[Outcome]) -> Section {
+    let mut rows = Vec::new();
+    for outcome in outcomes {
+        let kinds = [("as it is", Some(&outcome.states)), ("nothing durable", outcome.broken.as_ref())];
+        for (storage, checked) in kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?))) {
+            let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
+            rows.push(vec![
+                outcome.file_system.name().into(),
+                outcome.mode.clone().into(),
+                storage.into(),
+                number(checked.states),
+                number(checked.open),
+                number(checked.unsound),
+                number(checked.lost),
+                Cell::Number(each),
+            ]);
+        }
+    }
+    let columns = [
+        ("file system", ""),
+        ("cache", ""),
+        ("storage", ""),
+        ("states", ""),
+        ("with a choice", ""),
+        ("not sound", ""),
+        ("with losses", ""),
+        ("time each", "ms"),
+    ];
+    let text = "States in which a power cut could have left each volume: the file system's own check after its own repair, and the guest's \
+                files against what it had been told was durable. With nothing durable, the same record is taken as if no fdatasync had done anything, and no durable write had been one.";
+    section("states", "States after a power cut", text, &columns, rows)
+}
+
+fn recorded(outcomes: &[Outcome]) -> Section {
+    let row = |outcome: &Outcome| {
+        vec![
+            outcome.file_system.name().into(),
+            outcome.mode.clone().into(),
+            number(usize::try_from(outcome.steps).unwrap_or(usize::MAX)),
+            number(outcome.writes[1]),
+            number(outcome.writes[0]),
+            number(outcome.flushes.flushes),
+            number(outcome.flushes.syncs),
+            number(outcome.flushes.without_sync),
+            number(outcome.flushes.violations.len()),
+        ]
+    };
+    let columns = [
+        ("file system", ""),
+        ("cache", ""),
+        ("the guest's steps", ""),
+        ("writes", ""),
+        ("durable writes", ""),
+        ("flushes", ""),
+        ("fdatasyncs", ""),
+        ("flushes without one", ""),
+        ("promises not kept", ""),
+    ];
+    let text = "What reached the storage. A flush keeps its promise when each operation that was answered before it is durable by itself, or an \
+                fdatasync that went well began after it and ended before the flush was answered.";
+    section("record", "What was recorded", text, &columns, outcomes.iter().map(row).collect())
+}
+
+fn by_strategy(outcomes: &[Outcome]) -> Section {
+    let mut rows = Vec::new();
+    for (index, (strategy, _)) in
+        outcomes.first().map(|outcome| outcome.states.by.clone()).unwrap_or_default().iter().enumerate()
+    {
+        let sum = |pick: fn(&Outcome) -> Option<&Checked>| {
+            let all = outcomes.iter().filter_map(pick).filter_map(|checked| checked.by.get(index));
+            all.fold([0; 3], |sum, (_, counts)| [0, 1, 2].map(|n| sum[n] + counts[n]))
+        };
+        let (good, broken) = (sum(|o| Some(&o.states)), sum(|o| o.broken.as_ref()));
+        let mut row = vec![strategy.name().into()];
+        row.extend(good.iter().chain(&broken).map(|count| number(*count)));
+        rows.push(row);
+    }
+    let columns = [
+        ("there is, of what is not durable", ""),
+        ("states", ""),
+        ("not sound", ""),
+        ("with losses", ""),
+        ("nothing durable: states", ""),
+        ("not sound", ""),
+        ("with losses", ""),
+    ];
+    section("strategies", "How the states were chosen", "All volumes together.", &columns, rows)
+}

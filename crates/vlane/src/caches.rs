@@ -1,0 +1,248 @@
+//! `vlane caches`: cache modes side by side. What is measured and how is in [`vlane_lab::caches`].
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use vlane_boot::{Host, Install};
+use vlane_lab::Interrupt;
+use vlane_lab::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
+use vlane_lab::report::{Report, text};
+
+use crate::output::Overwrite;
+use crate::peers::{Also, parse_also};
+use crate::report::command_line;
+use crate::serve::CacheArg;
+use crate::values;
+
+/// Modes that are not compared unless they are asked for: what auto is depends on the disk, and writethrough makes every write durable.
+const NOT_USUAL: [&str; 2] = ["auto", "writethrough"];
+
+/// Compare cache modes: what each does to the guest that writes, to a neighbour that reads, and to the host's page cache.
+///
+/// A neighbour reads its hot set at random through the page cache. Beside it a volume is served in one mode after the other, and a journal is
+/// written on it: by this program, or by a guest with ext4. Both back ends share a memory cgroup, which needs root; while it runs, vm.dirty_bytes
+/// is set for the whole host, and set back at the end. Images are written for it and removed afterwards.
+#[derive(Debug, Args)]
+pub struct CachesArgs {
+    /// Cache modes, as vlane serve --cache has them; the others are held against the first [default: writeback, none, and what avoids
+    /// the guest's journal]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_mode)]
+    modes: Vec<String>,
+    /// Also compare a volume with these options of `vlane serve`, such as "--cache writeback --poll-us 0"; may be given several times
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
+    also: Vec<Also>,
+    /// Options of `vlane serve` that the volume has in every mode
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
+    with: Option<Also>,
+    /// Who writes: commits (this program), or in a guest mail, oltp-rollback, oltp-wal, graph, mobile, fill
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "commits", value_parser = parse_job)]
+    jobs: Vec<Job>,
+    /// Memory that the back ends share, page cache included
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_cache)]
+    cache: u64,
+    /// Limit nothing: needs no root, and shows nothing of what is evicted
+    #[arg(long, conflicts_with = "cache")]
+    no_limit: bool,
+    /// The neighbour's hot set
+    #[arg(long, value_name = "SIZE", default_value = "400M", value_parser = parse_mib)]
+    hot: u64,
+    /// Sizes of the journal
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64M,256M,1G", value_parser = parse_journal)]
+    journals: Vec<u64>,
+    /// Reads per second that the neighbour asks for; unbounded: the next when one is answered
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "unbounded,10000", value_parser = parse_rate)]
+    rates: Vec<ReadRate>,
+    /// With the kernel's write-back throttling as it is (on), and without (off: as root, on a disk that has it)
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "on")]
+    throttling: Vec<Throttling>,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    rounds: u16,
+    /// Time before each measurement that does not count
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// Time of each measurement
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = values::time)]
+    time: Duration,
+    /// A directory on the disk to be measured [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+    /// Install what is missing: programs by apt-get (as root), User-Mode Linux into the cache directory
+    #[arg(long)]
+    install: bool,
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+/// What the guest does.
+#[derive(Debug, Args)]
+pub struct CachesJobArgs {
+    /// The job
+    #[arg(value_parser = parse_job)]
+    job: Job,
+    /// Where it makes its files
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Time that does not count
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// Time that counts
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    time: Duration,
+}
+
+/// How fast the neighbour reads.
+#[derive(Debug, Clone, Copy)]
+struct ReadRate(Option<f64>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Throttling {
+    /// As the disk has it
+    On,
+    /// wbt_lat_usec is 0 meanwhile
+    Off,
+}
+
+/// The names of modes that `vlane serve` knows.
+fn modes() -> impl Iterator<Item = String> {
+    CacheArg::value_variants().iter().filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned()))
+}
+
+/// Those that are compared if none are named, the one first that others are held against.
+fn usual_modes() -> Vec<String> {
+    let mut usual: Vec<String> = modes().filter(|mode| !NOT_USUAL.contains(&mode.as_str())).collect();
+    usual.sort_by_key(|mode| mode != "writeback");
+    usual
+}
+
+fn parse_mode(text: &str) -> Result<String, String> {
+    values::one_of(text, "cache mode", modes())
+}
+
+fn parse_job(text: &str) -> Result<Job, String> {
+    let names = Job::ALL.iter().map(|job| job.name());
+    values::one_of(text, "job", names)?;
+    Job::named(text).ok_or_else(|| format!("`{text}` is no job"))
+}
+
+fn parse_mib(text: &str) -> Result<u64, String> {
+    match values::size(text)? {
+        bytes if bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        bytes => Err(format!("{bytes} bytes are not a multiple of 1M")),
+    }
+}
+
+fn parse_journal(text: &str) -> Result<u64, String> {
+    match parse_mib(text)? {
+        bytes @ SMALLEST_JOURNAL..=0x4_0000_0000 => Ok(bytes),
+        _ => Err(format!("`{text}`: a journal has from 4M to 16G")),
+    }
+}
+
+fn parse_cache(text: &str) -> Result<u64, String> {
+    match parse_mib(text)? {
+        bytes @ 0x200_0000.. => Ok(bytes),
+        _ => Err(format!("`{text}` is too small: the back ends themselves need some of it; at least 32M")),
+    }
+}
+
+fn parse_rate(text: &str) -> Result<ReadRate, String> {
+    match text {
+        "unbounded" => Ok(ReadRate(None)),
+        number => values::whole::<u32>(1..=10_000_000)(number)
+            .map(|rate| ReadRate(Some(rate.into())))
+            .map_err(|why| format!("{why}; `unbounded` is possible, too")),
+    }
+}
+
+impl CachesArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let modes = if self.modes.is_empty() { usual_modes() } else { self.modes.clone() };
+        let mut arms: Vec<Arm> = modes.iter().map(|mode| Arm::mode(mode)).collect();
+        arms.extend(self.also.iter().map(|also| Arm::options(&also.0)));
+        Ok(Options {
+            vlane: std::env::current_exe().context("cannot find this program's own file")?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            arms,
+            with: self.with.as_ref().map_or_else(Vec::new, |with| with.0.clone()),
+            jobs: unique(&self.jobs),
+            cache: (!self.no_limit).then_some(self.cache),
+            hot: self.hot,
+            journals: unique(&self.journals),
+            rates: self.rates.iter().map(|rate| rate.0).collect(),
+            throttling: unique(&self.throttling).iter().map(|one| *one == Throttling::On).collect(),
+            rounds: usize::from(self.rounds),
+            ramp: self.ramp,
+            time: self.time,
+            disk_dir: self.disk_dir.clone(),
+        })
+    }
+}
+
+/// What is there, once each, in order.
+fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
+    let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
+    firsts.map(|(_, one)| *one).collect()
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the measurements from being made, or the report from being written.
+pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
+    for path in [&args.html, &args.json].into_iter().flatten() {
+        Report::check_path(path, args.overwrite.force)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let report = caches::run(&args.options()?, &host, &interrupt)?;
+    for path in [&args.html, &args.json].into_iter().flatten() {
+        report.write_to(path, args.overwrite.force)?;
+    }
+    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
+    print!("{}", text::render(&report, width));
+    Ok(())
+}
+
+/// Does a guest's job, and tells of it.
+///
+/// # Errors
+/// If the file system refuses something.
+pub fn run_job(args: &CachesJobArgs) -> anyhow::Result<()> {
+    let done = job::run(args.job, &args.dir, args.ramp, args.time, || {
+        println!("RESULT ready=1");
+        std::io::stdin().read_line(&mut String::new()).map(drop)
+    })?;
+    println!("RESULT per_second={}", done.per_second);
+    println!("RESULT p99_us={}", done.p99_us);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_modes_that_are_compared_are_those_that_serve_has() {
+        let usual = usual_modes();
+        assert_eq!(usual.first().map(String::as_str), Some("writeback"));
+        assert!(usual.iter().any(|mode| mode == "none"), "{usual:?}");
+        assert!(
+            NOT_USUAL
+                .iter()
+                .all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode))
+        );
+        assert!(parse_mode("no such mode").is_err());
+    }
+}

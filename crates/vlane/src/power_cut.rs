@@ -1,0 +1,137 @@
+//! `vlane power-cut`: what a power cut leaves of a guest's file system. For those who work on vlane.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use vlane_boot::{Host, Install};
+use vlane_lab::Interrupt;
+use vlane_lab::power_cut::{self, FileSystem, Machines, Options, Outcome};
+use vlane_lab::report::{Report, text};
+
+use crate::output::{Overwrite, command_line};
+use crate::serve::CacheArg;
+use crate::values;
+
+/// Check what a power cut could leave: a guest writes, all that reaches the storage is recorded, and its file system is looked at in many
+/// of the states that a power cut could have left.
+#[derive(Debug, Args)]
+pub struct PowerCutArgs {
+    /// Cache modes, each with a volume of its own [default: all but auto]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
+    cache: Vec<CacheArg>,
+    /// The guest's file systems, one after the other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
+    file_system: Vec<FileSystemArg>,
+    /// The guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
+    #[arg(long, value_enum, value_name = "uml|qemu")]
+    guest: Option<GuestArg>,
+    /// Programs that write to each volume at once
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u32>(1..=99))]
+    workers: u32,
+    /// Steps of each of them: a mail that comes and one that goes, a row of a table, a record of a log
+    #[arg(long, value_name = "N", default_value_t = 150, value_parser = values::whole::<u64>(1..=1_000_000))]
+    steps: u64,
+    /// States of each volume
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>(1..=1_000_000))]
+    states: usize,
+    /// States of each volume as if nothing were ever durable: to see that it would be seen. 0: none
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<usize>(0..=1_000_000))]
+    broken_states: usize,
+    /// Which states
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    seed: u64,
+    /// A directory on a disk [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+    /// Install what is missing: programs by apt-get (as root)
+    #[arg(long)]
+    install: bool,
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FileSystemArg {
+    /// ext4 as it is mounted without options
+    Ext4,
+    /// ext4 with its data in the journal
+    Ext4Journal,
+    /// XFS; takes root
+    Xfs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum GuestArg {
+    /// User-Mode Linux
+    Uml,
+    /// QEMU
+    Qemu,
+}
+
+impl PowerCutArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let all =
+            || CacheArg::value_variants().iter().filter(|mode| !matches!(mode, CacheArg::Auto)).copied();
+        let chosen: Vec<CacheArg> = if self.cache.is_empty() { all().collect() } else { self.cache.clone() };
+        let name = |mode: &CacheArg| mode.to_possible_value().map(|value| value.get_name().to_owned());
+        let mut modes: Vec<String> = chosen.iter().filter_map(name).collect();
+        modes.dedup();
+        let file_systems = self.file_system.iter().map(|name| match name {
+            FileSystemArg::Ext4 => FileSystem::Ext4,
+            FileSystemArg::Ext4Journal => FileSystem::Ext4Journal,
+            FileSystemArg::Xfs => FileSystem::Xfs,
+        });
+        let machines = self.guest.map(|guest| match guest {
+            GuestArg::Uml => Machines::Uml,
+            GuestArg::Qemu => Machines::Qemu,
+        });
+        Ok(Options {
+            vlane: std::env::current_exe().context("cannot find this program's own file")?,
+            modes,
+            file_systems: file_systems.collect(),
+            machines,
+            workers: self.workers,
+            steps: self.steps,
+            states: self.states,
+            broken_states: self.broken_states,
+            seed: self.seed,
+            disk_dir: self.disk_dir.clone(),
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps it from being done; and when something is found, after the report.
+pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
+    for path in [&args.html, &args.json].into_iter().flatten() {
+        Report::check_path(path, args.overwrite.force)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let (options, begin) = (args.options()?, Instant::now());
+    let outcomes = power_cut::run(&options, &host, &interrupt)?;
+    let report = power_cut::report(&options, &outcomes, &command_line(), begin.elapsed());
+    for path in [&args.html, &args.json].into_iter().flatten() {
+        report.write_to(path, args.overwrite.force)?;
+    }
+    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
+    print!("{}", text::render(&report, width));
+    let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.mode);
+    let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
+    match bad.is_empty() {
+        true => Ok(()),
+        false => bail!("not as it should be: {}; the report says what", bad.join(", ")),
+    }
+}

@@ -1,0 +1,87 @@
+//! `vlane caches`: the whole of it, small and without a limit.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod served;
+
+use std::process::Command;
+
+use served::{Place, vlane};
+
+#[test]
+fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
+    let place = Place::new(1 << 20);
+    let (json, scratch, images) = (place.path("caches.json"), place.path("scratch"), place.path("images"));
+    std::fs::create_dir(&scratch).unwrap();
+    std::fs::create_dir(&images).unwrap();
+    let output = Command::new(vlane())
+        .args([
+            "caches",
+            "--no-limit",
+            "--modes",
+            "writeback,none",
+            "--hot",
+            "2M",
+            "--journals",
+            "4M",
+            "--rounds",
+            "1",
+        ])
+        .args(["--rates", "unbounded,500", "--ramp", "100ms", "--time", "300ms", "--disk-dir"])
+        .arg(&images)
+        .arg("--json")
+        .arg(&json)
+        .env("TMPDIR", &scratch)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("mkfs.ext4") || said.contains("give another directory") {
+        return vlane_testing::skip(said);
+    }
+    assert!(output.status.success(), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["kind"], "caches");
+    assert!(report["notes"].to_string().contains("Nothing limits the page cache"), "{}", report["notes"]);
+    for rate in ["unbounded", "500"] {
+        let id = format!("commits-4m-{rate}");
+        let section = report["sections"].as_array().unwrap().iter().find(|s| s["id"] == *id).unwrap();
+        let table = &section["blocks"][0];
+        let column = |title: &str| {
+            table["columns"].as_array().unwrap().iter().position(|column| column["title"] == title).unwrap()
+        };
+        let rows = table["rows"].as_array().unwrap();
+        let arms: Vec<&str> = rows.iter().map(|row| row[0].as_str().unwrap()).collect();
+        assert_eq!(arms, ["writeback", "none", "writeback again"]);
+        for row in rows {
+            let figure = |title: &str| row[column(title)]["median"].as_f64();
+            assert!(figure("Operations").unwrap() > 0.0 && figure("Reads").unwrap() > 0.0, "{row}");
+            // Whoever else drops caches on this machine makes it less than all.
+            assert!((0.0..=100.0).contains(&figure("Hits").unwrap()), "{row}");
+            // 16K each. Both are rates, over windows that are not the same to the millisecond: on a busy machine they differ.
+            let written = figure("Written per operation").unwrap();
+            assert!((4.0..64.0).contains(&written), "{row}");
+            let pages = figure("Journal's pages in the cache");
+            match row[0].as_str().unwrap() {
+                "none" => assert!(pages.is_none_or(|pages| pages == 0.0), "{row}"),
+                _ => assert!(pages.is_none_or(|pages| pages > 0.0), "{row}"),
+            }
+        }
+    }
+    assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0);
+}
+
+#[test]
+fn sizes_and_names_that_make_no_sense_are_refused_with_what_is_possible() {
+    for (words, says) in [
+        (["caches", "--journals=64M,1M"], "from 4M"),
+        (["caches", "--modes=writeback,fast"], "there are auto, none, writeback"),
+        (["caches", "--jobs=games"], "mail"),
+        (["caches", "--cache=1M"], "at least 32M"),
+        (["caches", "--rates=0"], "unbounded"),
+        (["caches", "--with=--nonsense"], "no options of `vlane serve`"),
+    ] {
+        let (code, said) = served::ends(Command::new(vlane()).args(words));
+        assert!(code == Some(2) && said.contains(says), "{words:?}: {code:?} {said}");
+    }
+}

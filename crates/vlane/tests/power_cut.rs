@@ -1,0 +1,85 @@
+//! What a power cut could leave, with a real guest and every cache mode: a sample of what `vlane power-cut` does by command.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{UmlBed, one_at_a_time};
+
+/// The words and numbers of a table of a report, by row.
+fn rows(report: &serde_json::Value, section: &str) -> Vec<Vec<serde_json::Value>> {
+    let sections = report["sections"].as_array().unwrap();
+    let section = sections.iter().find(|one| one["id"] == section).unwrap();
+    let rows = section["blocks"][0]["rows"].as_array().unwrap();
+    rows.iter().map(|row| row.as_array().unwrap().clone()).collect()
+}
+
+#[test]
+fn no_power_cut_damages_a_guests_file_system_or_loses_what_it_was_told_is_durable() {
+    let _turn = one_at_a_time();
+    // Says what is missing.
+    if UmlBed::find().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let result = dir.path().join("result.json");
+    let mut command = Command::new(common::vlane());
+    command.args(["power-cut", "--install", "--steps", "30", "--states", "60", "--broken-states", "60"]);
+    command.arg("--disk-dir").arg(dir.path()).arg("--json").arg(&result);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&result).unwrap()).unwrap();
+    // Every mode that `vlane serve` has, whichever those are.
+    let serve = vlane::command();
+    let serve = serve.find_subcommand("serve").unwrap();
+    let cache = serve.get_arguments().find(|arg| arg.get_id() == "cache").unwrap();
+    let values = cache.get_possible_values();
+    let modes: Vec<&str> = values.iter().map(|value| value.get_name()).filter(|mode| *mode != "auto").collect();
+    let recorded = rows(&report, "record");
+    let tested: Vec<&str> = recorded.iter().map(|row| row[1].as_str().unwrap()).collect();
+    assert_eq!(tested, modes);
+    for row in &recorded {
+        // The guest's steps are all there: two programs, thirty each. And no promise was broken.
+        assert_eq!((row[2].as_f64(), row[8].as_f64()), (Some(60.0), Some(0.0)), "{said}");
+    }
+    for row in rows(&report, "states") {
+        let (states, unsound, lost) = (row[3].as_f64(), row[5].as_f64(), row[6].as_f64());
+        assert!(states >= Some(50.0), "{said}");
+        match row[2].as_str().unwrap() {
+            "as it is" => assert_eq!((unsound, lost), (Some(0.0), Some(0.0)), "{said}"),
+            // Both ways see that something is wrong.
+            _ => assert!(unsound > Some(0.0) && lost > Some(0.0), "{said}"),
+        }
+    }
+}
+
+fn refusal(image: &Path, record: &Path) -> String {
+    let mut command = Command::new(common::vlane());
+    command.arg("serve").arg(image).arg("--socket").arg(image.with_extension("sock"));
+    let output = command.arg("--danger-record-storage").arg(record).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_record_never_takes_the_place_of_another_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.raw");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    for there in [image.clone(), dir.path().join("other")] {
+        if there != image {
+            std::fs::write(&there, "mine").unwrap();
+        }
+        let before = std::fs::read(&there).unwrap();
+        let words = refusal(&image, &there);
+        assert!(words.contains("is there already") && words.contains("--danger-record-storage"), "{words}");
+        assert!(std::fs::read(&there).unwrap() == before);
+    }
+    let words = refusal(&image, &dir.path().join("no/such/directory"));
+    assert!(words.contains("cannot be made") && words.contains("No such file"), "{words}");
+}
