@@ -39,7 +39,8 @@ fn no_power_cut_damages_a_guests_file_system_or_loses_what_it_was_told_is_durabl
     let serve = serve.find_subcommand("serve").unwrap();
     let cache = serve.get_arguments().find(|arg| arg.get_id() == "cache").unwrap();
     let values = cache.get_possible_values();
-    let modes: Vec<&str> = values.iter().map(|value| value.get_name()).filter(|mode| *mode != "auto").collect();
+    let modes: Vec<&str> =
+        values.iter().map(|value| value.get_name()).filter(|mode| *mode != "auto").collect();
     let recorded = rows(&report, "record");
     let tested: Vec<&str> = recorded.iter().map(|row| row[1].as_str().unwrap()).collect();
     assert_eq!(tested, modes);
