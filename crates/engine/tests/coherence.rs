@@ -289,24 +289,35 @@ struct Model {
     reads: HashMap<u64, u64>,
     /// What is under way, in blocks, and whether it changes something: by a read's number, by when a change began. Only if none may overlap.
     busy: Option<HashMap<u64, (Range<u64>, bool)>>,
+    /// Reads and writes may share a block, but no sector.
+    is_fine: bool,
 }
 
 impl Model {
     /// Whether a request may be made now. Through the page cache a disk's rules do not hold for requests that overlap while they are under
     /// way: a read sees a write in part, and a zeroing of a device drops what a write put there meanwhile. No guest does that.
-    fn may(&self, extents: &[(u64, u64)], changes: bool) -> bool {
+    fn may(&self, extents: &[(u64, u64)], changes: bool, clears: bool) -> bool {
         self.busy.iter().flat_map(HashMap::values).all(|(range, they_change)| {
             let meets = |extent: &(u64, u64)| {
-                let blocks = blocks(*extent);
-                blocks.start < range.end && range.start < blocks.end
+                let own = self.place(*extent, clears);
+                own.start < range.end && range.start < own.end
             };
             !(changes || *they_change) || !extents.iter().any(meets)
         })
     }
 
-    fn begin(&mut self, key: u64, extent: (u64, u64), changes: bool) {
+    fn begin(&mut self, key: u64, extent: (u64, u64), changes: bool, clears: bool) {
+        let place = self.place(extent, clears);
         if let Some(busy) = &mut self.busy {
-            busy.insert(key, (blocks(extent), changes));
+            busy.insert(key, (place, changes));
+        }
+    }
+
+    /// What nobody else may use, in sectors.
+    fn place(&self, extent: (u64, u64), clears: bool) -> Range<u64> {
+        match self.is_fine && !clears {
+            true => extent.0..extent.0 + extent.1,
+            false => blocks(extent),
         }
     }
 
@@ -324,7 +335,7 @@ impl Model {
     fn begin_write(&mut self, id: u64, extent: (u64, u64), value: u64, certain: bool) {
         let begun = self.tick();
         let _ = id;
-        self.begin(begun, extent, true);
+        self.begin(begun, extent, true, value == 0);
         for sector in extent.0..extent.0 + extent.1 {
             let written = Written { id: value, begun, answered: u64::MAX, certain };
             self.sectors[sector as usize].push(written);
@@ -366,7 +377,7 @@ impl Written {
 }
 
 fn blocks((sector, count): (u64, u64)) -> Range<u64> {
-    sector / 8..(sector + count).div_ceil(8)
+    sector / 8 * 8..(sector + count).next_multiple_of(8)
 }
 
 /// What a write puts into a sector.
@@ -493,14 +504,14 @@ fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, O
         };
         let (number, pieces) = (ids.fetch_add(1, Ordering::Relaxed), random.pieces(count as usize * 512));
         let mut model = model.lock().unwrap();
-        if kind < 97 && !model.may(&extents, kind >= 40) {
+        if kind < 97 && !model.may(&extents, kind >= 40, kind >= 80) {
             continue;
         }
         match kind {
             0..40 => {
                 let since = model.tick();
                 model.reads.insert(number, since);
-                model.begin(READS + number, (sector, count), false);
+                model.begin(READS + number, (sector, count), false, false);
                 return (Op::Read { sector, pieces }, Out::Read { number, since, sector });
             }
             40..80 => {
@@ -540,9 +551,11 @@ fn model(place: &Place) {
     let first = Written { id: 0, begun: 0, answered: 0, certain: true };
     let sectors = vec![vec![first]; place.size() as usize / 512];
     let busy = (place.cache != Cache::None).then(HashMap::new);
-    let model = Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy });
+    let model =
+        Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy, is_fine: place.direct.is_some() });
     let requests = from_environment("VLANE_COHERENCE", 600);
     let (seed, ids) = (from_environment("VLANE_COHERENCE_SEED", 1), AtomicU64::new(1));
+    let mut changes = 0;
     // What is there is there after it was opened again.
     for round in 0..3 {
         let engine = place.open();
@@ -550,12 +563,9 @@ fn model(place: &Place) {
         if place.cache == Cache::Pdc && place.direct.is_none() {
             drops(&engine);
         }
-        let changes = lanes(&engine, &model, &left, &ids, (seed * 3 + round, place.size()));
-        if place.direct.is_some() {
-            eprintln!("{}: {changes} changes", place.path.display());
-            assert!(changes > 0, "{:?}", engine.journal());
-        }
+        changes += lanes(&engine, &model, &left, &ids, (seed * 3 + round, place.size()));
     }
+    assert!(place.direct.is_none() || changes > 0, "the regions have never changed");
     let engine = place.open();
     let mut rig = lane(&engine);
     let parts = (0..place.size()).step_by(DATA);
