@@ -413,7 +413,7 @@ impl Random {
         let (mut at, mut count) = (self.below(room), 1 + self.below(longest));
         let folio = FOLIO / 512;
         if volume > folio && room < volume {
-            at = folio * (1 + self.below(volume / folio - 1)) - room / 2 + at;
+            at += folio * (1 + self.below(volume / folio - 1)) - room / 2;
         }
         if self.below(3) == 0 {
             at = at / 8 * 8;
@@ -530,7 +530,7 @@ fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, O
                 }
                 let ranges = extents.into_iter().map(|(at, count)| (at, count as u32)).collect();
                 let op = match certain {
-                    true => Op::WriteZeroes { ranges, unmap: kind % 2 == 0 },
+                    true => Op::WriteZeroes { ranges, unmap: kind.is_multiple_of(2) },
                     false => Op::Discard(ranges),
                 };
                 return (op, Out::Write { changes });

@@ -300,7 +300,8 @@ fn who_only_reads_the_image_changes_nothing_and_a_region_that_does_not_stay_empt
     assert_eq!(engine.journal().map(|report| report.direct.given_up), Some(vec![REGION]));
     assert!(rig.ok(Op::read(REGION.start / 512, 4096)).iter().all(|byte| *byte == 2));
     // For good.
-    set(&engine, &mut [&mut rig], &[2 * FOLIO..3 * FOLIO]);
+    let elsewhere = Range { start: 2 * FOLIO, end: 3 * FOLIO };
+    set(&engine, &mut [&mut rig], &[elsewhere]);
     engine.pretend_layout(layout(&[REGION]));
     until("changed", &mut [&mut rig], || ranges(&engine).is_empty());
 }
