@@ -16,21 +16,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, skip};
-use common::{Answer, Op, PLACES, Rig, bytes};
+use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, open_with, skip};
+use common::{Answer, DATA, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
-use vlane_engine::file::{Cache, FileEngine};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
 use vlane_policy::journal::layout::Layout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 1 << 20;
+/// The largest one that there can be.
+const FOLIO: u64 = 2 << 20;
 
 /// A volume on storage with blocks of 4096 bytes: a device, or a file on one.
 struct Place {
     path: PathBuf,
     cache: Cache,
+    /// With pdc: its size, if parts of it are direct.
+    direct: Option<u64>,
     // In this order: the file system's device is detached after its unmounting.
     _mount: Option<Mount>,
     _device: Option<Loop>,
@@ -44,11 +48,22 @@ impl Place {
     }
 
     fn device() -> Option<Place> {
+        Place::device_of(SIZE)
+    }
+
+    fn device_of(size: u64) -> Option<Place> {
         let dir = Place::backing();
-        match Loop::new(&image(dir.path(), SIZE), 4096) {
+        match Loop::new(&image(dir.path(), size), 4096) {
             Ok(device) => {
                 let path = device.device.clone();
-                Some(Place { path, cache: Cache::None, _mount: None, _device: Some(device), _dir: dir })
+                Some(Place {
+                    path,
+                    cache: Cache::None,
+                    direct: None,
+                    _mount: None,
+                    _device: Some(device),
+                    _dir: dir,
+                })
             }
             Err(why) => {
                 skip(why);
@@ -58,11 +73,22 @@ impl Place {
     }
 
     fn file() -> Option<Place> {
+        Place::file_of(SIZE)
+    }
+
+    fn file_of(size: u64) -> Option<Place> {
         let dir = Place::backing();
         match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
             Ok(mount) => {
-                let path = image(mount.path(), SIZE);
-                Some(Place { path, cache: Cache::None, _mount: Some(mount), _device: None, _dir: dir })
+                let path = image(mount.path(), size);
+                Some(Place {
+                    path,
+                    cache: Cache::None,
+                    direct: None,
+                    _mount: Some(mount),
+                    _device: None,
+                    _dir: dir,
+                })
             }
             Err(why) => {
                 skip(why);
@@ -71,7 +97,17 @@ impl Place {
         }
     }
 
+    fn size(&self) -> u64 {
+        self.direct.unwrap_or(SIZE)
+    }
+
     fn open(&self) -> Arc<FileEngine> {
+        if self.direct.is_some() {
+            return open_with(
+                &self.path,
+                FileOptions { cache: self.cache, journal: JournalWay::Direct, ..FileOptions::default() },
+            );
+        }
         let engine = open(&self.path, if self.cache == Cache::None { Cache::Auto } else { self.cache });
         assert_eq!(engine.cache(), self.cache);
         engine
@@ -253,24 +289,35 @@ struct Model {
     reads: HashMap<u64, u64>,
     /// What is under way, in blocks, and whether it changes something: by a read's number, by when a change began. Only if none may overlap.
     busy: Option<HashMap<u64, (Range<u64>, bool)>>,
+    /// Reads and writes may share a block, but no sector.
+    is_fine: bool,
 }
 
 impl Model {
     /// Whether a request may be made now. Through the page cache a disk's rules do not hold for requests that overlap while they are under
     /// way: a read sees a write in part, and a zeroing of a device drops what a write put there meanwhile. No guest does that.
-    fn may(&self, extents: &[(u64, u64)], changes: bool) -> bool {
+    fn may(&self, extents: &[(u64, u64)], changes: bool, clears: bool) -> bool {
         self.busy.iter().flat_map(HashMap::values).all(|(range, they_change)| {
             let meets = |extent: &(u64, u64)| {
-                let blocks = blocks(*extent);
-                blocks.start < range.end && range.start < blocks.end
+                let own = self.place(*extent, clears);
+                own.start < range.end && range.start < own.end
             };
             !(changes || *they_change) || !extents.iter().any(meets)
         })
     }
 
-    fn begin(&mut self, key: u64, extent: (u64, u64), changes: bool) {
+    fn begin(&mut self, key: u64, extent: (u64, u64), changes: bool, clears: bool) {
+        let place = self.place(extent, clears);
         if let Some(busy) = &mut self.busy {
-            busy.insert(key, (blocks(extent), changes));
+            busy.insert(key, (place, changes));
+        }
+    }
+
+    /// What nobody else may use, in sectors.
+    fn place(&self, extent: (u64, u64), clears: bool) -> Range<u64> {
+        match self.is_fine && !clears {
+            true => extent.0..extent.0 + extent.1,
+            false => blocks(extent),
         }
     }
 
@@ -288,7 +335,7 @@ impl Model {
     fn begin_write(&mut self, id: u64, extent: (u64, u64), value: u64, certain: bool) {
         let begun = self.tick();
         let _ = id;
-        self.begin(begun, extent, true);
+        self.begin(begun, extent, true, value == 0);
         for sector in extent.0..extent.0 + extent.1 {
             let written = Written { id: value, begun, answered: u64::MAX, certain };
             self.sectors[sector as usize].push(written);
@@ -330,7 +377,7 @@ impl Written {
 }
 
 fn blocks((sector, count): (u64, u64)) -> Range<u64> {
-    sector / 8..(sector + count).div_ceil(8)
+    sector / 8 * 8..(sector + count).next_multiple_of(8)
 }
 
 /// What a write puts into a sector.
@@ -356,15 +403,18 @@ impl Random {
         (self.0 >> 16) % n
     }
 
-    /// Sectors that often meet others': mostly few, mostly in few blocks.
-    fn extent(&mut self) -> (u64, u64) {
-        let volume = SIZE / 512;
+    /// Sectors that often meet others': mostly few, mostly in few blocks. Of a volume with folios, near the borders of those.
+    fn extent(&mut self, volume: u64) -> (u64, u64) {
         let (room, longest) = match self.below(20) {
             0 => (volume, 700),
             1..4 => (volume, 40),
             _ => (64, 20),
         };
         let (mut at, mut count) = (self.below(room), 1 + self.below(longest));
+        let folio = FOLIO / 512;
+        if volume > folio && room < volume {
+            at += folio * (1 + self.below(volume / folio - 1)) - room / 2;
+        }
         if self.below(3) == 0 {
             at = at / 8 * 8;
             count = count.next_multiple_of(8);
@@ -446,21 +496,22 @@ const READS: u64 = 1 << 63;
 fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, Out) {
     let kind = random.below(100);
     for _ in 0..50 {
-        let (sector, count) = random.extent();
+        let volume = model.lock().unwrap().sectors.len() as u64;
+        let (sector, count) = random.extent(volume);
         let extents = match kind {
-            80..97 if random.below(3) == 0 => vec![(sector, count), random.extent()],
+            80..97 if random.below(3) == 0 => vec![(sector, count), random.extent(volume)],
             _ => vec![(sector, count)],
         };
         let (number, pieces) = (ids.fetch_add(1, Ordering::Relaxed), random.pieces(count as usize * 512));
         let mut model = model.lock().unwrap();
-        if kind < 97 && !model.may(&extents, kind >= 40) {
+        if kind < 97 && !model.may(&extents, kind >= 40, kind >= 80) {
             continue;
         }
         match kind {
             0..40 => {
                 let since = model.tick();
                 model.reads.insert(number, since);
-                model.begin(READS + number, (sector, count), false);
+                model.begin(READS + number, (sector, count), false, false);
                 return (Op::Read { sector, pieces }, Out::Read { number, since, sector });
             }
             40..80 => {
@@ -498,23 +549,28 @@ fn from_environment(name: &str, otherwise: u64) -> u64 {
 /// sector is whole, and the volume holds at the end what a read of it finds.
 fn model(place: &Place) {
     let first = Written { id: 0, begun: 0, answered: 0, certain: true };
-    let sectors = vec![vec![first]; SIZE as usize / 512];
+    let sectors = vec![vec![first]; place.size() as usize / 512];
     let busy = (place.cache != Cache::None).then(HashMap::new);
-    let model = Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy });
+    let model =
+        Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy, is_fine: place.direct.is_some() });
     let requests = from_environment("VLANE_COHERENCE", 600);
     let (seed, ids) = (from_environment("VLANE_COHERENCE_SEED", 1), AtomicU64::new(1));
+    let mut changes = 0;
     // What is there is there after it was opened again.
     for round in 0..3 {
         let engine = place.open();
         let left = AtomicU64::new(requests / 3);
-        if place.cache == Cache::Pdc {
+        if place.cache == Cache::Pdc && place.direct.is_none() {
             drops(&engine);
         }
-        lanes(&engine, &model, &left, &ids, seed * 3 + round);
+        changes += lanes(&engine, &model, &left, &ids, (seed * 3 + round, place.size()));
     }
+    assert!(place.direct.is_none() || changes > 0, "the regions have never changed");
     let engine = place.open();
     let mut rig = lane(&engine);
-    let found = rig.ok(Op::read(0, SIZE as usize));
+    let parts = (0..place.size()).step_by(DATA);
+    let found: Vec<u8> =
+        parts.flat_map(|at| rig.ok(Op::read(at / 512, DATA.min((place.size() - at) as usize)))).collect();
     let mut model = model.into_inner().expect("nobody failed");
     let now = model.tick();
     model.check(now, 0, &found, &|| "at the end".to_owned());
@@ -537,7 +593,14 @@ fn drops(engine: &Arc<FileEngine>) {
 }
 
 /// Lanes at work, each a thread. With pdc, one more thread says what the journal is, something else each time, and has it dropped.
-fn lanes(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: &AtomicU64, seed: u64) {
+/// Says how often what is direct has changed.
+fn lanes(
+    engine: &Arc<FileEngine>,
+    model: &Mutex<Model>,
+    left: &AtomicU64,
+    ids: &AtomicU64,
+    (seed, size): (u64, u64),
+) -> u64 {
     const LANES: u64 = 4;
     let is_done = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -548,7 +611,7 @@ fn lanes(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
             let (mut random, is_done) = (Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1), &is_done);
             threads.spawn(move || {
                 while !is_done.load(Ordering::Relaxed) {
-                    engine.pretend_layout(verdict(&mut random));
+                    engine.pretend_layout(verdict(&mut random, size));
                     if random.below(2) == 0 {
                         engine.sync().expect("sync");
                     }
@@ -560,16 +623,17 @@ fn lanes(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
         is_done.store(true, Ordering::Relaxed);
         assert!(results.iter().all(Result::is_ok), "a lane failed");
     });
+    engine.journal().map_or(0, |report| report.direct.changes)
 }
 
 /// Any journals: parts of blocks, overlapping, all of the volume and more, none.
-fn verdict(random: &mut Random) -> Layout {
+fn verdict(random: &mut Random, size: u64) -> Layout {
     let journals = (0..random.below(4)).map(|_| {
         let (filesystem, kind) = (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
-        let way = [Way::Layout, Way::Content, Way::Pattern][random.below(3) as usize];
+        let way = [Way::Layout, Way::Content, Way::Layout, Way::Pattern][random.below(4) as usize];
         let ranges = (0..1 + random.below(5)).map(|_| {
-            let begin = random.below(SIZE + 4096);
-            begin..begin + 1 + random.below(SIZE)
+            let begin = random.below(size + 4096);
+            begin..begin + 1 + random.below(size)
         });
         Journal { filesystem, kind, way, ranges: ranges.collect() }
     });
@@ -587,6 +651,23 @@ fn lanes_that_share_blocks_of_a_device_whose_journal_is_dropped_are_as_the_model
 fn lanes_that_share_blocks_of_a_file_whose_journal_is_dropped_are_as_the_model() {
     if let Some(place) = Place::file() {
         model(&Place { cache: Cache::Pdc, ..place });
+    }
+}
+
+/// What is read and written around the page cache changes while lanes read, write, discard and zero: everywhere, but mostly across the borders.
+#[test]
+fn lanes_while_parts_of_a_device_become_direct_and_cached_are_as_the_model() {
+    let size = 4 * FOLIO + BLOCK;
+    if let Some(place) = Place::device_of(size) {
+        model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
+    }
+}
+
+#[test]
+fn lanes_while_parts_of_a_file_become_direct_and_cached_are_as_the_model() {
+    let size = 4 * FOLIO + BLOCK;
+    if let Some(place) = Place::file_of(size) {
+        model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
     }
 }
 

@@ -1,7 +1,7 @@
 //! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
 //!
 //! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox,
-//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, and of the flushes that lanes share, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
+//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, of the flushes that lanes share, and of the placement of requests, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
 //! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
 //! that loom reports.
 //!
@@ -23,6 +23,10 @@ mod flushes;
 mod lane;
 #[path = "../../lane/src/mail.rs"]
 mod mail;
+#[path = "../../engine/src/file/placements.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod placements;
+mod placing;
 mod sharing;
 mod sync;
 #[path = "../../hint/src/watch.rs"]
@@ -37,6 +41,7 @@ use crate::board::{Board, Classes};
 pub use crate::changes::{Task, no_change_undoes_a_write};
 use crate::lane::LaneHint;
 use crate::mail::{mailbox, news};
+pub use crate::placing::{Step as PlacedStep, Turn, no_byte_goes_both_ways};
 pub use crate::sharing::{Work, no_answered_write_is_missed};
 use crate::sync::{Arc, Wake, now};
 use crate::watch::{Mark, Watch};

@@ -1,10 +1,12 @@
 //! Every execution of the models. A failure prints the steps; `LOOM_LOG=trace LOOM_LOCATION=1` prints more.
 
 use loom::model::Builder;
+use vlane_models::PlacedStep::{self, Both, End, Forget as PutBack, Serve};
 use vlane_models::Step::{Answer, Signal};
 use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
+use vlane_models::Turn::{self, Cancel, Change as Place, PutOff};
 use vlane_models::Work::{self, BeginAndEnd, Fail, Flush, FlushAndEnd, Flushes};
-use vlane_models::{no_answered_write_is_missed, no_change_undoes_a_write};
+use vlane_models::{no_answered_write_is_missed, no_byte_goes_both_ways, no_change_undoes_a_write};
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
 fn every(model: impl Fn() + Sync + Send + 'static) {
@@ -90,4 +92,34 @@ fn a_lane_that_ends_fails_or_forgets_keeps_no_flush_waiting() {
     every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Forget, Flush]]));
     every(|| no_answered_write_is_missed(&[&[Flush], &[Work::Forget], &[Work::Write, Flush]]));
     every(|| no_answered_write_is_missed(&[&[Work::Write, Flush], &[Work::Write, Fail, Flush]]));
+}
+
+/// With several lanes fewer switches: each step of a change wakes all lanes, so there are many executions.
+fn placed(turns: &'static [Turn], lanes: &'static [&'static [PlacedStep]]) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(if lanes.len() > 1 { 2 } else { 3 });
+    builder.check(move || no_byte_goes_both_ways(turns, lanes));
+}
+
+#[test]
+fn no_byte_is_used_in_both_ways_while_regions_change() {
+    placed(&[Place(0, 2)], &[&[Serve(0, 1)]]);
+    placed(&[Place(0, 2)], &[&[Serve(0, 1), Serve(0, 1)]]);
+    placed(&[Place(1, 2)], &[&[Both((0, 1), (1, 2))]]);
+    placed(&[Place(0, 2), Place(0, 0)], &[&[Serve(0, 1)]]);
+    placed(&[Place(0, 2)], &[&[Serve(0, 4)], &[Serve(1, 3)]]);
+}
+
+#[test]
+fn a_change_that_is_put_off_frees_what_was_held() {
+    placed(&[PutOff(0, 2)], &[&[Serve(0, 4)]]);
+    placed(&[Cancel(0, 2)], &[&[Both((0, 1), (1, 2))]]);
+    placed(&[Cancel(0, 2), Place(1, 3)], &[&[Serve(0, 2)]]);
+}
+
+#[test]
+fn a_request_that_is_put_back_and_a_lane_that_goes_are_not_waited_for() {
+    placed(&[Place(0, 2)], &[&[PutBack(0, 1), Serve(0, 1)]]);
+    placed(&[Place(0, 2)], &[&[End(0, 1)]]);
+    placed(&[Place(0, 2)], &[&[End(0, 1)], &[Serve(0, 2)]]);
 }

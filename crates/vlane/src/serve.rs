@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vlane_driver::units::show_size;
 use vlane_engine::Engine;
-use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
@@ -60,6 +60,10 @@ pub struct ServeArgs {
     /// What the host's page cache is used for
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
+
+    /// With --cache pdc: how the guest's journal is kept out of the page cache [default: drop]
+    #[arg(long, value_name = "WAY")]
+    journal: Option<JournalArg>,
 
     /// Let nobody write
     #[arg(long)]
@@ -125,6 +129,14 @@ pub enum CacheArg {
     Writethrough,
     /// As writeback, and the journal of the guest's file system is dropped from it once it is flushed
     Pdc,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum JournalArg {
+    /// Written through it, and dropped from it once it is flushed
+    Drop,
+    /// Read and written around it, on ext4, XFS and block devices; as drop elsewhere
+    Direct,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -365,7 +377,20 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         CacheArg::Writethrough => Cache::WriteThrough,
         CacheArg::Pdc => Cache::Pdc,
     };
-    let options = FileOptions { cache, read_only: args.read_only, raw: args.format == Some(FormatArg::Raw) };
+    if args.journal.is_some() && cache != Cache::Pdc {
+        usage!(
+            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
+        );
+    }
+    let options = FileOptions {
+        cache,
+        read_only: args.read_only,
+        raw: args.format == Some(FormatArg::Raw),
+        journal: match args.journal {
+            Some(JournalArg::Direct) => JournalWay::Direct,
+            Some(JournalArg::Drop) | None => JournalWay::Drop,
+        },
+    };
     let engine = FileEngine::open(path, options)?;
     Ok(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,

@@ -155,6 +155,23 @@ fn the_journal_of_a_guest_stays_out_of_the_page_cache() {
     ext4::check(&bed.host, &volume.image).unwrap();
 }
 
+#[test]
+fn the_journal_of_a_guest_goes_around_the_page_cache() {
+    let _turn = one_at_a_time();
+    let Some(bed) = UmlBed::find() else { return };
+    let volume = Volume::new(1024 * MIB);
+    let control = volume.beside("control");
+    let backend =
+        volume.serve(&["--cache", "pdc", "--journal", "direct", "--control", control.to_str().unwrap()]);
+    let mut guest = bed.start(&volume.socket, &common::mail(2000), common::MAIL_PROGRAMS);
+    guest.wait_result("mailed", common::LIMIT).unwrap();
+    common::check_journal_direct(&volume, &control);
+    guest.send("go\n").unwrap();
+    common::finished(guest);
+    stop(backend);
+    ext4::check(&bed.host, &volume.image).unwrap();
+}
+
 /// The back end is killed under a guest that writes files and syncs them: the guest's file system is as after a power failure, and has each file that
 /// was synced. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
 #[test]

@@ -15,6 +15,7 @@ use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, Flusher, Told};
 use super::journal::Sense;
+use super::placements::Placer;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
@@ -43,7 +44,7 @@ pub(super) enum Stage {
 pub(super) struct Progress {
     pub(super) stage: Stage,
     /// What was written was durable when it was written.
-    durable: bool,
+    pub(super) durable: bool,
     /// What it asked for its flush covers all that was answered before write-through was switched on.
     pays: bool,
     /// What its flush was told.
@@ -76,6 +77,8 @@ pub(super) struct FileChannel {
     /// None: there are no blocks that a request could be part of.
     pub(super) holder: Option<Holder>,
     pub(super) discards: Option<Results>,
+    /// Only where parts of the volume are read and written around the page cache.
+    pub(super) placer: Option<Placer>,
     doorbell: Arc<Waker>,
     /// Only while journals are looked for.
     sense: Option<Sense>,
@@ -98,6 +101,7 @@ impl FileChannel {
             pool: Pool::default(),
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
+            placer: shared.placements.as_ref().map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
             past: Instant::now(),
@@ -121,7 +125,7 @@ impl FileChannel {
 
     /// Tells who looks for journals of a request that changes something.
     #[inline]
-    fn notice(&mut self, request: &Request, decisions: Decisions) {
+    pub(super) fn notice(&mut self, request: &Request, decisions: Decisions) {
         if let Some(sense) = &mut self.sense {
             sense.begins(request, decisions.durable);
         }
@@ -251,6 +255,9 @@ impl FileChannel {
                 self.range_part_done(slot);
                 self.next_range(slot, request, decisions, operations)
             }
+            Next::Done if self.has_next_part(slot, request) => {
+                self.next_part(slot, request, decisions, operations)
+            }
             Next::Done => self.all_done(slot, request, decisions, operations),
             Next::Failed(failure) => self.fail(slot, request, decisions, failure),
         }
@@ -320,7 +327,7 @@ impl FileChannel {
 
     /// The answer to everything but reads once something was lost.
     #[cold]
-    fn lost(&mut self) -> Status {
+    pub(super) fn lost(&mut self) -> Status {
         self.stats.lost_errors += 1;
         Status::IoErr
     }
@@ -464,6 +471,91 @@ impl FileChannel {
         }
         self.answer(slot, Status::Ok)
     }
+
+    /// See [`Channel::submit`].
+    #[inline]
+    pub(super) fn begin(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        match request.kind() {
+            Kind::In => self.transfer(slot, request, decisions, operations),
+            Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
+            Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
+            _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
+            Kind::Out => {
+                self.notice(request, decisions);
+                self.transfer(slot, request, decisions, operations)
+            }
+            Kind::Flush => self.flush(slot, operations),
+            Kind::Discard | Kind::WriteZeroes => {
+                self.notice(request, decisions);
+                self.at(slot).stage = Stage::Range;
+                self.next_range(slot, request, decisions, operations)
+            }
+        }
+    }
+
+    /// See [`Channel::completed`].
+    #[inline]
+    pub(super) fn ended(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        completion: Completion,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        let progress = &mut self.progress[usize::from(slot.0)];
+        let is_whole = u64::try_from(completion.result).is_ok_and(|n| n == request.len());
+        if progress.stage != Stage::Straight || !is_whole {
+            return self.completed_otherwise(slot, request, decisions, completion, operations);
+        }
+        // The usual end, without touching the rest of the state.
+        if request.kind() == Kind::In {
+            return Outcome::Done(Status::Ok);
+        }
+        if let Some(holder) = &mut self.holder
+            && let Some(hold) = progress.hold.take()
+        {
+            holder.end(hold);
+        }
+        if !decisions.durable {
+            self.flusher.count();
+            return Outcome::Done(Status::Ok);
+        }
+        self.all_done(slot, request, decisions, operations)
+    }
+
+    /// See [`Channel::go_on`].
+    pub(super) fn resume(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        match self.at(slot).stage {
+            Stage::Transfer | Stage::Zeroes => self.proceed(slot, request, decisions, None, operations),
+            Stage::Range => match self.at(slot).discarded.take() {
+                Some(result) => self.range_completed(slot, request, decisions, result, operations),
+                None => self.next_range(slot, request, decisions, operations),
+            },
+            Stage::Sync => match self.at(slot).told.take() {
+                Some(Told::Begin) => self.flush(slot, operations),
+                Some(Told::Over { ok }) => {
+                    self.stats.flushes_shared += 1;
+                    self.flushed(slot, ok)
+                }
+                None => Outcome::Pending,
+            },
+            // Nobody named it.
+            Stage::Straight => Outcome::Pending,
+        }
+    }
 }
 
 /// What of a request's [`Progress`] a transfer is about.
@@ -494,22 +586,10 @@ impl Channel for FileChannel {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        match request.kind() {
-            Kind::In => self.transfer(slot, request, decisions, operations),
-            Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
-            Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
-            _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
-            Kind::Out => {
-                self.notice(request, decisions);
-                self.transfer(slot, request, decisions, operations)
-            }
-            Kind::Flush => self.flush(slot, operations),
-            Kind::Discard | Kind::WriteZeroes => {
-                self.notice(request, decisions);
-                self.at(slot).stage = Stage::Range;
-                self.next_range(slot, request, decisions, operations)
-            }
+        if self.placer.is_some() {
+            return self.submit_placed(slot, request, decisions, operations);
         }
+        self.begin(slot, request, decisions, operations)
     }
 
     #[inline]
@@ -521,25 +601,10 @@ impl Channel for FileChannel {
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let progress = &mut self.progress[usize::from(slot.0)];
-        let is_whole = u64::try_from(completion.result).is_ok_and(|n| n == request.len());
-        if progress.stage != Stage::Straight || !is_whole {
-            return self.completed_otherwise(slot, request, decisions, completion, operations);
+        if self.placer.is_some() {
+            return self.completed_placed(slot, request, decisions, completion, operations);
         }
-        // The usual end, without touching the rest of the state.
-        if request.kind() == Kind::In {
-            return Outcome::Done(Status::Ok);
-        }
-        if let Some(holder) = &mut self.holder
-            && let Some(hold) = progress.hold.take()
-        {
-            holder.end(hold);
-        }
-        if !decisions.durable {
-            self.flusher.count();
-            return Outcome::Done(Status::Ok);
-        }
-        self.all_done(slot, request, decisions, operations)
+        self.ended(slot, request, decisions, completion, operations)
     }
 
     fn go_on(
@@ -549,23 +614,10 @@ impl Channel for FileChannel {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        match self.at(slot).stage {
-            Stage::Transfer | Stage::Zeroes => self.proceed(slot, request, decisions, None, operations),
-            Stage::Range => match self.at(slot).discarded.take() {
-                Some(result) => self.range_completed(slot, request, decisions, result, operations),
-                None => self.next_range(slot, request, decisions, operations),
-            },
-            Stage::Sync => match self.at(slot).told.take() {
-                Some(Told::Begin) => self.flush(slot, operations),
-                Some(Told::Over { ok }) => {
-                    self.stats.flushes_shared += 1;
-                    self.flushed(slot, ok)
-                }
-                None => Outcome::Pending,
-            },
-            // Nobody named it.
-            Stage::Straight => Outcome::Pending,
+        if self.placer.is_some() {
+            return self.go_on_placed(slot, request, decisions, operations);
         }
+        self.resume(slot, request, decisions, operations)
     }
 
     fn forget(&mut self, slot: Slot) {
@@ -573,6 +625,9 @@ impl Channel for FileChannel {
         progress.transfer.forget(&mut means);
         self.flusher.forget(slot);
         *self.at(slot) = Progress::default();
+        if let Some(placer) = &mut self.placer {
+            placer.end(slot);
+        }
     }
 
     fn poll(&mut self, _now: Instant, ready: &mut Vec<Slot>) {
@@ -592,6 +647,9 @@ impl Channel for FileChannel {
             self.at(slot).told = Some(told);
             ready.push(slot);
         }
+        while let Some(slot) = self.placer.as_mut().and_then(Placer::freed) {
+            ready.push(slot);
+        }
     }
 
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
@@ -599,7 +657,8 @@ impl Channel for FileChannel {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        (self.pool.is_ready() || self.flusher.is_told()).then_some(self.past)
+        let is_freed = || self.placer.as_ref().is_some_and(Placer::is_freed);
+        (self.pool.is_ready() || self.flusher.is_told() || is_freed()).then_some(self.past)
     }
 
     fn set_write_through(&mut self, on: bool) {

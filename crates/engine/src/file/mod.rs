@@ -5,6 +5,7 @@
 //! | memory (tmpfs) | read from a mapping, without a system call; written by `pwrite` (`mapped.rs`) |
 //! | a disk, `--cache none` | direct I/O through io_uring; only requests that the device cannot take as they are go through a bounce buffer (`channel.rs`, `transfer.rs`) |
 //! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once (`channel.rs`, `inline.rs`) |
+//! | a disk, `--cache pdc --journal direct` | the guest's journal as with `none`, the rest as with `writeback` (`placed.rs`, `placements.rs`) |
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. What `--cache pdc` adds to `writeback`: `journal/`.
 
@@ -26,6 +27,8 @@ mod lock;
 mod map;
 mod mapped;
 mod open;
+mod placed;
+mod placements;
 mod ranges;
 mod recorded;
 mod transfer;
@@ -39,7 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
-pub use self::journal::JournalReport;
+pub use self::journal::{DirectReport, JournalReport};
 use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
@@ -64,6 +67,18 @@ pub enum Cache {
     Pdc,
 }
 
+/// How [`Cache::Pdc`] keeps the guest's journal out of the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum JournalWay {
+    /// It is written through the page cache, and dropped from it once it is flushed. Possible everywhere; a commit costs what it costs with
+    /// [`Cache::Writeback`].
+    #[default]
+    Drop,
+    /// It is read and written around the page cache, as the whole image with [`Cache::None`], where that is safe, and dropped elsewhere. A commit waits for the
+    /// device one time more.
+    Direct,
+}
+
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileOptions {
@@ -73,6 +88,8 @@ pub struct FileOptions {
     pub read_only: bool,
     /// It is raw, whatever format it looks like.
     pub raw: bool,
+    /// With [`Cache::Pdc`]: the journal's way.
+    pub journal: JournalWay,
 }
 
 /// Who uses a file, so that nobody should write over it or put another in its place, in words: it is locked, as images are while they
@@ -118,7 +135,9 @@ struct Shared {
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
-    durability: durability::Durability,
+    durability: Arc<durability::Durability>,
+    /// Which parts of the volume are read and written around the page cache; nothing if that never changes.
+    placements: Option<Arc<placements::Placements>>,
     flushes: Arc<flushes::Flushes>,
     cache: Cache,
     sectors: AtomicU64,
@@ -196,7 +215,9 @@ impl FileEngine {
         let size = open::checked_size(&self.shared.path, self.shared.file())?;
         if !self.shared.read_only {
             open::check_file_limit(&self.shared.path, self.shared.is_device, size)?;
-            open::check_whole_blocks(&self.shared.path, self.shared.align.block, size)?;
+            // With regions only those are direct, which are whole blocks.
+            let block = if self.shared.placements.is_some() { 1 } else { self.shared.align.block };
+            open::check_whole_blocks(&self.shared.path, block, size)?;
         }
         if let Some(journal) = &self.shared.journal {
             journal.resized(size);

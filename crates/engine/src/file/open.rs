@@ -5,6 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::time::{Duration, Instant};
 
@@ -15,17 +16,21 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::transfer::Align;
-use super::{Cache, FileOptions, Shared, attached, discard, durability, format, journal, lock, map};
+use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
 use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece};
+
+mod regions;
 
 /// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+const EXT4_MAGIC: i64 = 0xef53;
+const XFS_MAGIC: i64 = 0x5846_5342;
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
-    let FileOptions { cache, read_only, raw } = options;
+    let FileOptions { cache, read_only, raw, journal: journal_way } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let (buffered, metadata, size) = image(path, read_only, raw)?;
     let is_device = metadata.file_type().is_block_device();
@@ -40,12 +45,19 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let in_memory = file_system == TMPFS_MAGIC;
+    let (mut direct, refusal) = match cache == Cache::Pdc && !in_memory && !read_only {
+        true => regions::open(path, &buffered, journal_way, (is_device, file_system), size),
+        false => (None, None),
+    };
     let (file, second, cache) = match cache {
         // In memory the page cache is the storage: there is nothing to go around.
         _ if in_memory => {
             (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
         }
-        Cache::Writeback | Cache::WriteThrough | Cache::Pdc => (buffered, None, cache),
+        Cache::Writeback | Cache::WriteThrough | Cache::Pdc => match direct.take() {
+            Some(direct) => (direct, Some(buffered), cache),
+            None => (buffered, None, cache),
+        },
         Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
             Ok(direct) => (direct, Some(buffered), Cache::None),
             Err(refusal) if cache == Cache::Auto => {
@@ -56,20 +68,25 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         },
     };
     let file = match is_device && !read_only {
-        true => claim(path, cache, &file)?,
+        true => claim(path, second.is_some(), &file)?,
         false => file,
     };
     lock::acquire(path, &file, read_only)?;
 
     let witness = match read_only {
         true => None,
-        false => Some(open_again(path, &file)?),
+        false => Some(open_again(path, &file, 0)?),
     };
 
-    let align = match cache {
-        Cache::None => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
-        _ => Align::NONE,
+    let align = match second {
+        Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
+        None => Align::NONE,
     };
+    let align = match cache {
+        Cache::Pdc if second.is_some() => regions::alignment(&file, is_device, align),
+        _ => align,
+    };
+    let durability = Arc::new(durability::Durability::new(witness));
     let (block_size, physical) = block_sizes(&file, is_device, align.block);
     let map = match in_memory {
         true => map::Map::new(&file, size)
@@ -79,9 +96,13 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
             .ok(),
         false => None,
     };
-    let journal = match cache == Cache::Pdc && !read_only {
-        true => Some(journal_thread(path, &file, size)?),
-        false => None,
+    let (journal, placements) = match cache == Cache::Pdc && !read_only {
+        true => {
+            let regions = second.is_some().then_some(align);
+            let (journal, placements) = regions::start(path, &file, size, &durability, regions, refusal)?;
+            (Some(journal), placements)
+        }
+        false => (None, None),
     };
     Ok(Shared {
         path: path.to_owned(),
@@ -90,7 +111,8 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         has_warned: AtomicBool::new(false),
         unknown_ways: AtomicU8::new(0),
         discarder: discard::Discarder::default(),
-        durability: durability::Durability::new(witness),
+        durability,
+        placements,
         flushes: Flushes::new(),
         cache,
         sectors: AtomicU64::new(size / SECTOR),
@@ -103,14 +125,6 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         map,
         journal,
         recorder: None,
-    })
-}
-
-fn journal_thread(path: &Path, file: &File, size: u64) -> Result<journal::Journal, EngineError> {
-    journal::Journal::start(path, open_again(path, file)?, size).map_err(|error| {
-        let text = "cannot start the thread that looks for the guest's journal; raise the limits of the process (ulimit -u, ulimit -n), \
-                    or use --cache writeback";
-        EngineError::new(ErrorKind::Limit, Some(path), text).with_source(error)
     })
 }
 
@@ -141,14 +155,14 @@ fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
 }
 
 /// The same image as another open file: what the system tells an open file once, it tells each.
-fn open_again(path: &Path, file: &File) -> Result<File, EngineError> {
+fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError> {
     // By its descriptor: what is found at the path may be another file by now.
     let own = format!("/proc/self/fd/{}", file.as_raw_fd());
     let is_same = |again: &File| match (again.metadata(), file.metadata()) {
         (Ok(again), Ok(file)) => (again.dev(), again.ino()) == (file.dev(), file.ino()),
         _ => false,
     };
-    match open_with(Path::new(&own), true, 0).or_else(|_| open_with(path, true, 0)) {
+    match open_with(Path::new(&own), true, flags).or_else(|_| open_with(path, true, flags)) {
         Ok(again) if is_same(&again) => Ok(again),
         Ok(_) => Err(EngineError::new(
             ErrorKind::Io,
@@ -161,8 +175,8 @@ fn open_again(path: &Path, file: &File) -> Result<File, EngineError> {
 
 /// Opens a device again, for us alone: one that is mounted, or part of an array, has somebody who writes to it. The
 /// descriptor that has the claim is also the only one whose discards do not stumble over the page cache.
-fn claim(path: &Path, cache: Cache, file: &File) -> Result<File, EngineError> {
-    let direct = if cache == Cache::None { libc::O_DIRECT } else { 0 };
+fn claim(path: &Path, is_direct: bool, file: &File) -> Result<File, EngineError> {
+    let direct = if is_direct { libc::O_DIRECT } else { 0 };
     let begin = Instant::now();
     loop {
         match open_with(path, false, libc::O_EXCL | direct) {

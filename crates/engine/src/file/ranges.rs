@@ -52,7 +52,6 @@ impl FileChannel {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let (_, align) = self.way_in(decisions.placement);
         loop {
             let progress = self.at(slot);
             progress.stage = Stage::Range;
@@ -69,10 +68,12 @@ impl FileChannel {
                 (progress.range, progress.done, progress.way, progress.retries) = (index + 1, 0, 0, 0);
                 continue;
             }
+            let (decisions, left, block) = self.place_range(slot, decisions, at, left);
             // Part of a block, or whole ones.
-            let into = at % align.block;
-            let is_part = into > 0 || left < align.block;
-            let len = if is_part { left.min(align.block - into) } else { left - left % align.block };
+            let into = at % block;
+            let is_part = into > 0 || left < block;
+            let len = if is_part { left.min(block - into) } else { left - left % block };
+            let progress = self.at(slot);
             progress.part = len;
             if is_part && request.kind() == Kind::Discard {
                 // A discard is advice.

@@ -191,6 +191,11 @@ impl Transfer {
         Transfer { extent, step: Step::Plain(extent.len), ..Transfer::default() }
     }
 
+    /// What it moves.
+    pub(super) fn extent(&self) -> Extent {
+        self.extent
+    }
+
     /// The buffer that it waited for.
     pub(super) fn give(&mut self, piece: Piece) {
         self.piece = Some(piece);

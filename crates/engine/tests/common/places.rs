@@ -54,10 +54,14 @@ pub fn try_open(path: &Path, cache: Cache) -> Result<Arc<FileEngine>, String> {
 }
 
 pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
+    open_with(path, options(cache))
+}
+
+pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
     // A program that another test starts has our descriptors for a moment, and so a claim that is over.
     let begin = std::time::Instant::now();
     loop {
-        match try_open(path, cache) {
+        match FileEngine::open(path, options).map(Arc::new).map_err(|error| error.to_string()) {
             Err(why) if why.contains("is in use") && begin.elapsed().as_secs() < 5 => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }

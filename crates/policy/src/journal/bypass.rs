@@ -187,6 +187,11 @@ impl Bypass {
         (change != Change::default()).then_some(change)
     }
 
+    /// Where they lie. The same [`Arc`] as long as nothing changes.
+    pub fn map(&self) -> &Arc<Map> {
+        self.detector.map()
+    }
+
     /// The journals that are known now.
     pub fn journals(&self) -> &[Journal] {
         self.detector.journals()

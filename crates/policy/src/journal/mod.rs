@@ -21,6 +21,7 @@ pub mod footprint;
 pub mod layout;
 pub mod map;
 pub mod pattern;
+pub mod regions;
 pub mod trailing;
 
 use std::ops::Range;
@@ -29,6 +30,7 @@ pub use bypass::Bypass;
 pub use content::Head;
 pub use detector::Detector;
 pub use map::Map;
+pub use regions::Regions;
 
 /// How a journal was found. An earlier one is trusted more, and wins where two overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]

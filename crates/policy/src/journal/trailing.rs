@@ -139,7 +139,7 @@ fn drops_of(run: Option<Range<u64>>, map: &Map, drops: &mut Vec<Drop>) {
 }
 
 /// Linux maps the page cache's largest folios with one entry of the page table's second level, but has none of more than 2048 pages.
-fn largest_folio(page: u64) -> u64 {
+pub(super) fn largest_folio(page: u64) -> u64 {
     page * (page / 8).clamp(1, 2048)
 }
 

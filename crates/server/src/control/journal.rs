@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
-use vlane_engine::file::JournalReport;
+use vlane_engine::file::{DirectReport, JournalReport};
 use vlane_policy::journal::Journal;
 use vlane_policy::journal::bypass::ByWay;
 
@@ -41,8 +41,47 @@ pub(super) struct JournalInfo {
     dropped_bytes: Ways,
     /// Bytes of journals that are in the page cache now; null where the system does not tell (before Linux 6.5).
     cached_bytes: Option<u64>,
+    /// What of the journals is read and written around the page cache (`--journal direct`).
+    direct: Direct,
     /// Events that were not looked at because there were too many; what they wrote is in no figure here.
     lost: u64,
+}
+
+/// What is read and written around the page cache.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Direct {
+    /// Why no journal is, if none can be.
+    refusal: Option<String>,
+    /// Start and length of each region, in bytes.
+    ranges: Vec<[u64; 2]>,
+    /// The regions are changing, or are to change and it is tried again.
+    is_changing: bool,
+    /// Bytes written to regions.
+    written_bytes: u64,
+    /// How often the regions have changed.
+    changes: u64,
+    /// How often a change was put off: the regions stayed as they were.
+    put_off: u64,
+    /// Start and length of what is not direct any more, because another program of the host used it through the page cache.
+    given_up: Vec<[u64; 2]>,
+}
+
+impl From<DirectReport> for Direct {
+    fn from(report: DirectReport) -> Direct {
+        let DirectReport { refusal, ranges, is_changing, written, changes, put_off, given_up } = report;
+        let pairs = |ranges: Vec<std::ops::Range<u64>>| {
+            ranges.into_iter().map(|range| [range.start, range.end - range.start]).collect()
+        };
+        Direct {
+            refusal,
+            ranges: pairs(ranges),
+            is_changing,
+            written_bytes: written,
+            changes,
+            put_off,
+            given_up: pairs(given_up),
+        }
+    }
 }
 
 /// A journal.
@@ -103,7 +142,8 @@ pub(super) async fn get(State(context): State<Context>) -> Result<Json<JournalIn
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what, error.to_string(), advice)
     })?;
     let is_watched = report.is_some();
-    let JournalReport { journals, traffic, dropped, cached, lost, is_current } = report.unwrap_or_default();
+    let JournalReport { journals, traffic, dropped, cached, direct, lost, is_current } =
+        report.unwrap_or_default();
     Ok(Json(JournalInfo {
         is_watched,
         is_current,
@@ -118,6 +158,7 @@ pub(super) async fn get(State(context): State<Context>) -> Result<Json<JournalIn
         footprint_block: traffic.footprint_block,
         dropped_bytes: dropped.into(),
         cached_bytes: cached,
+        direct: direct.into(),
         lost,
     }))
 }

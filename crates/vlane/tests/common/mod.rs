@@ -217,6 +217,25 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     assert!(pages * 4096 <= few, "{pages} pages of the journal are in the page cache: {info}");
 }
 
+/// What is direct of the journal of a guest that mails: nothing of it is in the page cache, not even for a moment. False: nothing can be here.
+pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
+    let control = vlane_lab::control::Control::new(control);
+    let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
+    let direct = &info["direct"];
+    if let Some(why) = direct["refusal"].as_str() {
+        vlane_testing::skip(format!("no direct regions: {why}"));
+        return false;
+    }
+    assert!(direct["written_bytes"].as_u64() > Some(8 << 20), "{info}");
+    let (ranges, image) = (direct["ranges"].as_array().unwrap(), std::fs::File::open(&volume.image).unwrap());
+    assert!(!ranges.is_empty(), "{info}");
+    for range in ranges {
+        let range = [range[0].as_u64().unwrap(), range[1].as_u64().unwrap()];
+        assert_eq!(cached_pages(&image, range), Some(0), "{range:?}: {info}");
+    }
+    true
+}
+
 /// Pages of a file's range (start, length) that are in the page cache; nothing when the kernel cannot tell (before 6.5).
 fn cached_pages(file: &std::fs::File, range: [u64; 2]) -> Option<u64> {
     use std::os::fd::AsRawFd;

@@ -4,8 +4,12 @@
 //! of it (`sense.rs`): a few words for each write, in a ring that nobody waits for. The thread (`thread.rs`) finds out where journals are
 //! ([`vlane_policy::journal`]), and after a flush it has the system drop their pages. Only clean pages are ever dropped, so nothing depends on a verdict but
 //! speed; and the lanes never wait for the thread, so nothing but the cache depends on it.
+//!
+//! With *direct regions* (`direct.rs`) the journals are read and written around the page cache, where they fill whole folios. Then a lane holds requests while the
+//! map of the regions changes, which the thread does.
 
-mod pages;
+mod direct;
+pub(super) mod pages;
 mod sense;
 mod thread;
 
@@ -22,6 +26,8 @@ use vlane_policy::journal::bypass::{ByWay, Traffic};
 use vlane_policy::journal::layout::Layout;
 
 use crate::sync::{Waker, wake};
+pub use direct::DirectReport;
+pub(super) use direct::Means;
 pub(super) use sense::Sense;
 use sense::{ENTRIES, Entry};
 
@@ -43,6 +49,8 @@ pub struct JournalReport {
     pub dropped: ByWay,
     /// Bytes of them that are in the page cache now; none where the system does not tell (before Linux 6.5).
     pub cached: Option<u64>,
+    /// What of them is read and written around the page cache.
+    pub direct: DirectReport,
     /// Writes, flushes and other events that the detector was not told of, because it was behind.
     pub lost: u64,
     /// All that was written before the question is counted; otherwise the thread hangs, or is behind.
@@ -55,7 +63,9 @@ struct Desk {
     /// The image through the page cache, as an open file of the thread's own: it holds no lock of the volume's.
     file: File,
     name: String,
-    waker: Waker,
+    waker: Arc<Waker>,
+    /// Why no journal is read and written around the page cache, if none is.
+    refusal: Option<String>,
     /// Bytes that were written before a flush since the thread was woken.
     bytes: AtomicU64,
     /// Entries that found no room.
@@ -78,6 +88,12 @@ struct Answers {
     /// For tests: what is to be taken for the layout.
     layout: Option<Layout>,
     report: JournalReport,
+}
+
+/// What wakes a journal thread.
+pub(super) fn waker() -> io::Result<Arc<Waker>> {
+    use rustix::event::EventfdFlags;
+    Ok(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
 /// A volume's journal thread. It ends with this.
@@ -111,13 +127,21 @@ impl Desk {
 
 impl Journal {
     /// Starts the thread of an image of `size` bytes; `file` is an open file of its own.
-    pub(super) fn start(path: &Path, file: File, size: u64) -> io::Result<Journal> {
-        use rustix::event::EventfdFlags;
-        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    /// `waker` wakes it. With `direct`, or the reason why not, journals are read and written around the page cache.
+    pub(super) fn start(
+        path: &Path,
+        file: File,
+        size: u64,
+        waker: Arc<Waker>,
+        direct: Result<Means, String>,
+    ) -> io::Result<Journal> {
+        // Nor is anything read ahead.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
         let desk = Arc::new(Desk {
             file,
             name: path.display().to_string(),
             waker,
+            refusal: direct.as_ref().err().cloned(),
             bytes: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             size: AtomicU64::new(size),
@@ -129,7 +153,7 @@ impl Journal {
         let (sender, ended) = sync_channel(0);
         let own = Arc::clone(&desk);
         std::thread::Builder::new().name("journal".to_owned()).spawn(move || {
-            thread::run(&own);
+            thread::run(&own, direct.ok());
             // The image is closed before that is told.
             drop(own);
             drop(sender);
@@ -161,6 +185,7 @@ impl Journal {
         let pages: Option<u64> = ranges.map(|range| pages::cached(&self.desk.file, range)).sum();
         report.cached = pages.map(|pages| pages.saturating_mul(pages::size()));
         report.lost = self.desk.lost.load(Ordering::Relaxed);
+        report.direct.refusal = self.desk.refusal.clone();
         report
     }
 

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::journal::bypass::{ByWay, Bypass};
 use vlane_policy::journal::{self, FileSystem, Head, Way};
 
+use super::direct::{Direct, Means};
 use super::sense::{ENTRIES, Entry};
 use super::{DROP, Desk, pages};
 
@@ -43,19 +44,25 @@ impl Pace {
 /// The image, for who reads a layout.
 struct Image<'a> {
     file: &'a File,
+    direct: Option<&'a Direct>,
     size: u64,
 }
 
 impl journal::Disk for Image<'_> {
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool {
         let end = offset.checked_add(buffer.len() as u64);
-        end.is_some_and(|end| end <= self.size) && self.file.read_exact_at(buffer, offset).is_ok()
+        let read = |buffer: &mut [u8]| match self.direct {
+            Some(direct) => direct.read(self.file, buffer, offset),
+            None => self.file.read_exact_at(buffer, offset),
+        };
+        end.is_some_and(|end| end <= self.size) && read(buffer).is_ok()
     }
 }
 
 struct Thread<'a> {
     desk: &'a Desk,
     bypass: Bypass,
+    direct: Option<Direct>,
     size: u64,
     dropped: ByWay,
     /// Each with the heads of its next write.
@@ -69,11 +76,12 @@ struct Thread<'a> {
 }
 
 /// Until the volume ends.
-pub(super) fn run(desk: &Desk) {
+pub(super) fn run(desk: &Desk, direct: Option<Means>) {
     let size = desk.size.load(Ordering::Relaxed);
     let mut thread = Thread {
         desk,
         bypass: Bypass::new(size, pages::size()),
+        direct: direct.map(|means| Direct::new(means, &desk.name)),
         size,
         dropped: ByWay::default(),
         rings: Vec::new(),
@@ -86,18 +94,22 @@ pub(super) fn run(desk: &Desk) {
         thread.round();
         thread.wait();
     }
+    if let Some(direct) = &mut thread.direct {
+        direct.end();
+    }
 }
 
 impl Thread<'_> {
     fn wait(&self) {
         let now = Instant::now();
-        let due = [self.layout_due, self.tell_due].into_iter().flatten().min();
+        let direct_due = self.direct.as_ref().and_then(Direct::due);
+        let due = [self.layout_due, self.tell_due, direct_due].into_iter().flatten().min();
         let timeout =
             due.map(|due| Timespec::try_from(due.saturating_duration_since(now)).unwrap_or_default());
-        let mut fds = [PollFd::new(&self.desk.waker, PollFlags::IN)];
+        let mut fds = [PollFd::new(&*self.desk.waker, PollFlags::IN)];
         // Interrupted: one round more.
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        let _ = rustix::io::read(&self.desk.waker, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.desk.waker, &mut [0; 8]);
     }
 
     fn round(&mut self) {
@@ -115,18 +127,25 @@ impl Thread<'_> {
             self.bypass.set_layout(layout);
         }
         self.look_at_layout();
+        if let Some(direct) = &mut self.direct {
+            direct.step(self.bypass.map(), self.size, &self.desk.file);
+        }
         self.tell();
         if is_synced {
             self.bypass.synced();
         }
         if self.bypass.due() >= DROP || is_synced {
             self.drop_pages();
+            if let Some(direct) = &mut self.direct {
+                direct.check(&self.desk.file, is_synced);
+            }
         }
         let mut answers = self.desk.answers();
         if answers.asked > answers.answered {
             answers.report.journals = self.bypass.journals().to_vec();
             answers.report.traffic = self.bypass.traffic();
             answers.report.dropped = self.dropped;
+            answers.report.direct = self.direct.as_ref().map(Direct::report).unwrap_or_default();
             answers.answered = asked;
             self.desk.answered.notify_all();
         }
@@ -159,6 +178,9 @@ impl Thread<'_> {
             Entry::Write { offset, len, is_durable } => {
                 let range = self.inside(offset, len);
                 heads.retain(|head| range.contains(&head.offset));
+                if let Some(direct) = &mut self.direct {
+                    direct.wrote(&range);
+                }
                 self.bypass.write(range, heads, is_durable);
                 heads.clear();
             }
@@ -186,7 +208,10 @@ impl Thread<'_> {
         if now < due {
             return;
         }
-        let layout = journal::layout::read(&mut Image { file: &self.desk.file, size: self.size }, self.size);
+        let layout = journal::layout::read(
+            &mut Image { file: &self.desk.file, direct: self.direct.as_ref(), size: self.size },
+            self.size,
+        );
         self.layout_due = None;
         self.layouts.done(now);
         self.bypass.set_layout(layout);

@@ -1,0 +1,122 @@
+//! Whether the guest's journal can be read and written around the page cache, and the journal thread's start.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{EXT4_MAGIC, EngineError, ErrorKind, XFS_MAGIC, open_again, open_direct};
+use crate::file::JournalWay;
+use crate::file::durability::Durability;
+use crate::file::journal::{self, Journal, Means, pages};
+use crate::file::placements::Placements;
+use crate::file::transfer::Align;
+
+/// The image for direct I/O, if its regions can be; otherwise why not.
+pub(super) fn open(
+    path: &Path,
+    buffered: &File,
+    way: JournalWay,
+    (is_device, file_system): (bool, i64),
+    size: u64,
+) -> (Option<File>, Option<String>) {
+    if way != JournalWay::Direct {
+        return (None, Some("it is dropped from the page cache (--journal drop)".to_owned()));
+    }
+    let has_cachestat = pages::cached(buffered, &(0..1)).is_some();
+    let opened = match refusal(is_device, file_system, has_cachestat) {
+        Some(why) => Err(why.to_owned()),
+        None => match open_direct(path, false, is_device, size) {
+            Ok(Ok(direct)) => Ok(direct),
+            Ok(Err(refusal)) => Err(refusal.why),
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    match opened {
+        Ok(direct) => (Some(direct), None),
+        Err(why) => {
+            tracing::info!(
+                "{}: the guest's journal is dropped from the page cache, not kept around it: {why}",
+                path.display()
+            );
+            (None, Some(why))
+        }
+    }
+}
+
+/// Why there can be no direct regions, whatever the image is like.
+///
+/// The page cache and direct I/O of one file have to agree about pages that are not touched by both, and the system has to tell what of a file is in
+/// the cache. The first is so on ext4, XFS and block devices. On others it is not known (overlay and network file systems), or direct I/O may go through the page
+/// cache after all, without saying so (btrfs).
+fn refusal(is_device: bool, file_system: i64, has_cachestat: bool) -> Option<&'static str> {
+    let is_known = is_device || matches!(file_system, EXT4_MAGIC | XFS_MAGIC);
+    match (is_known, has_cachestat) {
+        (false, _) => Some("only on ext4, XFS and block devices is it known to be safe"),
+        (_, false) => Some("this system does not tell what is in the page cache (cachestat, Linux 6.5)"),
+        _ => None,
+    }
+}
+
+/// What operations in regions are aligned to, on storage that demands `align`.
+///
+/// Not less than a page and a block of the file system: what begins or ends within one of those, file systems zero through the page cache, or write
+/// through it where the block is shared with another file.
+pub(super) fn alignment(file: &File, is_device: bool, align: Align) -> Align {
+    let of_file_system = match is_device {
+        true => 0,
+        false => rustix::fs::fstatfs(file).map_or(0, |fs| u64::try_from(fs.f_bsize).unwrap_or(0)),
+    };
+    let least = pages::size().max(of_file_system.min(1 << 20)).next_power_of_two();
+    Align { block: align.block.max(least), ..align }
+}
+
+/// Starts the journal thread. `align`: direct regions are possible.
+pub(super) fn start(
+    path: &Path,
+    file: &File,
+    size: u64,
+    durability: &Arc<Durability>,
+    align: Option<Align>,
+    refusal: Option<String>,
+) -> Result<(Journal, Option<Arc<Placements>>), EngineError> {
+    let failed = |error: std::io::Error| {
+        let text = "cannot start the thread that looks for the guest's journal; raise the limits of the process (ulimit -u, ulimit -n), \
+                    or use --cache writeback";
+        EngineError::new(ErrorKind::Limit, Some(path), text).with_source(error)
+    };
+    let waker = journal::waker().map_err(failed)?;
+    let placements = align.map(|_| Placements::new(Arc::clone(&waker)));
+    let means = match (&placements, align) {
+        (Some(placements), Some(align)) => Ok(Means {
+            placements: Arc::clone(placements),
+            durability: Arc::clone(durability),
+            direct: open_again(path, file, libc::O_DIRECT)?,
+            align,
+        }),
+        _ => Err(refusal.unwrap_or_default()),
+    };
+    let journal = Journal::start(path, open_again(path, file, 0)?, size, waker, means).map_err(failed)?;
+    Ok((journal, placements))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_only_where_they_are_known_to_be_safe() {
+        const BTRFS: i64 = 0x9123_683e;
+        const OVERLAY: i64 = 0x794c_7630;
+        const NFS: i64 = 0x6969;
+        const TMPFS: i64 = 0x0102_1994;
+        for known in [EXT4_MAGIC, XFS_MAGIC] {
+            assert_eq!(refusal(false, known, true), None);
+            assert!(refusal(false, known, false).is_some_and(|why| why.contains("cachestat")));
+        }
+        assert_eq!(refusal(true, 0, true), None);
+        assert!(refusal(true, 0, false).is_some());
+        for other in [BTRFS, OVERLAY, NFS, TMPFS, 0] {
+            assert!(refusal(false, other, true).is_some_and(|why| why.contains("ext4")));
+        }
+    }
+}
