@@ -1,27 +1,86 @@
-//! A file's pages in the page cache.
+//! A file's pages in the page cache: how many there are, and dropping them. Both by a descriptor that is open for reading.
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+
+use rustix::fs::Advice;
 
 /// The same number on every architecture that Rust's Linux has.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Pages of a range of bytes that are in the page cache; nothing where the system does not tell (before Linux 6.5, or forbidden).
+/// Bytes of a page.
+pub(crate) fn size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+/// Pages of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Pages {
+    pub(crate) cached: u64,
+    pub(crate) dirty: u64,
+    pub(crate) writeback: u64,
+}
+
+impl Pages {
+    pub(crate) fn are_none(self) -> bool {
+        self == Pages::default()
+    }
+}
+
+impl std::ops::AddAssign for Pages {
+    fn add_assign(&mut self, other: Pages) {
+        self.cached += other.cached;
+        self.dirty += other.dirty;
+        self.writeback += other.writeback;
+    }
+}
+
+/// Pages of a range that are in the page cache; nothing where the system does not tell (before Linux 6.5, or forbidden).
 pub fn cached(file: &File, range: &Range<u64>) -> Option<u64> {
+    count(file, range).map(|pages| pages.cached)
+}
+
+/// The same, and what they are.
+pub(crate) fn count(file: &File, range: &Range<u64>) -> Option<Pages> {
     let len = range.end.saturating_sub(range.start);
     if len == 0 {
         // Zero would mean all up to the file's end.
-        return Some(0);
+        return Some(Pages::default());
     }
     let asked = [range.start, len];
     // Cached, dirty, under write-back, evicted, evicted not long ago.
-    let mut counts = [0_u64; 5];
-    // SAFETY: the call reads two words and writes five; both arrays are that long, and live until it is over.
+    let mut counts = [0u64; 5];
+    // SAFETY: the call reads two and writes five words; both arrays are that long.
     let code = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), asked.as_ptr(), counts.as_mut_ptr(), 0 as libc::c_uint)
     };
-    (code == 0).then_some(counts[0])
+    let [cached, dirty, writeback, ..] = counts;
+    (code == 0).then_some(Pages { cached, dirty, writeback })
+}
+
+/// Asks the system to drop a range's pages. It drops clean ones, of whole folios; for dirty ones it begins to write them back.
+pub(crate) fn drop(file: &File, range: &Range<u64>) {
+    if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
+        // Advice.
+        let _ = rustix::fs::fadvise(file, range.start, Some(len), Advice::DontNeed);
+    }
+}
+
+/// Writes a range's dirty pages back, and waits for that. Whether it went well is for an `fdatasync` to say.
+pub(crate) fn write_back(file: &File, range: &Range<u64>) {
+    let (Ok(start), Ok(len)) =
+        (i64::try_from(range.start), i64::try_from(range.end.saturating_sub(range.start)))
+    else {
+        return;
+    };
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    if len > 0 {
+        // SAFETY: an open descriptor and plain numbers.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) };
+    }
 }
 
 #[cfg(test)]

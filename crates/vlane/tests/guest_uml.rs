@@ -163,7 +163,7 @@ fn the_journal_of_a_guest_goes_around_the_page_cache() {
     let control = volume.beside("control");
     let backend =
         volume.serve(&["--cache", "pdc", "--journal", "direct", "--control", control.to_str().unwrap()]);
-    let mut guest = bed.start(&volume.socket, &common::mail(2000), common::MAIL_PROGRAMS);
+    let mut guest = bed.start(&volume.socket, &common::mail(2000, 64), common::MAIL_PROGRAMS);
     guest.wait_result("mailed", common::LIMIT).unwrap();
     common::check_journal_direct(&volume, &control);
     guest.send("go\n").unwrap();

@@ -62,8 +62,8 @@ pub enum Cache {
     Writeback,
     /// Reads and writes go through it; each write is on the device before it is answered.
     WriteThrough,
-    /// As [`Cache::Writeback`], and the pages of the guest's journal are dropped from it once they are flushed ("page cache with direct
-    /// journal").
+    /// As [`Cache::Writeback`], and the pages of the guest's journal are dropped from it once they are flushed
+    /// (pollution-defensive caching).
     Pdc,
 }
 

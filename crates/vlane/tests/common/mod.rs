@@ -237,14 +237,8 @@ pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
 }
 
 /// Pages of a file's range (start, length) that are in the page cache; nothing when the kernel cannot tell (before 6.5).
-fn cached_pages(file: &std::fs::File, range: [u64; 2]) -> Option<u64> {
-    use std::os::fd::AsRawFd;
-    const SYS_CACHESTAT: libc::c_long = 451;
-    let mut counts = [0u64; 5];
-    // SAFETY: the call reads two and writes five words; both arrays are that long.
-    let done =
-        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0) };
-    (done == 0).then_some(counts[0])
+fn cached_pages(file: &std::fs::File, [start, len]: [u64; 2]) -> Option<u64> {
+    vlane_engine::pages::cached(file, &(start..start + len))
 }
 
 /// Stops a back end; it must end with success and take its socket with it.

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 use vlane_policy::journal::{Map, Regions};
 
-use super::pages::{self, Pages};
 use crate::file::durability::Durability;
 use crate::file::placements::Placements;
 use crate::file::transfer::Align;
+use crate::pages::{self, Pages};
 use crate::{Piece, Writeback};
 
 /// How long requests are held while others do not end.

@@ -9,7 +9,6 @@
 //! map of the regions changes, which the thread does.
 
 mod direct;
-pub(super) mod pages;
 mod sense;
 mod thread;
 
@@ -25,6 +24,7 @@ use rtrb::{Consumer, RingBuffer};
 use vlane_policy::journal::bypass::{ByWay, Traffic};
 use vlane_policy::journal::layout::Layout;
 
+use crate::pages;
 use crate::sync::{Waker, wake};
 pub use direct::DirectReport;
 pub(super) use direct::Means;

@@ -14,7 +14,8 @@ use vlane_policy::journal::{self, FileSystem, Head, Way};
 
 use super::direct::{Direct, Means};
 use super::sense::{ENTRIES, Entry};
-use super::{DROP, Desk, pages};
+use super::{DROP, Desk};
+use crate::pages;
 
 /// How long the layout is left alone after it was written to: most of what changes comes together.
 const QUIET: Duration = Duration::from_millis(250);

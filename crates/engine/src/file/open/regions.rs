@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::{EXT4_MAGIC, EngineError, ErrorKind, XFS_MAGIC, open_again, open_direct};
 use crate::file::JournalWay;
 use crate::file::durability::Durability;
-use crate::file::journal::{self, Journal, Means, pages};
+use crate::file::journal::{self, Journal, Means};
 use crate::file::placements::Placements;
 use crate::file::transfer::Align;
+use crate::pages;
 
 /// The image for direct I/O, if its regions can be; otherwise why not.
 pub(super) fn open(
