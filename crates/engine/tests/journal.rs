@@ -217,12 +217,13 @@ fn the_thread_sleeps_while_there_is_nothing_to_do_and_ends_with_the_volume() {
         }
     }
     assert!(before > 0);
-    // Little is no reason to wake it: not a write, not a flush.
-    for number in 0..20 {
-        rig.ok(Op::write(number * 8, bytes(number, 4096)));
+    // Little is no reason to wake it: not a write, not a flush. Something that it put off may still come.
+    for number in 0..50 {
+        rig.ok(Op::write(number % 20 * 8, bytes(number, 4096)));
         rig.ok(Op::Flush);
     }
-    assert_eq!(switches(), before);
+    let after = switches();
+    assert!(after < before + 10, "{before} to {after}");
     drop((rig, engine));
     assert_eq!(switches(), 0, "it has ended");
 }
