@@ -6,11 +6,21 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
 use vlane_lab::report::{Report, text};
-use vlane_lab::trace::detection::prove::{ProveOptions, prove};
+use vlane_lab::trace::detection::prove::{self, ProveOptions, prove};
 use vlane_lab::{Interrupt, Progress};
 
 use crate::output::Overwrite;
 use crate::report::width;
+
+fn parse_guest(text: &str) -> Result<String, String> {
+    match prove::names().any(|name| name == text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "there is no such guest; there are {}",
+            prove::names().collect::<Vec<_>>().join(", ")
+        )),
+    }
+}
 
 /// Show how well guests' journals are found.
 #[derive(Debug, Args)]
@@ -31,7 +41,7 @@ enum JournalCommand {
 #[derive(Debug, Args)]
 struct ProveArgs {
     /// Only these guests: ordered-4, ordered-64, ordered-64-gpt, ordered-64-lvm, ordered-64-crypt, journal-64, journal-1024, journal-1024-gpt, xfs-64
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_guest)]
     only: Vec<String>,
 
     /// Keep the traces in this directory

@@ -2,6 +2,10 @@
 
 use super::storage::{Choice, Sector, Storage};
 
+/// The sectors of ext4's superblock, in a file system that begins with the volume. It has one checksum, is written in place, and is not repaired
+/// without somebody's word: ext4 takes for granted that a disk writes both or neither. Disks with physical blocks of 4 KiB do.
+const SUPERBLOCK: [usize; 2] = [2, 3];
+
 /// How a state is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
@@ -77,7 +81,8 @@ pub fn chooser(
     let mut chance = Chance(chance.draw());
     // Whether an operation is there: the same for all of its sectors.
     let coin = chance.draw();
-    move |_, sector| {
+    let mut superblock = None;
+    move |number, sector| {
         let is_there = |operation: usize| match strategy {
             Strategy::None | Strategy::Sectors => false,
             Strategy::All => true,
@@ -88,7 +93,14 @@ pub fn chooser(
         };
         if strategy == Strategy::Sectors {
             let choices = sector.choices().count();
-            return sector.choices().nth(chance.below(choices)).unwrap_or(Choice::Old);
+            let drawn = sector.choices().nth(chance.below(choices)).unwrap_or(Choice::Old);
+            if number == SUPERBLOCK[0] {
+                superblock = Some(drawn);
+            }
+            let whole = superblock.filter(|first| {
+                number == SUPERBLOCK[1] && sector.choices().any(|possible| possible == *first)
+            });
+            return whole.unwrap_or(drawn);
         }
         let newest = sector.by.iter().rev().find(|operation| is_there(**operation));
         // Something must be there; the oldest that may be.

@@ -90,6 +90,11 @@ const GUESTS: [Guest; 9] = [
     },
 ];
 
+/// The names of all guests.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    GUESTS.iter().map(|guest| guest.name)
+}
+
 /// How the proof is made.
 #[derive(Debug)]
 pub struct ProveOptions {
