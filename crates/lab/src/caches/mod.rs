@@ -2,7 +2,7 @@
 //!
 //! A neighbour reads its hot set at random through the host's page cache; beside it a volume is served in a cache mode (an [`Arm`]) and is written
 //! to: by the driver, which commits round and round a journal, or by a guest with ext4 on it ([`Job`]). Both back ends share a memory cgroup, so
-//! what one keeps in the page cache the other cannot. Who reaches what is judged against goals ([`judge`]); what is to be expected of the sizes
+//! what one keeps in the page cache the other cannot. Who reaches what is judged against goals (`judge.rs`); what is to be expected of the sizes
 //! ([`Expected`]), and what an LRU cache would do ([`plan::lru_hits`]), stands beside it.
 //!
 //! Arms are measured in turns, round by round, the first one twice (A/A): the difference between a thing and itself is what no other
