@@ -30,7 +30,13 @@ impl Repository {
         for name in ["test", ".ci/run", "scripts/common"] {
             let text = std::fs::read_to_string(root().join(name)).unwrap();
             // A second is enough for what does nothing; a step that has to be ended is ended after two.
-            repository.write(name, &text.replace("tests 740", "tests 1").replace("budget=240", "budget=1"));
+            // One second for the tests, and for the README's command, whatever they have.
+            let shorter = |line: &str| match line {
+                _ if line.starts_with("tests ") => "tests 1".to_owned(),
+                _ if line.starts_with("budget=") => "budget=1".to_owned(),
+                _ => line.to_owned(),
+            };
+            repository.write(name, &text.lines().map(|line| shorter(line) + "\n").collect::<String>());
         }
         repository.write("README.md", &format!("# x\n\n    no command\n\n## Try it\n\nSo:\n\n    {first}\n\nand\n\n    ./test\n\n## Use it\n\n    other\n"));
         for name in ["scripts/packages", "scripts/asan", "scripts/fuzz"] {

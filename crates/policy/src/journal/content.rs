@@ -2,10 +2,10 @@
 //!
 //! Who writes to the volume tells [`Content`] of each write, and of those of its blocks that begin with the magic number of JBD2 (ext3, ext4)
 //! or of an XFS log record ([`scan`] finds them). A magic number alone proves nothing: a guest may write any block, and a copy of a disk's image has
-//! real ones in it. What is believed is a *chain* of them that a running journal leaves and hardly anything else does; [`jbd2`] and [`xfs`]
+//! real ones in it. What is believed is a *chain* of them that a running journal leaves and hardly anything else does; `content/jbd2.rs` and `content/xfs.rs`
 //! say which.
 //!
-//! Memory: [`MOST_CHAINS`] chains of [`pieces::MOST`] pieces at most (24 KiB), whatever the volume's size. Time: a write without a head is compared with
+//! Memory: [`MOST_CHAINS`] chains of `pieces.rs` pieces at most (24 KiB), whatever the volume's size. Time: a write without a head is compared with
 //! the end of each chain and with its pieces; a head costs a few dozen comparisons more. No chain, no cost but one comparison.
 
 mod jbd2;
