@@ -236,9 +236,11 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
             Ok(report) => one.about.claims.iter().map(|claim| claim.judge(report)).collect(),
             Err(_) => Vec::new(),
         };
+        // What was not measured yet has no page.
+        let page = if report.is_ok() { "README.md" } else { "experiment.toml" };
         let _ = writeln!(
             text,
-            "| [{}]({}/README.md) | {} | {} |",
+            "| [{}]({}/{page}) | {} | {} |",
             one.about.title,
             one.name,
             one.about.source,

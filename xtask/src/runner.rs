@@ -43,7 +43,11 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
     let folders: Vec<_> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
     for one in all.iter().filter(|one| folders.contains(&one.source_of_result(&all))) {
         let result = one.source_of_result(&all).join("result.json");
-        let report = Report::read(&result).with_context(|| format!("{}: no result", one.name))?;
+        if !result.is_file() {
+            println!("{}: not measured yet", one.name);
+            continue;
+        }
+        let report = Report::read(&result).with_context(|| format!("{}: the result cannot be read", one.name))?;
         page::write(one, &all, &report)?;
         println!("{}", one.folder.join("README.md").display());
     }
