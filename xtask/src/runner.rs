@@ -47,7 +47,8 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
             println!("{}: not measured yet", one.name);
             continue;
         }
-        let report = Report::read(&result).with_context(|| format!("{}: the result cannot be read", one.name))?;
+        let report =
+            Report::read(&result).with_context(|| format!("{}: the result cannot be read", one.name))?;
         page::write(one, &all, &report)?;
         println!("{}", one.folder.join("README.md").display());
     }

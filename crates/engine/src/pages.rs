@@ -27,6 +27,11 @@ impl Pages {
     pub(crate) fn are_none(self) -> bool {
         self == Pages::default()
     }
+
+    /// Whether all of them could be dropped at once.
+    pub(crate) fn are_clean(self) -> bool {
+        self.dirty == 0 && self.writeback == 0
+    }
 }
 
 impl std::ops::AddAssign for Pages {
@@ -40,6 +45,11 @@ impl std::ops::AddAssign for Pages {
 /// Pages of a range that are in the page cache; nothing where the system does not tell (before Linux 6.5, or forbidden).
 pub fn cached(file: &File, range: &Range<u64>) -> Option<u64> {
     count(file, range).map(|pages| pages.cached)
+}
+
+/// Those of them that are dirty and not being written back.
+pub fn dirty(file: &File, range: &Range<u64>) -> Option<u64> {
+    count(file, range).map(|pages| pages.dirty)
 }
 
 /// The same, and what they are.

@@ -5,6 +5,7 @@
 mod common;
 
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use common::places::{Loop, cached, drop_cache, image, in_memory, on_disk, open, skip};
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
+use vlane_engine::pages;
 use vlane_engine::{Engine, Status};
 use vlane_policy::journal::layout::Layout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
@@ -244,7 +246,53 @@ fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
         assert_eq!(rig.run(Op::write(JOURNAL.start / 512, data.clone())).status, Status::Ok);
     }
     rig.ok(Op::Flush);
-    let report = report(&engine);
-    assert!(report.traffic.written + report.lost * MIB >= 200 * MIB, "{report:?}");
+    let lossy = report(&engine);
+    assert!(lossy.traffic.written + lossy.lost * MIB >= 200 * MIB, "{lossy:?}");
     assert!(rig.ok(Op::read(JOURNAL.start / 512, 1 << 20)) == data);
+    // Nor does what it was not told of stay in the page cache.
+    let first = lossy.lost;
+    engine.without_journal_thread(|| {
+        // Elsewhere, until the ring is full; then all over the journal.
+        let elsewhere = std::iter::repeat_n(40 * MIB, 64);
+        for at in elsewhere.chain((JOURNAL.start..JOURNAL.end - MIB).step_by(1 << 20)) {
+            assert_eq!(rig.run(Op::write(at / 512, data.clone())).status, Status::Ok);
+        }
+        rig.ok(Op::Flush);
+    });
+    assert!(report(&engine).lost > first, "the thread kept up");
+    // The guest goes on quietly.
+    commits(&mut rig, 72);
+    let end = report(&engine);
+    assert!(end.cached.is_none_or(|bytes| bytes <= 4 * MIB), "{end:?}");
+}
+
+#[test]
+fn dropping_the_journals_pages_begins_no_write_back_of_others() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let engine = open(&path, Cache::Pdc);
+    engine.pretend_layout(layout(vec![JOURNAL]));
+    let mut rig = rig(&engine);
+    // In one folio with what is to be dropped: the system would have to wait for the disk to write it.
+    let dirty = 12 * MIB - 65536..12 * MIB;
+    let file = std::fs::File::options().read(true).write(true).open(&path).expect("open");
+    rig.set_write_through(true);
+    let (mut rounds, mut written_back) = (0, 0);
+    while rounds < 20 {
+        // By somebody else: the lane would see to it that it is written.
+        file.write_all_at(&bytes(rounds, 65536), dirty.start).expect("write");
+        for at in (9 * MIB + 65536..dirty.start).step_by(65536) {
+            rig.ok(Op::write(at / 512, bytes(rounds, 65536)));
+        }
+        let before = report(&engine).dropped.sum();
+        let Some(pages) = pages::dirty(&file, &dirty) else {
+            return skip("no cachestat here (before Linux 6.5, or forbidden)");
+        };
+        rounds += 1;
+        written_back += u64::from(pages < 16);
+        assert!(before > 0, "nothing is dropped");
+    }
+    // The system writes for reasons of its own, too.
+    assert!(written_back <= rounds / 2, "written back in {written_back} of {rounds} rounds");
 }

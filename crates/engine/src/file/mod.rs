@@ -199,11 +199,19 @@ impl FileEngine {
         self.shared.map.is_some()
     }
 
-    /// For tests: what is taken for the layout of the volume, until it is read again. Nothing without [`Cache::Pdc`].
+    /// For tests: what is taken for the layout of the volume from now on. Nothing without [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::Layout) {
         if let Some(journal) = &self.shared.journal {
             journal.set_layout(layout);
+        }
+    }
+
+    /// For tests: does something while the journal thread does nothing. Nothing without [`Cache::Pdc`].
+    #[doc(hidden)]
+    pub fn without_journal_thread(&self, what: impl FnOnce()) {
+        if let Some(journal) = &self.shared.journal {
+            journal.without_thread(what);
         }
     }
 

@@ -67,6 +67,8 @@ pub struct Bypass {
     journal: Footprint,
     /// The journal was written to since the last flush.
     is_dirty: bool,
+    /// Where what lies in the cache was looked at as a whole.
+    swept: Arc<Map>,
     /// What was told of last.
     told: Vec<Journal>,
     known: Arc<Map>,
@@ -93,6 +95,7 @@ impl Bypass {
             all: Footprint::new(size),
             journal: Footprint::new(size),
             is_dirty: false,
+            swept: Arc::clone(&known),
             told: Vec::new(),
             known,
         }
@@ -111,11 +114,37 @@ impl Bypass {
     /// As [`Detector::set_layout`].
     pub fn set_layout(&mut self, layout: Layout) {
         self.detector.set_layout(layout);
+        self.sweep();
+    }
+
+    /// Writes were missed, nobody knows which.
+    pub fn missed(&mut self) {
+        self.detector.missed();
+        self.swept = Arc::default();
+        self.sweep();
+    }
+
+    /// What of journals has become known as such may have been written to before, and be in the cache: it is to go, as far as it is durable.
+    fn sweep(&mut self) {
+        if Arc::ptr_eq(&self.swept, self.detector.map()) {
+            return;
+        }
+        let before = std::mem::replace(&mut self.swept, Arc::clone(self.detector.map()));
+        for piece in self.swept.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal) {
+            let mut begin = piece.range.start;
+            let known = before.overlapping(piece.range.clone());
+            for known in known.filter(|known| known.verdict.kind == Kind::Journal) {
+                self.trailing.keep(&(begin..known.range.start.max(begin)));
+                begin = known.range.end;
+            }
+            self.trailing.keep(&(begin..piece.range.end.max(begin)));
+        }
     }
 
     /// As [`Detector::write`]. `is_durable`: the write is durable when it is answered, without a flush.
     pub fn write(&mut self, range: Range<u64>, heads: &[Head], is_durable: bool) {
         self.detector.write(range.clone(), heads);
+        self.sweep();
         self.traffic.written = self.traffic.written.saturating_add(range.end.saturating_sub(range.start));
         self.all.add(range.clone());
         // With the verdict that this write may have brought about.
@@ -137,6 +166,7 @@ impl Bypass {
     /// As [`Detector::cleared`].
     pub fn cleared(&mut self, range: Range<u64>) {
         self.detector.cleared(range);
+        self.sweep();
     }
 
     /// A flush has succeeded.
@@ -232,6 +262,7 @@ mod tests {
         let mut bypass = Bypass::new(64 * MIB, 4096);
         assert!(bypass.needs_layout());
         bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
+        assert_eq!(bypass.take().len(), 2, "what was there before");
         bypass.write(0..8192, &[], false);
         bypass.flushed();
         // Twice the same block, and over the journal's end.
@@ -255,6 +286,41 @@ mod tests {
             footprint_block: 4096,
         };
         assert_eq!(bypass.traffic(), traffic);
+    }
+
+    fn taken(bypass: &mut Bypass) -> (u64, Vec<Range<u64>>) {
+        (bypass.due(), bypass.take().into_iter().map(|drop| drop.range).collect())
+    }
+
+    #[test]
+    fn what_may_have_been_written_before_a_place_was_known_as_the_journals_is_dropped_once() {
+        let mut bypass = Bypass::new(64 * MIB, 4096);
+        bypass.write(8 * MIB..16 * MIB, &[], false);
+        bypass.flushed();
+        assert_eq!(taken(&mut bypass), (0, vec![]));
+        bypass.set_layout(layout(vec![8 * MIB..16 * MIB]));
+        assert_eq!(taken(&mut bypass), (8 * MIB, vec![8 * MIB..16 * MIB]));
+        bypass.set_layout(layout(vec![8 * MIB..16 * MIB]));
+        assert_eq!(taken(&mut bypass), (0, vec![]));
+        // Of one that is better known, what is new.
+        bypass.set_layout(layout(vec![6 * MIB..16 * MIB, 30 * MIB..32 * MIB]));
+        assert_eq!(taken(&mut bypass), (4 * MIB, vec![6 * MIB..8 * MIB, 30 * MIB..32 * MIB]));
+    }
+
+    #[test]
+    fn after_writes_that_nobody_was_told_of_the_layout_is_read_and_the_whole_journal_dropped() {
+        let mut bypass = Bypass::new(64 * MIB, 4096);
+        bypass.missed();
+        bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
+        bypass.take();
+        for _ in 0..2 {
+            assert!(!bypass.needs_layout());
+            bypass.missed();
+            assert!(bypass.needs_layout());
+            assert_eq!(taken(&mut bypass), (12 * MIB, vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
+            bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
+            assert_eq!(taken(&mut bypass), (0, vec![]));
+        }
     }
 
     #[test]

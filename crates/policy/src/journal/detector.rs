@@ -45,6 +45,11 @@ impl Detector {
         self.needs_layout = true;
     }
 
+    /// Writes were missed: one of them may have been to the layout.
+    pub fn missed(&mut self) {
+        self.needs_layout = true;
+    }
+
     /// Whether the layout is to be read (again): at first, and since the guest wrote over a part of it.
     pub fn needs_layout(&self) -> bool {
         self.needs_layout

@@ -67,12 +67,7 @@ impl Trailing {
             false => (&mut self.fresh, &mut self.fresh_bytes),
         };
         *bytes = bytes.saturating_add(range.end - range.start);
-        for number in range.start / self.folio..=(range.end - 1) / self.folio {
-            if set.len() >= MOST {
-                break;
-            }
-            set.insert(number);
-        }
+        remember(set, &range, self.folio);
         self.tail = (!range.end.is_multiple_of(self.page)).then_some(range.end);
     }
 
@@ -119,11 +114,22 @@ impl Trailing {
         drops
     }
 
-    /// Something of this range is in the cache after all: it comes again.
+    /// Something of this range may be in the cache after all, and be durable: it comes again.
     pub fn keep(&mut self, range: &Range<u64>) {
-        if !range.is_empty() && self.due.len() < MOST {
-            self.due.extend(range.start / self.folio..=(range.end - 1) / self.folio);
+        if !range.is_empty() {
+            self.due_bytes = self.due_bytes.saturating_add(range.end - range.start);
+            remember(&mut self.due, range, self.folio);
         }
+    }
+}
+
+/// Adds the folios of a range that is not empty.
+fn remember(folios: &mut BTreeSet<u64>, range: &Range<u64>, folio: u64) {
+    for number in range.start / folio..=(range.end - 1) / folio {
+        if folios.len() >= MOST {
+            break;
+        }
+        folios.insert(number);
     }
 }
 

@@ -189,9 +189,16 @@ impl Journal {
         report
     }
 
-    /// From now on this is the layout, until it is read again.
+    /// From now on this is the layout.
     pub(super) fn set_layout(&self, layout: Layout) {
         self.desk.ask(|answers| answers.layout = Some(layout));
+    }
+
+    /// The thread begins its next round after this.
+    pub(super) fn without_thread(&self, what: impl FnOnce()) {
+        let answers = self.desk.answers();
+        what();
+        drop(answers);
     }
 }
 

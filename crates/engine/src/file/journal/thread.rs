@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rtrb::Consumer;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::journal::bypass::{ByWay, Bypass};
+use vlane_policy::journal::layout::Layout;
 use vlane_policy::journal::{self, FileSystem, Head, Way};
 
 use super::direct::{Direct, Means};
@@ -66,6 +67,10 @@ struct Thread<'a> {
     direct: Option<Direct>,
     size: u64,
     dropped: ByWay,
+    /// Entries of the channels that were lost, as far as that was looked into.
+    lost: u64,
+    /// For tests: what is there instead of a layout.
+    pretended: Option<Layout>,
     /// Each with the heads of its next write.
     rings: Vec<(Consumer<Entry>, Vec<Head>)>,
     /// When the layout is to be read.
@@ -85,6 +90,8 @@ pub(super) fn run(desk: &Desk, direct: Option<Means>) {
         direct: direct.map(|means| Direct::new(means, &desk.name)),
         size,
         dropped: ByWay::default(),
+        lost: 0,
+        pretended: None,
         rings: Vec::new(),
         layout_due: Some(Instant::now()),
         layouts: Pace::new(),
@@ -125,7 +132,13 @@ impl Thread<'_> {
             self.bypass.resized(size);
         }
         if let Some(layout) = layout {
+            self.pretended = Some(layout.clone());
             self.bypass.set_layout(layout);
+        }
+        let lost = self.desk.lost.load(Ordering::Relaxed);
+        if lost != self.lost {
+            self.lost = lost;
+            self.bypass.missed();
         }
         self.look_at_layout();
         if let Some(direct) = &mut self.direct {
@@ -209,10 +222,9 @@ impl Thread<'_> {
         if now < due {
             return;
         }
-        let layout = journal::layout::read(
-            &mut Image { file: &self.desk.file, direct: self.direct.as_ref(), size: self.size },
-            self.size,
-        );
+        let mut image = Image { file: &self.desk.file, direct: self.direct.as_ref(), size: self.size };
+        let read = || journal::layout::read(&mut image, self.size);
+        let layout = self.pretended.clone().unwrap_or_else(read);
         self.layout_due = None;
         self.layouts.done(now);
         self.bypass.set_layout(layout);
@@ -252,34 +264,44 @@ impl Thread<'_> {
     }
 
     fn drop_pages(&mut self) {
-        let file = &self.desk.file;
         for journal::trailing::Drop { range, way } in self.bypass.take() {
-            let before = pages::cached(file, &range);
-            if before == Some(0) {
-                continue;
-            }
-            pages::drop(file, &range);
-            match (before, pages::cached(file, &range)) {
-                (Some(before), Some(after)) => {
-                    *self.dropped.of(way) += before.saturating_sub(after).saturating_mul(pages::size());
-                    if after > 0 {
-                        self.keep(&range);
-                    }
+            match pages::count(&self.desk.file, &range) {
+                None => {
+                    pages::drop(&self.desk.file, &range);
+                    // All that is known.
+                    *self.dropped.of(way) += range.end - range.start;
                 }
-                // All that is known.
-                _ => *self.dropped.of(way) += range.end - range.start,
+                Some(pages) if pages.are_none() => {}
+                Some(pages) if pages.are_clean() => self.drop_clean(&range, way, pages.cached),
+                Some(_) => self.each_folio(&range, |thread, folio, pages| match pages.are_clean() {
+                    true => thread.drop_clean(&folio, way, pages.cached),
+                    false => thread.bypass.keep(&folio),
+                }),
             }
         }
     }
 
-    /// Something of the range is still in the cache: dirty again, or not dropped. What it is, is tried again.
-    fn keep(&mut self, range: &Range<u64>) {
+    /// Drops a range of which nothing is dirty or being written back, as far as that is known. The system would begin to write the rest, and
+    /// that may have to wait for the disk: long enough for rings to run over.
+    fn drop_clean(&mut self, range: &Range<u64>, way: Way, before: u64) {
+        pages::drop(&self.desk.file, range);
+        let after = pages::cached(&self.desk.file, range).unwrap_or(0);
+        *self.dropped.of(way) += before.saturating_sub(after).saturating_mul(pages::size());
+        if after > 0 {
+            // Dirty again, or not dropped: it is tried again.
+            self.each_folio(range, |thread, folio, _| thread.bypass.keep(&folio));
+        }
+    }
+
+    /// The parts of a range that have pages in the cache, cut at the borders of the largest folio.
+    fn each_folio(&mut self, range: &Range<u64>, mut each: impl FnMut(&mut Self, Range<u64>, pages::Pages)) {
         let folio = self.bypass.folio();
         let mut begin = range.start;
         while begin < range.end {
             let end = (begin - begin % folio).saturating_add(folio).min(range.end);
-            if pages::cached(&self.desk.file, &(begin..end)) != Some(0) {
-                self.bypass.keep(&(begin..end));
+            match pages::count(&self.desk.file, &(begin..end)) {
+                Some(pages) if !pages.are_none() => each(self, begin..end, pages),
+                _ => {}
             }
             begin = end;
         }
