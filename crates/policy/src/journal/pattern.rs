@@ -220,11 +220,11 @@ impl Pattern {
     }
 
     fn go_round(&mut self, id: u64, range: &Range<u64>) {
-        let now = self.written;
+        let (now, flushes) = (self.written, self.flushes);
         let Some(place) = self.place_of(id) else { return };
         let Some(track) = self.tracks.get_mut(place) else { return };
         if let Some(piece) = track.is_begun_by(range) {
-            self.is_changed |= track.go_round(piece, range, now);
+            self.is_changed |= track.go_round(piece, range, now, flushes);
             self.judge(place);
         }
     }
@@ -336,8 +336,11 @@ impl Pattern {
         self.tracks.retain(|track| track.verdict.is_some() || !track.overlaps(&range));
         if self.tracks.len() >= MOST_TRACKS {
             let silence = |track: &Track| (now - track.last) / (track.len() >> 12).max(1);
-            let idle =
-                self.tracks.iter().enumerate().max_by_key(|(_, track)| (track.verdict.is_none(), silence(track)));
+            let idle = self
+                .tracks
+                .iter()
+                .enumerate()
+                .max_by_key(|(_, track)| (track.verdict.is_none(), silence(track)));
             let Some((place, _)) = idle else { return };
             *changed |= self.tracks.remove(place).verdict.is_some();
         }

@@ -336,7 +336,8 @@ fn a_journal_with_a_hole_is_believed_up_to_its_end() {
     let mut before = 0;
     for count in 0.. {
         for (range, heads) in journal.transaction(100) {
-            let is_known = ranges(&content).iter().any(|known| known.start <= range.start && range.end <= known.end);
+            let is_known =
+                ranges(&content).iter().any(|known| known.start <= range.start && range.end <= known.end);
             let is_behind_hole = (560 * MIB..564 * MIB).contains(&range.start);
             content.write(&range, &heads);
             assert!(is_known || count < 3 || is_behind_hole, "{range:?} of {:?}", ranges(&content));

@@ -284,7 +284,8 @@ fn files_that_are_written_home_in_bursts_are_no_journal() {
         }
     }
     let found = verdicts(&pattern);
-    let of = |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
+    let of =
+        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
     assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
 }
 
@@ -337,6 +338,79 @@ fn a_verdict_changes_when_the_writes_do() {
     }
     assert_eq!(verdicts(&pattern), [(Kind::Journal, 100 * MIB..150 * MIB)]);
     assert!(pattern.take_change());
+}
+
+#[test]
+fn a_video_that_is_flushed_with_each_part_is_a_log() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(4));
+    let mut ring = Ring::new(100 * MIB..150 * MIB);
+    for _ in 0..300 {
+        ring.append(&mut pattern, 512 * K);
+        pattern.flush();
+        let at = 600 * MIB + dice.roll(100 * MIB / BLOCK) * BLOCK;
+        pattern.write(&(at..at + BLOCK));
+    }
+    assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
+}
+
+/// InnoDB's: pages in the order in which they come, from the beginning on each time, and then in their places.
+#[test]
+fn a_doublewrite_buffer_is_no_journal() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(4));
+    for _ in 0..300 {
+        for part in 0..16 {
+            let at = 100 * MIB + part * 128 * K;
+            pattern.write(&(at..at + 128 * K));
+        }
+        pattern.flush();
+        for _ in 0..128 {
+            let at = 600 * MIB + dice.roll(1000 * MIB / BLOCK) * BLOCK;
+            pattern.write(&(at..at + 16 * K));
+        }
+        pattern.flush();
+    }
+    let journals: Vec<_> = verdicts(&pattern).into_iter().filter(|found| found.0 == Kind::Journal).collect();
+    assert!(journals.is_empty(), "{journals:?}");
+}
+
+/// Transactions of many MiB: hundreds of writes for each flush.
+#[test]
+fn a_journal_of_large_transactions_is_a_journal_and_the_files_are_none() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(6));
+    let mut journal = Ring::new(512 * MIB..640 * MIB);
+    let mut mails = Ring::new(1024 * MIB..1056 * MIB);
+    for _ in 0..300 {
+        for _ in 0..4 {
+            mails.append(&mut pattern, 256 * K);
+            pattern.flush();
+            for _ in 0..20 + dice.roll(20) {
+                journal.append(&mut pattern, 16 * K);
+            }
+            pattern.flush();
+            journal.append(&mut pattern, BLOCK);
+            pattern.flush();
+        }
+    }
+    let found = verdicts(&pattern);
+    let of =
+        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
+    assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
+}
+
+/// Files that are written over in the same order again and again, each flushed at its end.
+#[test]
+fn files_that_are_copied_in_turn_are_no_journal() {
+    let mut pattern = Pattern::new(SIZE);
+    for _ in 0..20 {
+        for file in [3, 1, 4] {
+            let mut file = Ring::new(file * 300 * MIB..file * 300 * MIB + 8 * MIB);
+            for _ in 0..64 {
+                file.append(&mut pattern, 128 * K);
+            }
+            pattern.flush();
+        }
+    }
+    assert!(verdicts(&pattern).iter().all(|found| found.0 != Kind::Journal), "{:?}", verdicts(&pattern));
 }
 
 #[test]

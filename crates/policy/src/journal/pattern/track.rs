@@ -9,6 +9,8 @@ use crate::journal::Kind;
 const FORGIVEN: u64 = 1 << 20;
 /// A page of the guest's cache.
 const PAGE: u64 = 4096;
+/// The largest record of XFS.
+const RECORD: u64 = 256 << 10;
 /// Commits that a journal has at least until it is believed.
 const COMMITS: u32 = 4;
 /// Commits from which on it can be said who waits for whom.
@@ -58,14 +60,16 @@ pub(super) struct Counts {
     /// Commits of a page that came after nothing but the flush; writes that began at no multiple of a page.
     tight: u32,
     odd: u32,
+    /// Writes that are larger than any record of XFS.
+    large: u32,
     /// Commits since whose predecessor the track of each slot was written too.
     joined: [u32; MOST_TRACKS],
 }
 
 impl Counts {
     fn halve(&mut self) {
-        let Counts { writes, rewrites, commits, tight, odd, joined } = self;
-        for count in [writes, rewrites, commits, tight, odd].into_iter().chain(joined) {
+        let Counts { writes, rewrites, commits, tight, odd, large, joined } = self;
+        for count in [writes, rewrites, commits, tight, odd, large].into_iter().chain(joined) {
             *count /= 2;
         }
     }
@@ -77,6 +81,7 @@ impl Counts {
         self.commits = self.commits.saturating_add(other.commits);
         self.tight = self.tight.saturating_add(other.tight);
         self.odd = self.odd.saturating_add(other.odd);
+        self.large = self.large.saturating_add(other.large);
     }
 
     /// The track of this slot is another one from now on.
@@ -98,7 +103,12 @@ impl Counts {
     /// Whether it is written as XFS writes its log, as long as nobody else has to do with it.
     fn is_xfs(&self) -> bool {
         let is_flushed = self.commits > self.writes / 8 || self.odd > self.writes / 2;
-        self.is_append_only() && self.commits >= COMMITS && is_flushed
+        self.is_append_only() && self.commits >= COMMITS && is_flushed && self.large <= self.writes / 8
+    }
+
+    /// Whether others may wait for it.
+    fn can_lead(&self) -> bool {
+        self.is_jbd2s() || self.is_xfs()
     }
 
     /// Commits without the track of this slot, in 1024ths.
@@ -111,7 +121,14 @@ impl Counts {
 
 impl Track {
     /// A run that became long.
-    pub(super) fn new(slot: usize, id: u64, after: Option<u64>, range: Range<u64>, times: (u64, u64), flushes: u64) -> Track {
+    pub(super) fn new(
+        slot: usize,
+        id: u64,
+        after: Option<u64>,
+        range: Range<u64>,
+        times: (u64, u64),
+        flushes: u64,
+    ) -> Track {
         Track {
             slot,
             id,
@@ -177,7 +194,7 @@ impl Track {
     }
 
     /// It goes on over the beginning of a piece, or a little before.
-    pub(super) fn go_round(&mut self, piece: usize, range: &Range<u64>, now: u64) -> bool {
+    pub(super) fn go_round(&mut self, piece: usize, range: &Range<u64>, now: u64, flushes: u64) -> bool {
         let before = self.pieces.clone();
         // The last loop says where the end is; one that was cut off says nothing.
         if let Some(here) = self.pieces.get_mut(self.piece)
@@ -195,13 +212,16 @@ impl Track {
         }
         self.replayed = self.replayed.saturating_add(written);
         (self.piece, self.at, self.last, self.strange) = (piece, range.end, now, 0);
+        self.flushes = flushes;
         self.verdict.is_some() && self.pieces != before
     }
 
     /// It is written elsewhere in one of its pieces from now on.
     pub(super) fn is_taken_up(&mut self, range: &Range<u64>, now: u64) -> bool {
         let is_in = |piece: &Range<u64>| piece.start <= range.start && range.end <= piece.end;
-        let Some(piece) = self.pieces.iter().position(is_in).filter(|_| self.verdict.is_some()) else { return false };
+        let Some(piece) = self.pieces.iter().position(is_in).filter(|_| self.verdict.is_some()) else {
+            return false;
+        };
         if piece == self.piece && range.start < self.at {
             return false;
         }
@@ -223,6 +243,7 @@ impl Track {
         counts.writes += 1;
         counts.commits += u32::from(is_commit);
         counts.tight += u32::from(is_tight && is_commit && len <= PAGE);
+        counts.large += u32::from(len > RECORD);
         counts.odd += u32::from(!range.start.is_multiple_of(PAGE));
         counts.rewrites += u32::from(range.start < self.at);
         self.flushes = flushes;
@@ -262,7 +283,7 @@ impl Track {
     fn waits_for(&self, other: &Track) -> bool {
         let (own, its) = (self.counts.alone(other.slot), other.counts.alone(self.slot));
         let is_enough = self.counts.commits >= ENOUGH && other.counts.commits >= ENOUGH;
-        is_enough && other.counts.is_xfs() && own <= 32 && its > 32.max(own * 4)
+        is_enough && other.counts.can_lead() && own <= 32 && its > 32.max(own * 4)
     }
 
     /// What it is, beside these others.
