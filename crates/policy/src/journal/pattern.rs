@@ -9,21 +9,24 @@
 //! - *Cyclically* means that the writer that stopped at the track's end goes on at its beginning, in the rhythm that it had: of the bytes that were
 //!   written to the volume, about as many passed between as passed between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is written
 //!   where a deleted one was begins at the same place too, but not in that rhythm: so a log-structured store's files, and copies, get no verdict.
-//! - Then it must write over its old track in order, for [`REPLAYED`] or a 64th of it, before it is believed.
+//! - Then it must write over its old track in order, for a 64th of it ([`REPLAYED`] at least), before it is believed.
+//! - A journal in several pieces is several tracks. Each remembers which one had stopped when it began; where the first is written again when the last one has stopped, they
+//!   are one. Only tracks that are written as JBD2 writes are put together: files are written one after the other, too.
 //!
-//! What the order and the sizes of writes and flushes tell of *whose* log it is:
+//! What the order and the sizes of writes and flushes tell of *whose* log it is (`pattern/track.rs`), as often as its writes have doubled:
 //!
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
 //!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
 //!   written, one in eight of them or more, is [`Kind::Log`].
-//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between. XFS' records have any number of sectors of 512 bytes, where the
-//!   disk has such. What has neither, in one of eight commits or in half of its writes, is [`Kind::Log`]: files that are made one after the other, always anew in the same
-//!   place; a ring of recorded video; an XFS log on a disk with sectors of 4 KiB; and whatever goes round on a volume that is never flushed.
+//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between; it is one block. One in eight commits is enough.
+//! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
+//!   same places. But XFS commits without files, and no file is made without a commit. So a track *waits* for another one if it never commits twice without it, while the other does; what waits is
+//!   no journal.
+//! - What has neither is [`Kind::Log`]: a ring of recorded video; files that a journal writes home in bursts; whatever goes round on a volume that is never flushed.
 //!
-//! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one. A
-//! journal in several pieces has no end that is followed by its beginning, and gets no verdict.
+//! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one.
 //!
-//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks. Time: a write is compared with each
+//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks of 16 ranges at most. Time: a write is compared with each
 //! track and with the runs of its group; both are of fixed number.
 
 mod track;

@@ -414,6 +414,30 @@ fn files_that_are_copied_in_turn_are_no_journal() {
 }
 
 #[test]
+fn pieces_that_grow_together_are_one() {
+    let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(2));
+    let pieces = [100 * MIB..108 * MIB, 110 * MIB..130 * MIB];
+    for _ in 0..2 {
+        for piece in &pieces {
+            let mut ring = Ring::new(piece.start..piece.end + MIB);
+            while ring.at < piece.end {
+                commit(&mut ring, &mut pattern, &mut dice);
+            }
+        }
+    }
+    let found = pattern.journals();
+    assert_eq!(found[0].ranges.len(), 2, "{found:?}");
+    // From the middle of the first on: over the hole, and to the end of the second.
+    let mut ring = Ring::new(100 * MIB..130 * MIB);
+    while ring.at < 129 * MIB {
+        commit(&mut ring, &mut pattern, &mut dice);
+    }
+    let found = pattern.journals();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].kind, found[0].ranges.len()), (Kind::Journal, 1), "{found:?}");
+}
+
+#[test]
 fn what_goes_round_without_a_flush_is_a_log() {
     let mut pattern = Pattern::new(SIZE);
     let mut ring = Ring::new(100 * MIB..150 * MIB);
@@ -452,8 +476,12 @@ proptest! {
                 1 => pattern.cleared(&range),
                 _ => pattern.write(&range),
             }
-            for (_, range) in verdicts(&pattern) {
-                prop_assert!(range.start < range.end && range.end <= 512 * MIB);
+            for journal in pattern.journals() {
+                let mut ranges = journal.ranges;
+                prop_assert!(!ranges.is_empty());
+                prop_assert!(ranges.iter().all(|range| range.start < range.end && range.end <= 512 * MIB));
+                ranges.sort_by_key(|range| range.start);
+                prop_assert!(ranges.is_sorted_by(|a, b| a.end <= b.start));
             }
         }
         pattern.write(&(u64::MAX - 4096..u64::MAX));

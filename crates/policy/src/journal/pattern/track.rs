@@ -190,7 +190,7 @@ impl Track {
     }
 
     fn is_long(&self) -> bool {
-        self.at - self.here().start >= LONG.min(self.len())
+        self.at.saturating_sub(self.here().start) >= LONG.min(self.len())
     }
 
     /// It goes on over the beginning of a piece, or a little before.
@@ -213,6 +213,7 @@ impl Track {
         self.replayed = self.replayed.saturating_add(written);
         (self.piece, self.at, self.last, self.strange) = (piece, range.end, now, 0);
         self.flushes = flushes;
+        self.unite();
         self.verdict.is_some() && self.pieces != before
     }
 
@@ -266,7 +267,27 @@ impl Track {
         // Told in steps.
         let is_longer = self.at >> 20 > here.end >> 20;
         here.end = here.end.max(self.at);
-        is_longer && self.verdict.is_some()
+        (self.unite() || is_longer) && self.verdict.is_some()
+    }
+
+    /// What is written over the border of another piece is one with it; says whether there was such.
+    fn unite(&mut self) -> bool {
+        let (mut here, count) = (self.here(), self.pieces.len());
+        while let Some(other) = (0..self.pieces.len()).find(|other| {
+            *other != self.piece
+                && self
+                    .pieces
+                    .get(*other)
+                    .is_some_and(|piece| piece.start < here.end && here.start < piece.end)
+        }) {
+            let piece = self.pieces.remove(other);
+            here = here.start.min(piece.start)..here.end.max(piece.end);
+            self.piece -= usize::from(other < self.piece);
+        }
+        if let Some(piece) = self.pieces.get_mut(self.piece) {
+            *piece = here;
+        }
+        self.pieces.len() < count
     }
 
     /// Whether it is time to say what it is: when it has gone round, and again when it was written as often again.
