@@ -9,26 +9,32 @@
 //! - *Cyclically* means that the writer that stopped at the track's end goes on at its beginning, in the rhythm that it had: of the bytes that were
 //!   written to the volume, about as many passed between as passed between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is written
 //!   where a deleted one was begins at the same place too, but not in that rhythm: so a log-structured store's files, and copies, get no verdict.
-//! - Then it must write over its old track in order, for [`REPLAYED`] or a 64th of it, before it is believed.
+//! - Then it must write over its old track in order, for a 64th of it ([`REPLAYED`] at least), before it is believed.
+//! - A journal in several pieces is several tracks. Each remembers which one had stopped when it began; where the first is written again when the last one has stopped, they
+//!   are one. Only tracks that are written as JBD2 writes are put together: files are written one after the other, too.
 //!
-//! What the order and the sizes of writes and flushes tell of *whose* log it is:
+//! What the order and the sizes of writes and flushes tell of *whose* log it is (`pattern/track.rs`), as often as its writes have doubled:
 //!
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
 //!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
 //!   written, one in eight of them or more, is [`Kind::Log`].
-//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between. XFS' records have any number of sectors of 512 bytes, where the
-//!   disk has such. What has neither, in one of eight commits or in half of its writes, is [`Kind::Log`]: files that are made one after the other, always anew in the same
-//!   place; a ring of recorded video; an XFS log on a disk with sectors of 4 KiB; and whatever goes round on a volume that is never flushed.
+//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between; it is one block. One in eight commits is enough.
+//! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
+//!   same places. But XFS commits without files, and no file is made without a commit. So a track *waits* for another one if it never commits twice without it, while the other does; what waits is
+//!   no journal.
+//! - What has neither is [`Kind::Log`]: a ring of recorded video; files that a journal writes home in bursts; whatever goes round on a volume that is never flushed.
 //!
-//! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one. A
-//! journal in several pieces has no end that is followed by its beginning, and gets no verdict.
+//! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one.
 //!
-//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks. Time: a write is compared with each
+//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks of 16 ranges at most. Time: a write is compared with each
 //! track and with the runs of its group; both are of fixed number.
+
+mod track;
 
 use std::ops::Range;
 
-use super::{FileSystem, Journal, Kind, Way};
+use super::{FileSystem, Journal, Way};
+use track::Track;
 
 /// Bytes of a group, as in the paper.
 pub const GROUP: u64 = 128 << 20;
@@ -51,12 +57,6 @@ pub const PAUSE: u64 = 1 << 20;
 const TAIL: u64 = 64 << 10;
 /// How far into its track a writer may begin anew.
 const HEAD: u64 = 64 << 10;
-/// Foreign bytes in a track that are forgiven at least.
-const FORGIVEN: u64 = 1 << 20;
-/// A page of the guest's cache.
-const PAGE: u64 = 4096;
-/// Commits that a journal has at least until it is believed.
-const COMMITS: u32 = 4;
 
 /// Finds cyclic logs by the order of the writes. See the module.
 #[derive(Debug)]
@@ -64,6 +64,8 @@ pub struct Pattern {
     size: u64,
     groups: Vec<Option<Box<Group>>>,
     tracks: Vec<Track>,
+    /// The next track's id.
+    next: u64,
     /// Bytes written so far: the clock.
     written: u64,
     flushes: u64,
@@ -86,35 +88,6 @@ struct Run {
     last: u64,
 }
 
-/// A long run, and whether it goes round.
-#[derive(Debug)]
-struct Track {
-    /// From its first byte to the last one of its last loop.
-    range: Range<u64>,
-    /// Where its next write is expected.
-    at: u64,
-    /// When it began, when it was last written, and for how long, in all, others were in between.
-    born: u64,
-    last: u64,
-    idle: u64,
-    /// Loops that were ended.
-    loops: u32,
-    /// Bytes written over in order, in this loop.
-    replayed: u64,
-    /// Its writes; those of them that began in what was written already; those that came after a flush.
-    writes: u32,
-    rewrites: u32,
-    commits: u32,
-    /// Those of them that came after a flush, and after nothing but it; those that began at no multiple of a page.
-    tight: u32,
-    odd: u32,
-    /// Flushes of the volume at its last write.
-    flushes: u64,
-    verdict: Option<Kind>,
-    /// Bytes that somebody else wrote into it.
-    strange: u64,
-}
-
 impl Pattern {
     /// For a volume of `size` bytes.
     pub fn new(size: u64) -> Pattern {
@@ -122,6 +95,7 @@ impl Pattern {
             size,
             groups: Vec::new(),
             tracks: Vec::new(),
+            next: 0,
             written: 0,
             flushes: 0,
             end: 0,
@@ -151,9 +125,7 @@ impl Pattern {
         let is_tight = !std::mem::replace(&mut self.is_unflushed, true) && self.end == range.start;
         self.end = range.end;
         if let Some(place) = self.tracks.iter().position(|track| track.is_next(range)) {
-            let track = &mut self.tracks[place];
-            track.tight = track.tight.saturating_add(is_tight.into());
-            self.go_on(place, range);
+            self.go_on(place, range, is_tight);
             return;
         }
         self.write_over(range);
@@ -174,7 +146,7 @@ impl Pattern {
     pub fn cleared(&mut self, range: &Range<u64>) {
         let changed = &mut self.is_changed;
         self.tracks.retain(|track| {
-            let is_lost = track.range.start < range.end && range.start < track.range.end;
+            let is_lost = track.overlaps(range);
             *changed |= is_lost && track.verdict.is_some();
             !is_lost
         });
@@ -187,42 +159,81 @@ impl Pattern {
 
     /// The logs that are believed in now.
     pub fn journals(&self) -> Vec<Journal> {
-        let believed = self.tracks.iter().filter_map(|track| Some((track.verdict?, track.range.clone())));
-        let journal = |(kind, range)| Journal {
-            filesystem: FileSystem::Unknown,
-            kind,
-            way: Way::Pattern,
-            ranges: vec![range],
-        };
+        let believed = self.tracks.iter().filter_map(|track| Some((track.verdict?, track.pieces.clone())));
+        let journal =
+            |(kind, ranges)| Journal { filesystem: FileSystem::Unknown, kind, way: Way::Pattern, ranges };
         believed.map(journal).collect()
     }
 
     /// A track is written where it is expected to be.
-    fn go_on(&mut self, place: usize, range: &Range<u64>) {
+    fn go_on(&mut self, place: usize, range: &Range<u64>, is_tight: bool) {
         let (now, flushes) = (self.written, self.flushes);
         let Some(track) = self.tracks.get_mut(place) else { return };
         let (before, since) = (track.at, track.last);
-        track.step(range, now, flushes);
+        let is_commit = track.step(range, now, flushes, is_tight);
         // What was told earlier though it came later: requests of several lanes have no exact order.
         if let Some(group) = Self::group(&mut self.groups, track.at)
             && let Some(run) = group.0.iter_mut().find(|run| run.range.start == track.at && run.first > since)
         {
             let run = std::mem::take(run);
-            track.step(&run.range, now, flushes);
+            track.step(&run.range, now, flushes, false);
         }
-        self.is_changed |= track.judge(flushes > 0);
-        let (at, born, is_new) = (track.at, track.born, track.loops == 0);
+        self.is_changed |= track.grow();
+        if is_commit {
+            self.look_who_joins(place, since);
+        }
+        self.judge(place);
         // It has come to where another one begins.
-        let met = |other: &Track| (before..at).contains(&other.range.start);
-        let Some(other) = self.tracks.iter().position(met).filter(|other| *other != place) else { return };
-        if is_new && self.tracks.get(other).is_some_and(|other| other.can_go_on_at(born)) {
-            let new = self.tracks.remove(place);
-            let other = if place < other { other - 1 } else { other };
-            let Some(track) = self.tracks.get_mut(other) else { return };
-            self.is_changed |= track.go_round(&(new.range.start..new.at), now, flushes > 0);
+        let Some(track) = self.tracks.get(place) else { return };
+        let (id, new, is_new) = (track.id, track.start()..track.at, track.loops == 0);
+        let (born, after) = (track.born, track.after);
+        let met = |other: &Track| other.pieces.iter().any(|piece| (before..new.end).contains(&piece.start));
+        let met = |other: &&Track| other.id != id && met(other);
+        let Some(other) = self.tracks.iter().find(met).map(|other| other.id) else { return };
+        if is_new && self.closes(other, born, after) {
+            self.tracks.retain(|track| track.id != id);
+            self.go_round(other, &new);
         } else {
-            self.write_over(&(before..at));
+            self.write_over(&(before..new.end));
         }
+    }
+
+    /// Notes for a track that has just committed, and for all others, who was written since its commit before.
+    fn look_who_joins(&mut self, place: usize, since: u64) {
+        let mut joined = [false; MOST_TRACKS];
+        for track in &self.tracks {
+            if let Some(is_joined) = joined.get_mut(track.slot) {
+                *is_joined = track.last > since;
+            }
+        }
+        let Some(track) = self.tracks.get_mut(place) else { return };
+        for (slot, _) in joined.iter().enumerate().filter(|(_, is_joined)| **is_joined) {
+            track.joins(slot);
+        }
+    }
+
+    /// Says what a track is, if it is time.
+    fn judge(&mut self, place: usize) {
+        let Some(track) = self.tracks.get(place).filter(|track| track.is_due()) else { return };
+        let kind = Some(track.kind(self.tracks.iter()));
+        self.is_changed |= track.verdict != kind;
+        if let Some(track) = self.tracks.get_mut(place) {
+            track.verdict = kind;
+        }
+    }
+
+    fn go_round(&mut self, id: u64, range: &Range<u64>) {
+        let (now, flushes) = (self.written, self.flushes);
+        let Some(place) = self.place_of(id) else { return };
+        let Some(track) = self.tracks.get_mut(place) else { return };
+        if let Some(piece) = track.is_begun_by(range) {
+            self.is_changed |= track.go_round(piece, range, now, flushes);
+            self.judge(place);
+        }
+    }
+
+    fn place_of(&self, id: u64) -> Option<usize> {
+        self.tracks.iter().position(|track| track.id == id)
     }
 
     fn group(groups: &mut Vec<Option<Box<Group>>>, at: u64) -> Option<&mut Group> {
@@ -272,133 +283,76 @@ impl Pattern {
 
     /// Whether a run is the next loop of a track.
     fn goes_round(&mut self, run: &Run) -> bool {
-        let (now, is_ever_flushed) = (self.written, self.flushes > 0);
-        let goes_round = |track: &&mut Track| track.is_begun_by(&run.range) && track.can_go_on_at(run.first);
-        let Some(track) = self.tracks.iter_mut().find(goes_round) else { return false };
-        self.is_changed |= track.go_round(&run.range, now, is_ever_flushed);
+        let begun = |track: &&Track| track.is_begun_by(&run.range).is_some();
+        let Some(id) = self.tracks.iter().find(begun).map(|track| track.id) else { return false };
+        let goes_round = self.closes(id, run.first, self.stopped_at(run.first));
+        if goes_round {
+            self.go_round(id, &run.range);
+        }
+        goes_round
+    }
+
+    /// Which track may have gone on elsewhere at that time: the last one that stopped then, of those that are written as JBD2 writes. Only
+    /// JBD2's journals have pieces.
+    fn stopped_at(&self, begin: u64) -> Option<u64> {
+        let stopped = |track: &&Track| track.can_go_on_at(begin) && track.counts.is_jbd2s();
+        self.tracks.iter().filter(stopped).max_by_key(|track| track.last).map(|track| track.id)
+    }
+
+    /// Whether the writer of a track goes on at its beginning, where somebody began at `begin`: it stopped then itself; or the track `last` did, which began
+    /// where another one had stopped, and so on, the first of them where this one had. Those are its pieces from now on.
+    fn closes(&mut self, id: u64, begin: u64, last: Option<u64>) -> bool {
+        let track_of = |id: u64| self.tracks.iter().find(|track| track.id == id);
+        if track_of(id).is_some_and(|track| track.can_go_on_at(begin)) {
+            return true;
+        }
+        let (mut next, mut chain) = (last, Vec::new());
+        while let Some(place) = next.filter(|place| *place != id) {
+            // A track is younger than the one that it began after: no circle.
+            let Some(track) = track_of(place).filter(|track| track.verdict.is_none()) else { return false };
+            chain.push(place);
+            next = track.after;
+        }
+        if next.is_none() || chain.is_empty() {
+            return false;
+        }
+        let others: Vec<Track> = chain
+            .iter()
+            .rev()
+            .filter_map(|id| Some(self.tracks.remove(self.tracks.iter().position(|track| track.id == *id)?)))
+            .collect();
+        if let Some(track) = self.tracks.iter_mut().find(|track| track.id == id) {
+            track.join(others);
+        }
         true
     }
 
     /// A run has become long: a track is taken up again, or there is a new one, in the place of the one without a verdict that was
-    /// not written for longest.
+    /// silent for the most of its length.
     fn begin(&mut self, run: Run) {
         let (range, now, flushes) = (run.range, self.written, self.flushes);
-        let is_in = |track: &&mut Track| {
-            track.verdict.is_some() && track.at <= range.start && range.end <= track.range.end
-        };
-        if let Some(track) = self.tracks.iter_mut().find(is_in) {
-            (track.at, track.last, track.strange) = (range.end, now, 0);
+        if self.tracks.iter_mut().any(|track| track.is_taken_up(&range, now)) {
             return;
         }
         // Whoever writes there now is not who wrote there before.
         let changed = &mut self.is_changed;
         self.tracks.retain(|track| track.verdict.is_some() || !track.overlaps(&range));
         if self.tracks.len() >= MOST_TRACKS {
-            let idle =
-                self.tracks.iter().enumerate().min_by_key(|(_, track)| (track.verdict.is_some(), track.last));
+            let silence = |track: &Track| (now - track.last) / (track.len() >> 12).max(1);
+            let idle = self
+                .tracks
+                .iter()
+                .enumerate()
+                .max_by_key(|(_, track)| (track.verdict.is_none(), silence(track)));
             let Some((place, _)) = idle else { return };
             *changed |= self.tracks.remove(place).verdict.is_some();
         }
-        self.tracks.push(Track {
-            at: range.end,
-            range,
-            born: run.first,
-            last: now,
-            idle: 0,
-            loops: 0,
-            replayed: 0,
-            writes: 0,
-            rewrites: 0,
-            commits: 0,
-            tight: 0,
-            odd: 0,
-            flushes,
-            verdict: None,
-            strange: 0,
-        });
-    }
-}
-
-impl Track {
-    /// Whether a write goes on where it ended, or writes the end again.
-    #[inline]
-    fn is_next(&self, range: &Range<u64>) -> bool {
-        let from = self.at.saturating_sub(TAIL).max(self.range.start);
-        range.start <= self.at && range.end >= self.at && range.start >= from
-    }
-
-    fn overlaps(&self, range: &Range<u64>) -> bool {
-        self.range.start < range.end && range.start < self.range.end
-    }
-
-    /// Whether what is written there has come over its beginning.
-    fn is_begun_by(&self, range: &Range<u64>) -> bool {
-        range.start < self.range.start.saturating_add(HEAD) && range.end > self.range.start
-    }
-
-    /// Whether what began at that time may be its own next loop: it was silent since, and had no longer pause than it often had.
-    fn can_go_on_at(&self, begin: u64) -> bool {
-        let mean = self.idle / u64::from(self.writes.max(1));
-        let pause = PAUSE.saturating_add(mean.saturating_mul(16));
-        self.last <= begin
-            && (self.verdict.is_some() || begin - self.last <= pause)
-            && self.at - self.range.start >= LONG
-    }
-
-    /// It was written anew from its beginning on, or from a little before.
-    fn go_round(&mut self, range: &Range<u64>, now: u64, is_ever_flushed: bool) -> bool {
-        let before = self.range.clone();
-        // The last loop says where the end is; one that was cut off says nothing.
-        if self.at - self.range.start > (self.range.end - self.range.start) / 16 * 15 {
-            self.range.end = self.at;
-        }
-        self.range = self.range.start.min(range.start)..self.range.end.max(range.end);
-        self.loops = self.loops.saturating_add(1);
-        self.replayed = range.end.saturating_sub(before.start);
-        (self.at, self.last, self.strange) = (range.end, now, 0);
-        self.judge(is_ever_flushed) || (self.verdict.is_some() && self.range != before)
-    }
-
-    fn step(&mut self, range: &Range<u64>, now: u64, flushes: u64) {
-        let len = range.end - range.start;
-        self.idle = self.idle.saturating_add(now.saturating_sub(len).saturating_sub(self.last));
-        self.last = now;
-        self.writes = self.writes.saturating_add(1);
-        self.commits = self.commits.saturating_add(u32::from(flushes != self.flushes));
-        self.flushes = flushes;
-        self.strange = self.strange.saturating_sub(len);
-        self.odd = self.odd.saturating_add(u32::from(!range.start.is_multiple_of(PAGE)));
-        if range.start < self.at {
-            self.rewrites = self.rewrites.saturating_add(1);
-        }
-        self.replayed = self.replayed.saturating_add(range.end.saturating_sub(self.at));
-        self.at = self.at.max(range.end);
-    }
-
-    /// Makes up its mind; says whether what is believed changed.
-    fn judge(&mut self, is_ever_flushed: bool) -> bool {
-        // Told in steps.
-        let is_longer = self.at >> 20 > self.range.end >> 20;
-        self.range.end = self.range.end.max(self.at);
-        if self.verdict.is_some() {
-            return is_longer;
-        }
-        let len = self.range.end - self.range.start;
-        if self.loops == 0 || len < SHORTEST || self.replayed < REPLAYED.max(len / 64) {
-            return false;
-        }
-        let is_append_only = self.rewrites < self.writes / 8 + 1;
-        let commits = is_ever_flushed && self.commits >= COMMITS;
-        let is_journals = self.tight > self.commits / 8 || self.odd > self.writes / 2;
-        let is_journal = is_append_only && commits && is_journals;
-        self.verdict = Some(if is_journal { Kind::Journal } else { Kind::Log });
-        true
-    }
-
-    /// Notes that somebody else wrote into it; says whether it was too much.
-    fn is_written_over(&mut self, len: u64) -> bool {
-        self.strange = self.strange.saturating_add(len);
-        self.strange > FORGIVEN.max((self.range.end - self.range.start) / 16)
+        let is_free = |slot: &usize| self.tracks.iter().all(|track| track.slot != *slot);
+        let Some(slot) = (0..MOST_TRACKS).find(is_free) else { return };
+        self.tracks.iter_mut().for_each(|track| track.counts.forget(slot));
+        let after = self.stopped_at(run.first);
+        self.tracks.push(Track::new(slot, self.next, after, range, (run.first, now), flushes));
+        self.next += 1;
     }
 }
 

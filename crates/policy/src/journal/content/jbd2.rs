@@ -56,7 +56,7 @@ pub(super) struct Jbd2 {
     commits: u32,
     /// Up to where it is believed to go on behind the run.
     ahead: u64,
-    /// From the superblock: where it begins, and where it ends if it is in one piece.
+    /// From the superblock: where it begins, and where it would end in one piece.
     named: Option<Range<u64>>,
     /// Bytes that somebody else wrote into it.
     strange: u64,
@@ -311,10 +311,10 @@ impl Jbd2 {
     pub(super) fn ranges(&self, size: u64) -> Vec<Range<u64>> {
         let mut pieces = self.pieces.clone();
         let mut end = self.ahead.min(size);
-        if let Some(named) = &self.named
-            && named.contains(&self.run.start)
-        {
-            end = end.min(named.end);
+        if let Some(named) = &self.named {
+            // Its length, not its end: that lies farther where there are holes.
+            let unknown = (named.end - named.start).saturating_sub(pieces.len());
+            end = end.min(self.run.end.saturating_add(unknown));
         }
         pieces.add(self.run.end..end);
         pieces.ranges().to_vec()

@@ -325,3 +325,26 @@ proptest! {
         }
     }
 }
+
+/// The superblock names the length alone: a journal with a hole ends later than one without.
+#[test]
+fn a_journal_with_a_hole_is_believed_up_to_its_end() {
+    let pieces = vec![512 * MIB..544 * MIB, 560 * MIB..592 * MIB];
+    let mut journal = Journal2::new(pieces.clone(), BLOCK);
+    let mut content = Content::new(SIZE);
+    told(&mut content, &[journal.superblock(100, 1)]);
+    let mut before = 0;
+    for count in 0.. {
+        for (range, heads) in journal.transaction(100) {
+            let is_known =
+                ranges(&content).iter().any(|known| known.start <= range.start && range.end <= known.end);
+            let is_behind_hole = (560 * MIB..564 * MIB).contains(&range.start);
+            content.write(&range, &heads);
+            assert!(is_known || count < 3 || is_behind_hole, "{range:?} of {:?}", ranges(&content));
+        }
+        if std::mem::replace(&mut before, journal.next) > journal.next {
+            break;
+        }
+    }
+    assert_eq!(ranges(&content), pieces);
+}
