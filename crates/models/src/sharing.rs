@@ -101,11 +101,6 @@ impl Lane {
         Some(self)
     }
 
-    /// When an `fdatasync` ends.
-    fn later(&self) -> Instant {
-        self.now + Duration::from_micros(1)
-    }
-
     fn end(self) -> Option<Lane> {
         drop(ManuallyDrop::into_inner(self.flusher));
         None
@@ -157,15 +152,16 @@ impl Lane {
     /// An `fdatasync`.
     fn sync(&mut self, slot: Slot, promised: [u64; LANES + 1], left: &mut u16) {
         let met: [u64; LANES + 1] = array::from_fn(|at| self.disk.cached[at].load(Ordering::Relaxed));
+        let later = self.now + Duration::from_micros(1);
         if self.fails {
-            self.flusher.end(slot, false, self.later());
+            self.flusher.end(slot, false, later);
             *left -= 1;
             return;
         }
         for (stable, met) in self.disk.stable.iter().zip(met) {
             stable.fetch_max(met, SeqCst);
         }
-        self.flusher.end(slot, true, self.later());
+        self.flusher.end(slot, true, later);
         self.answer(promised, left);
     }
 
