@@ -4,6 +4,7 @@ use std::array;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::AtomicU64 as Plain;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use loom::thread;
 use vlane_ring::Slot;
@@ -51,13 +52,15 @@ struct Lane {
     disk: Arc<Disk>,
     number: usize,
     fails: bool,
+    /// Time stands still, but for an `fdatasync` and for who waits for others: it is the same in each execution.
+    now: Instant,
 }
 
 impl Lane {
-    fn new(flushes: &Arc<Flushes>, disk: &Arc<Disk>, number: usize) -> Lane {
+    fn new(flushes: &Arc<Flushes>, disk: &Arc<Disk>, number: usize, now: Instant) -> Lane {
         let doorbell = Arc::new(Wake::new());
         let flusher = ManuallyDrop::new(Flusher::new(flushes, Arc::clone(&doorbell)));
-        Lane { flusher, doorbell, disk: Arc::clone(disk), number, fails: false }
+        Lane { flusher, doorbell, disk: Arc::clone(disk), number, fails: false, now }
     }
 
     /// What is left of it in the end.
@@ -73,18 +76,22 @@ impl Lane {
                     self.fails = false;
                 }
                 Work::Forget => {
-                    let _asked = self.flusher.ask(Slot(0));
+                    let _asked = self.flusher.ask(Slot(0), self.now);
                     self.flusher.forget(Slot(0));
                 }
                 Work::FlushAndEnd => {
-                    let _asked = self.flusher.ask(Slot(0));
+                    let _asked = self.flusher.ask(Slot(0), self.now);
                     return self.end();
                 }
                 Work::BeginAndEnd => {
-                    if self.flusher.ask(Slot(0)) == Asked::Wait {
+                    if self.flusher.ask(Slot(0), self.now) == Asked::Wait {
                         self.doorbell.wait();
                         if let Some((_, Told::Begin)) = self.flusher.told() {
-                            assert_eq!(self.flusher.ask(Slot(0)), Asked::Begin, "it was its turn");
+                            assert_ne!(
+                                self.flusher.ask(Slot(0), self.now),
+                                Asked::Durable,
+                                "it was its turn"
+                            );
                         }
                     }
                     return self.end();
@@ -110,7 +117,8 @@ impl Lane {
     fn flush(&mut self, count: u16) {
         let promised: [u64; LANES + 1] = array::from_fn(|at| self.disk.shown[at].load(Ordering::Acquire));
         let mut left = count;
-        let asked: Vec<_> = (0..count).map(|slot| (Slot(slot), self.flusher.ask(Slot(slot)))).collect();
+        let asked: Vec<_> =
+            (0..count).map(|slot| (Slot(slot), self.flusher.ask(Slot(slot), self.now))).collect();
         for (slot, asked) in asked {
             match asked {
                 Asked::Durable => self.answer(promised, &mut left),
@@ -121,15 +129,19 @@ impl Lane {
         // As a lane's thread waits: it sleeps unless it has something to do, reads the eventfd, and looks.
         while left > 0 {
             if !self.flusher.is_told() {
-                self.doorbell.wait();
+                match self.flusher.deadline() {
+                    // It may be over before anybody else has done anything, or after all of it.
+                    Some(deadline) => self.flusher.due(deadline),
+                    None => self.doorbell.wait(),
+                }
             }
             self.doorbell.clear();
             while let Some((slot, told)) = self.flusher.told() {
                 match told {
-                    Told::Begin => {
-                        assert_eq!(self.flusher.ask(slot), Asked::Begin, "it was its turn");
-                        self.sync(slot, promised, &mut left);
-                    }
+                    Told::Begin => match self.flusher.ask(slot, self.now) {
+                        Asked::Begin => self.sync(slot, promised, &mut left),
+                        asked => assert_eq!(asked, Asked::Wait, "for others"),
+                    },
                     Told::Over { ok: true } => self.answer(promised, &mut left),
                     Told::Over { ok: false } => left -= 1,
                 }
@@ -140,15 +152,16 @@ impl Lane {
     /// An `fdatasync`.
     fn sync(&mut self, slot: Slot, promised: [u64; LANES + 1], left: &mut u16) {
         let met: [u64; LANES + 1] = array::from_fn(|at| self.disk.cached[at].load(Ordering::Relaxed));
+        let later = self.now + Duration::from_micros(1);
         if self.fails {
-            self.flusher.end(slot, false);
+            self.flusher.end(slot, false, later);
             *left -= 1;
             return;
         }
         for (stable, met) in self.disk.stable.iter().zip(met) {
             stable.fetch_max(met, SeqCst);
         }
-        self.flusher.end(slot, true);
+        self.flusher.end(slot, true, later);
         self.answer(promised, left);
     }
 
@@ -171,10 +184,11 @@ pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]]) {
     // The one before has written something, and is gone.
     let disk =
         Arc::new(Disk { cached: numbers(1), shown: numbers(1), stable: array::from_fn(|_| Plain::new(0)) });
+    let now = Instant::now();
     let mut running = Vec::new();
     let mut first = None;
     for (number, works) in lanes.iter().enumerate() {
-        let lane = Lane::new(&flushes, &disk, number);
+        let lane = Lane::new(&flushes, &disk, number, now);
         match first {
             None => first = Some((lane, works)),
             Some(_) => running.push(thread::spawn(move || lane.run(works))),
