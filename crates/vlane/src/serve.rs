@@ -69,6 +69,11 @@ pub struct ServeArgs {
     #[arg(long)]
     read_only: bool,
 
+    /// Let each fdatasync of the image take longer by this, to stand for a slower device in experiments: microseconds, or a time such as
+    /// 1ms [default: nothing]
+    #[arg(long, value_name = "US", conflicts_with = "null", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
+    delay_flush: Option<u64>,
+
     /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
     /// writes and flushes with an error (reads go on), stop ends the volume
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
@@ -390,6 +395,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
             Some(JournalArg::Direct) => JournalWay::Direct,
             Some(JournalArg::Drop) | None => JournalWay::Drop,
         },
+        flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
     };
     let engine = FileEngine::open(path, options)?;
     Ok(Opened::File(Arc::new(match &args.danger_record_storage {

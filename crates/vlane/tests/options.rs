@@ -19,9 +19,10 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 29] = [
+const ZERO: [(&str, &str); 30] = [
     ("caches", "ramp"),
     ("caches-job", "ramp"),
+    ("serve", "delay-flush"),
     ("serve", "poll-us"),
     ("serve", "stop-timeout"),
     ("serve", "cpus"),
