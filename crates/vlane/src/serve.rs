@@ -120,6 +120,11 @@ pub struct ServeArgs {
     /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
+
+    /// With --cache pdc, for experiments: a guest's flush writes to the device only its file system's journal, once that is found. Other data
+    /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
+    #[arg(long, conflicts_with = "null")]
+    danger_flush_journal_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -387,6 +392,9 @@ fn open(args: &ServeArgs) -> Result<Opened> {
             "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
         );
     }
+    if args.danger_flush_journal_only && cache != Cache::Pdc {
+        usage!("--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with it");
+    }
     let options = FileOptions {
         cache,
         read_only: args.read_only,
@@ -396,8 +404,15 @@ fn open(args: &ServeArgs) -> Result<Opened> {
             Some(JournalArg::Drop) | None => JournalWay::Drop,
         },
         flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
+        danger_flush_journal_only: args.danger_flush_journal_only,
     };
     let engine = FileEngine::open(path, options)?;
+    if args.danger_flush_journal_only {
+        tracing::warn!(
+            "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
+            path.display()
+        );
+    }
     Ok(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,

@@ -95,6 +95,9 @@ pub struct FileOptions {
     /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand for a slower device. Neither durable writes are
     /// delayed nor the sync at the volume's end.
     pub flush_delay: Duration,
+    /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those of the guest's journal. What was flushed elsewhere **can be
+    /// lost** when the host fails. With no journal known a flush is what it is elsewhere, and the sync at the volume's end always is.
+    pub danger_flush_journal_only: bool,
 }
 
 /// Who uses a file, so that nobody should write over it or put another in its place, in words: it is locked, as images are while they
@@ -158,6 +161,8 @@ struct Shared {
     journal: Option<journal::Journal>,
     /// [`FileOptions::flush_delay`].
     flush_delay: Duration,
+    /// [`FileOptions::danger_flush_journal_only`].
+    danger_flush_journal_only: bool,
     /// Told of everything that reaches the storage, if somebody wants to know.
     recorder: Option<Arc<StorageRecorder>>,
 }
@@ -282,11 +287,11 @@ impl Engine for FileEngine {
         let channel: Box<dyn Channel> = match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
             None => {
-                let delay = shared.flush_delay;
-                let channel = Box::new(channel::FileChannel::new(shared, slots)?);
-                match delay.is_zero() {
+                let is_usual = shared.flush_delay.is_zero() && !shared.danger_flush_journal_only;
+                let channel = Box::new(channel::FileChannel::new(Arc::clone(&shared), slots)?);
+                match is_usual {
                     true => channel,
-                    false => Box::new(syncs::Syncs::new(channel, slots, delay)),
+                    false => Box::new(syncs::Syncs::new(channel, slots, shared)),
                 }
             }
         };
