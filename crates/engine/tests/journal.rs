@@ -234,7 +234,8 @@ fn the_record_of_the_storage_shows_that_a_flush_of_the_journal_only_does_not_kee
         let path = image(dir.path(), SIZE);
         let record = dir.path().join("record");
         let engine = flushing(&path, is_journal_only);
-        let engine = Arc::new(engine.recorded(std::fs::File::create(&record).expect("record")).expect("record"));
+        let engine =
+            Arc::new(engine.recorded(std::fs::File::create(&record).expect("record")).expect("record"));
         engine.pretend_layout(layout(vec![JOURNAL]));
         let recorder = Arc::clone(engine.recorder().expect("recorder"));
         let mut rig = rig(&engine);

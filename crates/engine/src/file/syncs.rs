@@ -211,7 +211,10 @@ mod tests {
     fn a_journal_is_written_in_parts_that_an_operation_takes_or_not_by_itself() {
         let journal = |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
         let of = |kind, ranges| pieces(&Map::new(&[journal(kind, ranges)]));
-        assert_eq!(of(Kind::Journal, vec![4096..8192, 16384..20480]), Some(vec![(4096, 4096), (16384, 4096)]));
+        assert_eq!(
+            of(Kind::Journal, vec![4096..8192, 16384..20480]),
+            Some(vec![(4096, 4096), (16384, 4096)])
+        );
         let long = Some(vec![(4096, PIECE), (4096 + PIECE, PIECE), (4096 + 2 * PIECE, 4096)]);
         assert_eq!(of(Kind::Journal, vec![4096..2 * PIECE + 8192]), long);
         assert_eq!(of(Kind::Log, vec![4096..8192]), None, "no journal");
