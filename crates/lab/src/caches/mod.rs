@@ -179,7 +179,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             arms: arms
                 .iter()
                 .take(if cell.job.is_some() { arms.len() } else { 1 })
-                .map(|arm| Measured { arm: arm.name.clone(), rounds: Vec::new() })
+                .map(|arm| Measured { arm: arm.name.clone(), has_goals: arm.has_goals(), rounds: Vec::new() })
                 .collect(),
         })
         .collect();

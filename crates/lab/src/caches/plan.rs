@@ -89,10 +89,35 @@ impl Arm {
         Self { name: name.into(), arguments: vec!["--cache".into(), name.into()] }
     }
 
-    /// Any options of `vlane serve`.
+    /// Any options of `vlane serve`. The cache mode comes first in its name, without the option's.
     pub fn options(words: &[String]) -> Self {
-        Self { name: words.join(" "), arguments: words.to_vec() }
+        let (mode, rest) = split(words);
+        let words_of_name: Vec<&str> = mode.into_iter().chain(rest).collect();
+        Self { name: words_of_name.join(" "), arguments: words.to_vec() }
     }
+
+    /// Whether it is meant to reach the goals: it keeps the journal out of the cache, and keeps what a flush promises.
+    pub fn has_goals(&self) -> bool {
+        let (mode, rest) = split(&self.arguments);
+        mode == Some(GOOD) && !rest.iter().any(|word| word.starts_with("--danger-"))
+    }
+}
+
+/// The cache mode that the goals are for.
+const GOOD: &str = "pdc";
+
+/// The cache mode among options of `vlane serve`, and the others.
+fn split(words: &[String]) -> (Option<&str>, Vec<&str>) {
+    let (mut mode, mut rest) = (None, Vec::new());
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--cache") {
+            Some("") => mode = words.next(),
+            Some(value) if value.starts_with('=') => mode = value.get(1..),
+            _ => rest.push(word),
+        }
+    }
+    (mode, rest)
 }
 
 /// What the arms are compared on.
@@ -254,6 +279,24 @@ mod tests {
         assert_eq!(lru_hits(1, 0, 1, 1.0, 1.0), None);
         assert_eq!(lru_hits(1, 1, 1, 0.0, 1.0), None);
         assert_eq!(lru_hits(1, 1, 1, f64::NAN, 1.0), None);
+    }
+
+    #[test]
+    fn an_arms_name_is_its_mode_and_what_else_it_has() {
+        let of = |text: &str| Arm::options(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        for (options, name, has_goals) in [
+            ("--cache pdc --journal direct", "pdc --journal direct", true),
+            ("--journal direct --cache=pdc", "pdc --journal direct", true),
+            ("--cache pdc --danger-flush-journal-only", "pdc --danger-flush-journal-only", false),
+            ("--cache writeback --poll off", "writeback --poll off", false),
+            ("--poll off", "--poll off", false),
+        ] {
+            let arm = of(options);
+            assert_eq!((arm.name.as_str(), arm.has_goals()), (name, has_goals));
+            assert_eq!(arm.arguments.join(" "), options);
+        }
+        assert!(Arm::mode("pdc").has_goals() && !Arm::mode("none").has_goals());
+        assert_eq!(of("--cache pdc"), Arm::mode("pdc"));
     }
 
     #[test]

@@ -29,7 +29,10 @@ pub(super) fn fill(
 ) -> Report {
     let verdicts: Vec<(&CellResult, Verdict)> =
         results.iter().flat_map(|result| result.verdicts().into_iter().map(move |v| (result, v))).collect();
-    let mut sections = vec![crossover(options, results), goals(&verdicts)];
+    let mut sections = vec![crossover(options, results)];
+    if !verdicts.is_empty() {
+        sections.push(goals(&verdicts));
+    }
     sections.extend(pictures(results));
     sections.push(over_base(results));
     sections.extend(results.iter().map(figures));
@@ -49,13 +52,16 @@ pub(super) fn fill(
 
 fn summary(verdicts: &[(&CellResult, Verdict)], results: &[CellResult]) -> Vec<String> {
     let count = |is: Option<bool>| verdicts.iter().filter(|(_, verdict)| verdict.is_met == is).count();
-    let mut lines = vec![format!(
-        "Of {} goals {} are met, {} are not; of {} nothing can be said.",
-        verdicts.len(),
-        count(Some(true)),
-        count(Some(false)),
-        count(None),
-    )];
+    let mut lines = Vec::new();
+    if !verdicts.is_empty() {
+        lines.push(format!(
+            "Of {} goals {} are met, {} are not; of {} nothing can be said.",
+            verdicts.len(),
+            count(Some(true)),
+            count(Some(false)),
+            count(None),
+        ));
+    }
     for result in results.iter().filter(|result| result.cell.job.is_some()) {
         let arms = result.arms.iter().filter(|arm| !arm.arm.ends_with(AGAIN));
         let each = arms.map(|arm| {
@@ -211,7 +217,9 @@ fn goals(verdicts: &[(&CellResult, Verdict)]) -> Section {
         ("Why", ""),
     ];
     let text = vec![
-        "The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself.".into(),
+        "They are for the arms that keep the journal out of the cache and keep what a flush promises; the others are what those are held against, and an option that begins with \
+         --danger- has none. The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself."
+            .into(),
     ];
     section("goals", "Goals", text, vec![table("Goals, by cell and arm", &columns, rows.collect())])
 }
@@ -349,7 +357,7 @@ mod tests {
             journal_pages: Some(7),
             ..Sample::default()
         };
-        Measured { arm: name.into(), rounds: (0..5).map(sample).collect() }
+        Measured { arm: name.into(), has_goals: name == "pdc", rounds: (0..5).map(sample).collect() }
     }
 
     fn results() -> Vec<CellResult> {
@@ -358,6 +366,7 @@ mod tests {
             vec![
                 measured("writeback", 4000.0, 0.25),
                 measured("none", 3000.0, 0.0),
+                measured("pdc", 4000.0, 0.0),
                 measured("writeback again", 4010.0, 0.25),
             ]
         };
