@@ -71,7 +71,7 @@ pub struct ServeArgs {
 
     /// Let each fdatasync of the image take longer by this, to stand for a slower device in experiments: microseconds, or a time such as
     /// 1ms [default: nothing]
-    #[arg(long, value_name = "US", conflicts_with = "null", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
+    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
     delay_flush: Option<u64>,
 
     /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
@@ -123,7 +123,7 @@ pub struct ServeArgs {
 
     /// With --cache pdc, for experiments: a guest's flush writes to the device only its file system's journal, once that is found. Other data
     /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
-    #[arg(long, conflicts_with = "null")]
+    #[arg(long)]
     danger_flush_journal_only: bool,
 }
 
@@ -374,6 +374,11 @@ fn open(args: &ServeArgs) -> Result<Opened> {
     if let Some(size) = args.null {
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
+        }
+        if args.delay_flush.is_some() || args.danger_flush_journal_only {
+            usage!(
+                "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
+            );
         }
         let latency = args.latency.map(Duration::from_micros);
         let config = NullConfig { size, latency, parallelism: usize::from(args.parallel) };

@@ -19,7 +19,8 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 30] = [
+const ZERO: [(&str, &str); 31] = [
+    ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
     ("serve", "delay-flush"),

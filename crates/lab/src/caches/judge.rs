@@ -168,6 +168,8 @@ fn ratios(arm: &Measured, other: &Measured, of: impl Fn(&Sample) -> f64) -> Vec<
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::time::Duration;
+
     use super::super::plan::Job;
     use super::*;
 
@@ -183,7 +185,13 @@ mod tests {
     }
 
     fn result(expected: Expected, rate: Option<f64>, arms: Vec<Measured>) -> CellResult {
-        let cell = Cell { job: Some(Job::Commits), journal: 256 << 20, rate, throttled: true };
+        let cell = Cell {
+            job: Some(Job::Commits),
+            journal: 256 << 20,
+            rate,
+            throttled: true,
+            delay: Duration::ZERO,
+        };
         CellResult { cell, expected, arms }
     }
 

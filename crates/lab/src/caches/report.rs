@@ -113,6 +113,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     if let Some(guests) = &about.guests {
         notes.push(Note::info(format!("Guests: {guests}, ext4 with data=ordered.")));
     }
+    notes.extend(about.replays.iter().map(Note::info));
     let shared = results.iter().flat_map(|r| &r.arms).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
     if let (Some(limit), Some(shared)) = (options.cache, shared)
         && shared > limit / MUCH
@@ -361,7 +362,7 @@ mod tests {
     }
 
     fn results() -> Vec<CellResult> {
-        let cell = |job, journal| Where { job, journal, rate: None, throttled: true };
+        let cell = |job, journal| Where { job, journal, rate: None, throttled: true, delay: Duration::ZERO };
         let arms = || {
             vec![
                 measured("writeback", 4000.0, 0.25),
@@ -384,7 +385,7 @@ mod tests {
     fn every_table_is_whole_and_what_was_expected_stands_beside_what_came() {
         let mut options = options();
         options.cache = Some(512 << 20);
-        let about = About { guests: None, has_device: true };
+        let about = About { guests: None, replays: Vec::new(), has_device: true };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
@@ -407,7 +408,7 @@ mod tests {
     fn a_run_without_a_limit_or_with_few_rounds_is_marked() {
         let mut options = options();
         options.rounds = 1;
-        let about = About { guests: None, has_device: false };
+        let about = About { guests: None, replays: Vec::new(), has_device: false };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let warnings = report.notes.iter().filter(|note| note.severity == crate::report::Severity::Warning);
         assert_eq!(warnings.count(), 2);
