@@ -33,7 +33,7 @@ const DEPTH: u16 = 64;
 /// Bytes of a journal's superblock.
 const BLOCK: u64 = 4096;
 /// Bytes per second of a journal that a guest is taken to write at least: how long it is recorded.
-const JOURNAL_RATE: u64 = 8 << 20;
+const JOURNAL_RATE: u64 = 4 << 20;
 
 /// What a guest sent to a volume, ready to be sent again.
 #[derive(Debug)]
@@ -249,6 +249,6 @@ mod tests {
     #[test]
     fn the_longer_the_journal_the_longer_is_a_guest_recorded() {
         let of = |journal: u64| recording_time(Duration::from_secs(6), journal << 20).as_secs();
-        assert_eq!((of(4), of(256), of(1024)), (6, 32, 128));
+        assert_eq!((of(4), of(256), of(1024)), (6, 64, 256));
     }
 }
