@@ -75,15 +75,37 @@ fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
     Ok(vlane)
 }
 
+/// The words of a command: apart by spaces, but for those between double quotes.
+fn words(command: &str) -> Vec<String> {
+    let (mut words, mut word, mut is_quoted, mut is_begun) = (Vec::new(), String::new(), false, false);
+    for c in command.chars() {
+        match c {
+            '"' => (is_quoted, is_begun) = (!is_quoted, true),
+            c if c.is_whitespace() && !is_quoted => {
+                if std::mem::take(&mut is_begun) {
+                    words.push(std::mem::take(&mut word));
+                }
+            }
+            c => {
+                word.push(c);
+                is_begun = true;
+            }
+        }
+    }
+    words.extend(is_begun.then_some(word));
+    words
+}
+
 /// Runs the command of one experiment; its report replaces the last one only if it succeeds.
 fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
     let Some(command) = &one.about.command else { return Ok(()) };
     let new = one.folder.join("result.new.json");
-    let mut words = command.split_whitespace();
-    if words.next() != Some("vlane") {
+    let all = words(command);
+    let Some(("vlane", words)) = all.split_first().map(|(first, words)| (first.as_str(), words)) else {
         bail!("{}: the command must begin with `vlane`", one.name);
-    }
-    let words: Vec<_> = words.map(|word| word.replace("{result}", &new.display().to_string())).collect();
+    };
+    let words: Vec<_> =
+        words.iter().map(|word| word.replace("{result}", &new.display().to_string())).collect();
     // Standard output is the report as text, which the files say as well.
     let status = Command::new(vlane)
         .args(&words)
@@ -122,6 +144,14 @@ fn neutral(text: &str, vlane: &Path, folder: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quoted_words_of_a_command_are_one() {
+        assert_eq!(words("vlane caches  --json {result}"), ["vlane", "caches", "--json", "{result}"]);
+        let quoted = words(r#"vlane --also "--cache pdc --journal direct" -x"#);
+        assert_eq!(quoted, ["vlane", "--also", "--cache pdc --journal direct", "-x"]);
+        assert_eq!(words(r#"--with="a b" "" "#), ["--with=a b", ""]);
+    }
 
     #[test]
     fn kept_results_do_not_name_this_machine_s_paths() {

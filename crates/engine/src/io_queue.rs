@@ -294,6 +294,10 @@ impl Drop for IoQueue {
     }
 }
 
+/// All of a range's dirty pages, those included that are being written with what they held before.
+const WRITE_BACK: u32 =
+    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
 /// RWF flags of an operation.
 fn rw_flags(operation: &Operation) -> i32 {
     if operation.durable { libc::RWF_DSYNC } else { 0 }
@@ -310,6 +314,10 @@ impl Kept {
         };
         let entry = match &operation.what {
             What::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            What::WriteBack => {
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                opcode::SyncFileRange::new(fd, len).offset(offset).flags(WRITE_BACK).build()
+            }
             What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
             What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
             What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {

@@ -17,10 +17,13 @@ pub(crate) fn size() -> u64 {
 
 /// Pages of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Pages {
-    pub(crate) cached: u64,
-    pub(crate) dirty: u64,
-    pub(crate) writeback: u64,
+pub struct Pages {
+    /// In the page cache.
+    pub cached: u64,
+    /// Of those, not written back.
+    pub dirty: u64,
+    /// Of those, being written back.
+    pub writeback: u64,
 }
 
 impl Pages {
@@ -47,13 +50,8 @@ pub fn cached(file: &File, range: &Range<u64>) -> Option<u64> {
     count(file, range).map(|pages| pages.cached)
 }
 
-/// Those of them that are dirty and not being written back.
-pub fn dirty(file: &File, range: &Range<u64>) -> Option<u64> {
-    count(file, range).map(|pages| pages.dirty)
-}
-
 /// The same, and what they are.
-pub(crate) fn count(file: &File, range: &Range<u64>) -> Option<Pages> {
+pub fn count(file: &File, range: &Range<u64>) -> Option<Pages> {
     let len = range.end.saturating_sub(range.start);
     if len == 0 {
         // Zero would mean all up to the file's end.

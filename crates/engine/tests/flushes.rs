@@ -233,3 +233,85 @@ fn where_a_flush_means_nothing_there_is_no_fdatasync() {
     rig.ok(write());
     assert_eq!(fdatasyncs(&mut rig, Op::Flush), 0, "in memory");
 }
+
+/// What of `rig` is answered at `now`.
+fn answered(rig: &mut Rig, now: Instant) -> usize {
+    rig.reap(now);
+    let answers = rig.collect();
+    assert!(answers.iter().all(|answer| answer.status == Status::Ok));
+    answers.len()
+}
+
+/// Serves `rig` until its fdatasync has ended, and is not told of.
+fn until_delayed(rig: &mut Rig) -> Instant {
+    let begin = Instant::now();
+    loop {
+        assert_eq!(answered(rig, begin), 0, "it is not due");
+        if let Some(due) = rig.channel().deadline() {
+            return due;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it hangs: {:?}", rig.stats());
+        rig.lane.wait(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_delayed_flush_is_answered_when_it_is_due_and_holds_up_nothing_else() {
+    // No test looks at the clock: the time that a delayed flush is due is told.
+    const DELAY: Duration = Duration::from_secs(3600);
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let options = FileOptions { cache: Cache::Writeback, flush_delay: DELAY, ..FileOptions::default() };
+    let engine = common::places::open_with(&path, options);
+    let (mut one, mut other) = (lane(&engine), lane(&engine));
+    one.ok(write());
+    let begin = Instant::now();
+    start(&mut one, Op::Flush);
+    let due = until_delayed(&mut one);
+    assert!(due >= begin + DELAY);
+    // Reads and writes of the same lane are answered meanwhile, and a flush of another one waits for the next fdatasync.
+    for op in [write(), Op::read(8, 4096)] {
+        start(&mut one, op);
+        while answered(&mut one, begin) == 0 {
+            one.lane.wait(Duration::from_millis(10));
+        }
+    }
+    start(&mut other, Op::Flush);
+    assert_eq!(answered(&mut other, due), 0);
+    assert_eq!(answered(&mut one, due - Duration::from_nanos(1)), 0);
+    assert_eq!(answered(&mut one, due), 1);
+    assert_eq!(one.channel().deadline(), None);
+    let mut next = None;
+    for _ in 0..6000 {
+        assert_eq!(answered(&mut other, due), 0, "what was written since is not durable");
+        next = other.channel().deadline().filter(|at| *at > due);
+        if next.is_some() {
+            break;
+        }
+        other.lane.wait(Duration::from_millis(10));
+    }
+    assert_eq!(answered(&mut other, next.expect("it hangs")), 1);
+    let stats = (one.stats(), other.stats());
+    assert_eq!((stats.0.fdatasyncs, stats.1.fdatasyncs), (1, 1));
+}
+
+#[test]
+fn a_delayed_flush_that_is_put_back_is_forgotten() {
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let flush_delay = Duration::from_secs(3600);
+    let options = FileOptions { cache: Cache::Writeback, flush_delay, ..FileOptions::default() };
+    let engine = common::places::open_with(&path, options);
+    let mut rig = lane(&engine);
+    rig.ok(write());
+    rig.start(Op::Flush);
+    let slot = rig.lane.take().expect("the flush");
+    rig.lane.begin(slot);
+    until_delayed(&mut rig);
+    rig.lane.put_back(slot);
+    assert_eq!(rig.channel().deadline(), None);
+    // Another lane need not wait for it.
+    let mut other = lane(&engine);
+    start(&mut other, Op::Flush);
+    until_delayed(&mut other);
+}

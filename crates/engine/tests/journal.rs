@@ -13,10 +13,10 @@ use std::time::Duration;
 use common::places::{Loop, cached, drop_cache, image, in_memory, on_disk, open, skip};
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
-use vlane_engine::pages;
-use vlane_engine::{Engine, Status};
+use vlane_engine::{Engine, Status, pages};
 use vlane_policy::journal::layout::Layout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+use vlane_trace::storage::{History, Reader};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
@@ -186,6 +186,71 @@ fn nothing_is_looked_for_where_nothing_can_be_written_or_the_page_cache_is_the_s
     assert!(engine.is_mapped());
 }
 
+/// An engine whose journal is known, and whose flushes write only that, or everything.
+fn flushing(path: &Path, danger_flush_journal_only: bool) -> FileEngine {
+    let options = FileOptions { cache: Cache::Pdc, danger_flush_journal_only, ..FileOptions::default() };
+    FileEngine::open(path, options).expect("open")
+}
+
+#[test]
+fn a_flush_of_the_journal_only_leaves_other_pages_dirty_and_without_a_journal_it_is_a_whole_one() {
+    let _alone = alone();
+    let dir = on_disk();
+    let path = image(dir.path(), SIZE);
+    let file = std::fs::File::open(&path).expect("open");
+    let dirty = |range: Range<u64>| pages::count(&file, &range).map(|pages| pages.dirty + pages.writeback);
+    let others = 30 * MIB..38 * MIB;
+    if dirty(0..4096).is_none() {
+        return skip("no cachestat here (before Linux 6.5, or forbidden)");
+    }
+    let engine = Arc::new(flushing(&path, true));
+    let mut rig = rig(&engine);
+    let mut seen = 0;
+    // The system may write pages back whenever it likes.
+    for round in 0..20 {
+        engine.pretend_layout(layout(vec![JOURNAL]));
+        rig.ok(Op::write(JOURNAL.start / 512, bytes(round, 16384)));
+        rig.ok(Op::write(others.start / 512, bytes(round, 1 << 20)));
+        rig.ok(Op::Flush);
+        assert_eq!(dirty(JOURNAL), Some(0), "of the journal nothing");
+        seen += dirty(others.clone()).unwrap_or(0);
+
+        engine.pretend_layout(layout(Vec::new()));
+        rig.ok(Op::write(others.start / 512, bytes(round, 4096)));
+        rig.ok(Op::Flush);
+        assert_eq!(dirty(others.clone()), Some(0), "no journal is known: a whole flush");
+    }
+    assert!(seen >= 256, "{seen} pages of others were seen dirty after 20 flushes of the journal");
+    rig.ok(Op::write(others.start / 512, bytes(99, 4096)));
+    drop(rig);
+    engine.sync().expect("sync");
+    assert_eq!(dirty(0..SIZE), Some(0), "the end writes everything");
+}
+
+#[test]
+fn the_record_of_the_storage_shows_that_a_flush_of_the_journal_only_does_not_keep_its_promise() {
+    let _alone = alone();
+    for is_journal_only in [false, true] {
+        let dir = on_disk();
+        let path = image(dir.path(), SIZE);
+        let record = dir.path().join("record");
+        let engine = flushing(&path, is_journal_only);
+        let engine =
+            Arc::new(engine.recorded(std::fs::File::create(&record).expect("record")).expect("record"));
+        engine.pretend_layout(layout(vec![JOURNAL]));
+        let recorder = Arc::clone(engine.recorder().expect("recorder"));
+        let mut rig = rig(&engine);
+        rig.ok(Op::write(JOURNAL.start / 512, bytes(1, 16384)));
+        rig.ok(Op::write(30 * MIB / 512, bytes(2, 16384)));
+        rig.ok(Op::Flush);
+        recorder.finish().expect("record");
+        let bytes = std::fs::read(&record).expect("record");
+        let history = History::new(Reader::new(&bytes[..]).expect("record")).expect("record");
+        let violations = history.flushes().violations.len();
+        assert_eq!(violations > 0, is_journal_only, "{violations} promises were not kept");
+    }
+}
+
 /// Voluntary context switches of the journal threads of this process.
 fn switches() -> u64 {
     let mut sum = 0;
@@ -286,11 +351,11 @@ fn dropping_the_journals_pages_begins_no_write_back_of_others() {
             rig.ok(Op::write(at / 512, bytes(rounds, 65536)));
         }
         let before = report(&engine).dropped.sum();
-        let Some(pages) = pages::dirty(&file, &dirty) else {
+        let Some(pages) = pages::count(&file, &dirty) else {
             return skip("no cachestat here (before Linux 6.5, or forbidden)");
         };
         rounds += 1;
-        written_back += u64::from(pages < 16);
+        written_back += u64::from(pages.dirty < 16);
         assert!(before > 0, "nothing is dropped");
     }
     // The system writes for reasons of its own, too.

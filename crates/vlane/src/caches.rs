@@ -37,7 +37,7 @@ pub struct CachesArgs {
     /// Options of `vlane serve` that the volume has in every mode
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
     with: Option<Also>,
-    /// Who writes: commits (this program), or in a guest mail, oltp-rollback, oltp-wal, graph, mobile, fill
+    /// Who writes: commits, mail-replay (this program), or in a guest mail, oltp-rollback, oltp-wal, graph, mobile, fill, kv-compact, plain
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "commits", value_parser = parse_job)]
     jobs: Vec<Job>,
     /// Memory that the back ends share, page cache included
@@ -58,6 +58,13 @@ pub struct CachesArgs {
     /// With the kernel's write-back throttling as it is (on), and without (off: as root, on a disk that has it)
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "on")]
     throttling: Vec<Throttling>,
+    /// Let each fdatasync of the volume take longer by these times, to stand for slower devices
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = parse_delay)]
+    delays: Vec<Duration>,
+    /// Instead of everything with everything: the first of --jobs, --rates, --throttling and --delays on every journal; each other one of these on
+    /// the journal of this size alone, with the first of the other lists
+    #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
+    vary_on: Option<u64>,
     /// How often everything is measured
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
@@ -156,6 +163,10 @@ fn parse_cache(text: &str) -> Result<u64, String> {
     }
 }
 
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    values::time_in::<u64>("us", 0..=60_000_000)(text).map(Duration::from_micros)
+}
+
 fn parse_rate(text: &str) -> Result<ReadRate, String> {
     match text {
         "unbounded" => Ok(ReadRate(None)),
@@ -182,6 +193,8 @@ impl CachesArgs {
             journals: unique(&self.journals),
             rates: self.rates.iter().map(|rate| rate.0).collect(),
             throttling: unique(&self.throttling).iter().map(|one| *one == Throttling::On).collect(),
+            delays: unique(&self.delays),
+            vary_on: self.vary_on,
             rounds: usize::from(self.rounds),
             ramp: self.ramp,
             time: self.time,
@@ -244,5 +257,10 @@ mod tests {
                 .all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode))
         );
         assert!(parse_mode("no such mode").is_err());
+        for words in
+            ["--delay-flush 1ms", "--cache pdc --journal direct", "--cache pdc --danger-flush-journal-only"]
+        {
+            assert!(parse_also(words).is_ok(), "{words}");
+        }
     }
 }

@@ -69,6 +69,11 @@ pub struct ServeArgs {
     #[arg(long)]
     read_only: bool,
 
+    /// Let each fdatasync of the image take longer by this, to stand for a slower device in experiments: microseconds, or a time such as
+    /// 1ms [default: nothing]
+    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
+    delay_flush: Option<u64>,
+
     /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
     /// writes and flushes with an error (reads go on), stop ends the volume
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
@@ -115,6 +120,11 @@ pub struct ServeArgs {
     /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
+
+    /// With --cache pdc, for experiments: a guest's flush writes to the device only its file system's journal, once that is found. Other data
+    /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
+    #[arg(long)]
+    danger_flush_journal_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -365,6 +375,11 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
         }
+        if args.delay_flush.is_some() || args.danger_flush_journal_only {
+            usage!(
+                "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
+            );
+        }
         let latency = args.latency.map(Duration::from_micros);
         let config = NullConfig { size, latency, parallelism: usize::from(args.parallel) };
         return Ok(Opened::Null(Arc::new(NullEngine::new(config)?)));
@@ -382,6 +397,9 @@ fn open(args: &ServeArgs) -> Result<Opened> {
             "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
         );
     }
+    if args.danger_flush_journal_only && cache != Cache::Pdc {
+        usage!("--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with it");
+    }
     let options = FileOptions {
         cache,
         read_only: args.read_only,
@@ -390,8 +408,16 @@ fn open(args: &ServeArgs) -> Result<Opened> {
             Some(JournalArg::Direct) => JournalWay::Direct,
             Some(JournalArg::Drop) | None => JournalWay::Drop,
         },
+        flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
+        danger_flush_journal_only: args.danger_flush_journal_only,
     };
     let engine = FileEngine::open(path, options)?;
+    if args.danger_flush_journal_only {
+        tracing::warn!(
+            "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
+            path.display()
+        );
+    }
     Ok(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,

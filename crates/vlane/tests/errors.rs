@@ -277,8 +277,10 @@ fn mistakes_in_the_topology_are_named() {
         misused_here(&place, &mut command, &["CPU 1 is outside", "affinity", "taskset"]);
     }
     // What the command line itself does not understand: its usage, and code 2.
-    let wrong: [&[&str]; 13] = [
+    let wrong: [&[&str]; 15] = [
         &["--queues", "257"],
+        &["--delay-flush", "2m"],
+        &["--danger-flush-journal-only", "--cache", "writeback"],
         &["--queues", "0"],
         &["--queues", "4294967295"],
         &["--threads", "0"],

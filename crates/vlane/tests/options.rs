@@ -19,9 +19,11 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 29] = [
+const ZERO: [(&str, &str); 31] = [
+    ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
+    ("serve", "delay-flush"),
     ("serve", "poll-us"),
     ("serve", "stop-timeout"),
     ("serve", "cpus"),

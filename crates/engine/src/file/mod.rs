@@ -31,6 +31,7 @@ mod placed;
 mod placements;
 mod ranges;
 mod recorded;
+mod syncs;
 mod transfer;
 
 use std::fs::File;
@@ -38,6 +39,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
@@ -90,6 +92,12 @@ pub struct FileOptions {
     pub raw: bool,
     /// With [`Cache::Pdc`]: the journal's way.
     pub journal: JournalWay,
+    /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand for a slower device. Neither durable writes are
+    /// delayed nor the sync at the volume's end.
+    pub flush_delay: Duration,
+    /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those of the guest's journal. What was flushed elsewhere **can be
+    /// lost** when the host fails. With no journal known a flush is what it is elsewhere, and the sync at the volume's end always is.
+    pub danger_flush_journal_only: bool,
 }
 
 /// Who uses a file, so that nobody should write over it or put another in its place, in words: it is locked, as images are while they
@@ -151,6 +159,10 @@ struct Shared {
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless nothing can be written.
     journal: Option<journal::Journal>,
+    /// [`FileOptions::flush_delay`].
+    flush_delay: Duration,
+    /// [`FileOptions::danger_flush_journal_only`].
+    danger_flush_journal_only: bool,
     /// Told of everything that reaches the storage, if somebody wants to know.
     recorder: Option<Arc<StorageRecorder>>,
 }
@@ -282,7 +294,14 @@ impl Engine for FileEngine {
         let recorder = shared.recorder.clone();
         let channel: Box<dyn Channel> = match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
-            None => Box::new(channel::FileChannel::new(shared, slots)?),
+            None => {
+                let is_usual = shared.flush_delay.is_zero() && !shared.danger_flush_journal_only;
+                let channel = Box::new(channel::FileChannel::new(Arc::clone(&shared), slots)?);
+                match is_usual {
+                    true => channel,
+                    false => Box::new(syncs::Syncs::new(channel, slots, shared)),
+                }
+            }
         };
         Ok(match recorder {
             Some(recorder) => Box::new(recorded::Recorded::new(channel, recorder, slots)),

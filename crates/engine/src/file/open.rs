@@ -30,7 +30,7 @@ const EXT4_MAGIC: i64 = 0xef53;
 const XFS_MAGIC: i64 = 0x5846_5342;
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
-    let FileOptions { cache, read_only, raw, journal: journal_way } = options;
+    let FileOptions { cache, read_only, raw, journal: journal_way, flush_delay, .. } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let (buffered, metadata, size) = image(path, read_only, raw)?;
     let is_device = metadata.file_type().is_block_device();
@@ -124,6 +124,8 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         can_discard: !is_device || device_discards(&metadata),
         map,
         journal,
+        flush_delay,
+        danger_flush_journal_only: options.danger_flush_journal_only,
         recorder: None,
     })
 }

@@ -82,7 +82,8 @@ impl Recorded {
 fn told(request: &Request, operation: &Operation) -> Option<Told> {
     let Operation { file, offset, len, durable, .. } = *operation;
     let data = match &operation.what {
-        What::Read(_) => return None,
+        // What is written back is not durable by that.
+        What::Read(_) | What::WriteBack => return None,
         What::Sync => return Some(Told::Sync),
         What::Punch => return Some(Told::Clear { how: Clear::Punch, offset, len }),
         What::Zero => return Some(Told::Clear { how: Clear::Zero, offset, len }),

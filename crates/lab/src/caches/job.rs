@@ -1,12 +1,15 @@
 //! What a guest does: jobs that write, and wait until it is durable. They run inside the guest (`vlane caches-job`), and tell in lines
 //! `RESULT key=value`.
 
+mod kv;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use self::kv::{Compact, Plain};
 use super::measure::Done;
 use super::plan::Job;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -67,11 +70,14 @@ pub fn run(
             }
         }
         Job::Fill => steps.push(Box::new(Fill::new(directory).context(ErrorKind::Io, failed)?)),
+        Job::KvCompact => steps.push(Box::new(Compact::new(directory).context(ErrorKind::Io, failed)?)),
+        Job::Plain => steps.push(Box::new(Plain::new(directory).context(ErrorKind::Io, failed)?)),
         Job::OltpRollback | Job::OltpWal | Job::Graph | Job::Mobile => {
             steps.push(Box::new(Sql::new(directory, job)?));
         }
-        Job::Commits => {
-            return Err(Error::new(ErrorKind::Usage, "commits are made by the driver, not in a guest"));
+        Job::Commits | Job::MailReplay => {
+            let text = format!("{} is what the driver does, not a guest", job.name());
+            return Err(Error::new(ErrorKind::Usage, text));
         }
     }
     begin().context(ErrorKind::Io, || "there is nobody who says when to begin")?;
@@ -413,7 +419,9 @@ mod tests {
 
     #[test]
     fn a_guests_job_is_not_what_the_driver_does() {
-        let error = run(Job::Commits, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage);
+        for job in Job::ALL.into_iter().filter(|job| !job.is_guest()) {
+            let error = run(job, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+        }
     }
 }

@@ -13,12 +13,17 @@ use vlane_driver::{Arrivals, Limit, Rate, Session, SessionOptions, Workload};
 use super::commits::{Places, Writer};
 use super::limit::{Device, MemoryLimit};
 use super::plan::{Arm, Cell, Job};
+use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use super::{Options, guest};
+use crate::control::Control;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::Image;
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::server::Server;
+use crate::trace::Trace;
+use crate::trace::record::{RecordOptions, record};
 use crate::work::{Role, Sampler};
 
 /// Bytes that the neighbour reads at a time.
@@ -162,7 +167,7 @@ impl Bed<'_> {
     ) -> Result<Sample> {
         let volume = match (cell.job, volume) {
             (Some(job), Some(volume)) => {
-                if job.is_guest() {
+                if job.needs_guest() {
                     volume.make_file_system(self.host)?;
                 }
                 volume::forget(volume.path())?;
@@ -181,10 +186,14 @@ impl Bed<'_> {
         };
         let mut words = arm.arguments.clone();
         words.extend(self.options.with.iter().cloned());
+        if !cell.delay.is_zero() {
+            words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
+        }
         let control = self.dir.join("volume.ctl");
         let mut server = self.serve("volume", volume.path(), &words, Some(&control))?;
         let sample = match job {
             Job::Commits => self.commits(cell, volume, &mut neighbour, &mut server, say),
+            Job::MailReplay => self.replay(cell, volume, &mut neighbour, &server),
             job => self.guest(cell, job, volume, &mut neighbour, &server, say),
         };
         let sample = sample.map_err(|error| {
@@ -228,6 +237,73 @@ impl Bed<'_> {
         })?;
         writer.end()?;
         Ok(sample)
+    }
+
+    fn replay(
+        &self,
+        cell: &Cell,
+        volume: &Volume,
+        neighbour: &mut Server,
+        server: &Server,
+    ) -> Result<Sample> {
+        let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
+        let replay = volume.replay.as_ref().ok_or_else(missing)?;
+        let window = self.window();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| {
+                replay.run(server.socket(), window.from, &stop)?;
+                replay.run(server.socket(), window.until, &stop)
+            });
+            let sample = self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
+                joined(running.join()).map(Some)
+            });
+            stop.store(true, Ordering::Relaxed);
+            sample
+        })
+    }
+
+    /// Records a guest that does the mail job on a volume.
+    ///
+    /// # Errors
+    /// As [`Bed::measure`], and those of the recording.
+    pub fn record_mail(&self, volume: &mut Volume, say: &mut dyn FnMut(&str)) -> Result<Replay> {
+        let maker = self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
+        volume.make_file_system(self.host)?;
+        volume::forget(volume.path())?;
+        let control = self.dir.join("record.ctl");
+        let words = ["--cache", "writeback"].map(str::to_owned);
+        let server = self.serve("record", volume.path(), &words, Some(&control))?;
+        let time = recording_time(self.options.time, volume.journal);
+        let options = Options { ramp: Duration::ZERO, time, ..self.options.clone() };
+        say("the guest boots, and makes its files");
+        let mut guest = maker.start(&options, server.socket(), Job::Mail)?;
+        guest.ready(self.interrupt)?;
+        say("");
+        let file = self.dir.join(format!("mail-{}.trc", volume.journal));
+        let recording =
+            RecordOptions { output: Output::new(&file), time: Some(time), count: None, hashes: false };
+        let recorded = std::thread::scope(|scope| {
+            let recorder =
+                scope.spawn(|| record(&Control::new(&control), &recording, self.interrupt, &mut |_| ()));
+            let done = guest.begin().and_then(|()| guest.finish(self.interrupt));
+            let recorded = joined(recorder.join());
+            done.and(recorded)
+        })?;
+        self.interrupt.check()?;
+        server.stop(STOP)?;
+        if recorded.lost > 0 {
+            let text = format!(
+                "{} requests were lost by the recording; try again on a quieter machine",
+                recorded.lost
+            );
+            return Err(Error::new(ErrorKind::Io, text));
+        }
+        let replay = Replay::new(&Trace::load(&file)?, volume);
+        // It may be large, and lies in memory on some machines.
+        std::fs::remove_file(&file)
+            .context(ErrorKind::Io, || format!("{}: cannot be removed", file.display()))?;
+        replay
     }
 
     fn guest(

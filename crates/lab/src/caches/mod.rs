@@ -15,6 +15,7 @@ mod judge;
 pub mod limit;
 mod measure;
 pub mod plan;
+mod replay;
 mod report;
 mod volume;
 
@@ -66,6 +67,10 @@ pub struct Options {
     pub rates: Vec<Option<f64>>,
     /// With and without the kernel's write-back throttling.
     pub throttling: Vec<bool>,
+    /// How much longer each `fdatasync` of the volume takes.
+    pub delays: Vec<Duration>,
+    /// As [`plan::Axes::vary_on`].
+    pub vary_on: Option<u64>,
     /// How often everything is measured.
     pub rounds: usize,
     /// Time before each measurement that does not count.
@@ -81,6 +86,8 @@ pub struct Options {
 struct About {
     /// The guests, if there were any.
     guests: Option<String>,
+    /// What is replayed.
+    replays: Vec<String>,
     /// Whether the disk's own counter could be read.
     has_device: bool,
 }
@@ -101,6 +108,12 @@ impl Options {
                 let least = show_size(SMALLEST_JOURNAL);
                 return usage(format!("a journal of {journal} bytes: whole MiB, and at least {least}"));
             }
+        }
+        if let Some(only) = self.vary_on
+            && !self.journals.contains(&only)
+        {
+            let text = format!("--vary-on {}: there is no journal of that size", show_size(only));
+            return usage(text);
         }
         if !self.hot.is_multiple_of(1 << 20) || self.hot == 0 {
             return usage(format!("a hot set of {} bytes: whole MiB", self.hot));
@@ -136,7 +149,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let (created, start) = (crate::date::now(), Instant::now());
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
-    let for_guests = options.jobs.iter().any(|job| job.is_guest());
+    let for_guests = options.jobs.iter().any(|job| job.needs_guest());
     let guests = for_guests.then(|| guest::Maker::find(host, &options.jobs)).transpose()?;
     let dir = tempfile::Builder::new().prefix("vlane-caches-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
@@ -148,11 +161,23 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let volumes = options.journals.iter().map(|journal| Volume::bytes(*journal, for_guests));
     let bytes = volumes.fold(options.hot, u64::saturating_add);
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
-    let cells = plan::cells(&options.jobs, &options.journals, &options.rates, &options.throttling);
+    let cells = plan::cells(&plan::Axes {
+        jobs: &options.jobs,
+        journals: &options.journals,
+        rates: &options.rates,
+        throttling: &options.throttling,
+        delays: &options.delays,
+        vary_on: options.vary_on,
+    });
     let arms = options.all_arms();
     let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms.len() } else { 1 }).sum();
     announce(options, &cells);
-    let mut progress = Progress::new(1 + measurements * options.rounds)
+    let is_replayed = |volume: &u64| {
+        let is_it = |cell: &Cell| cell.job == Some(Job::MailReplay) && cell.journal == *volume;
+        cells.iter().any(is_it)
+    };
+    let recorded = options.journals.iter().filter(|journal| is_replayed(journal)).count();
+    let mut progress = Progress::new(1 + recorded + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");
     let hot = place.image(options.hot, interrupt)?;
@@ -171,6 +196,13 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         guests: guests.as_ref(),
         interrupt,
     };
+    let mut replays = Vec::new();
+    for volume in volumes.iter_mut().filter(|volume| is_replayed(&volume.journal)) {
+        progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
+        let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
+        replays.push(replay.about.clone());
+        volume.replay = Some(replay);
+    }
     let mut results: Vec<CellResult> = cells
         .iter()
         .map(|cell| CellResult {
@@ -179,7 +211,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             arms: arms
                 .iter()
                 .take(if cell.job.is_some() { arms.len() } else { 1 })
-                .map(|arm| Measured { arm: arm.name.clone(), rounds: Vec::new() })
+                .map(|arm| Measured { arm: arm.name.clone(), has_goals: arm.has_goals(), rounds: Vec::new() })
                 .collect(),
         })
         .collect();
@@ -209,7 +241,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         }
     }
     progress.clear();
-    let about = About { guests: guests.map(|maker| maker.describe()), has_device: device.is_some() };
+    let guests = guests.map(|maker| maker.describe());
+    let about = About { guests, replays, has_device: device.is_some() };
     let machine = Machine::describe(&options.version, &["sqlite3"]);
     Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
 }
@@ -251,6 +284,8 @@ mod tests {
             journals: vec![64 << 20],
             rates: vec![None],
             throttling: vec![true],
+            delays: vec![Duration::ZERO],
+            vary_on: None,
             rounds: 5,
             ramp: Duration::ZERO,
             time: Duration::from_secs(1),
@@ -273,12 +308,13 @@ mod tests {
     #[test]
     fn options_that_make_no_sense_are_usage_errors() {
         type Change = fn(&mut Options);
-        let changes: [(Change, &str); 5] = [
+        let changes: [(Change, &str); 6] = [
             (|o| o.arms.clear(), "nothing is left"),
             (|o| o.arms.push(Arm::mode("none")), "given twice"),
             (|o| o.journals = vec![1 << 20], "at least 4 MiB"),
             (|o| o.journals = vec![(8 << 20) + 512], "whole MiB"),
             (|o| o.hot = 4096, "whole MiB"),
+            (|o| o.vary_on = Some(8 << 20), "no journal of that size"),
         ];
         for (change, says) in changes {
             let mut wrong = options();

@@ -1,5 +1,7 @@
 //! What is measured: jobs, arms and cells, and what is expected of a cell before it is measured.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use vlane_driver::units::show_size;
 
@@ -20,12 +22,28 @@ pub enum Job {
     Mobile,
     /// A guest: records appended to a log that each is made durable, as db_bench's fillsync does.
     Fill,
+    /// A guest: tables of sorted records merged into new ones, as a compaction does.
+    KvCompact,
+    /// A guest: reads and writes at random that nobody makes durable, as a control.
+    Plain,
+    /// The driver: what a guest with [`Job::Mail`] sent, again and again, as fast as it is taken.
+    MailReplay,
 }
 
 impl Job {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Commits, Self::Mail, Self::OltpRollback, Self::OltpWal, Self::Graph, Self::Mobile, Self::Fill];
+    pub const ALL: [Self; 10] = [
+        Self::Commits,
+        Self::Mail,
+        Self::OltpRollback,
+        Self::OltpWal,
+        Self::Graph,
+        Self::Mobile,
+        Self::Fill,
+        Self::KvCompact,
+        Self::Plain,
+        Self::MailReplay,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -37,6 +55,9 @@ impl Job {
             Self::Graph => "graph",
             Self::Mobile => "mobile",
             Self::Fill => "fill",
+            Self::KvCompact => "kv-compact",
+            Self::Plain => "plain",
+            Self::MailReplay => "mail-replay",
         }
     }
 
@@ -45,8 +66,13 @@ impl Job {
         Self::ALL.into_iter().find(|job| job.name() == name)
     }
 
-    /// Whether a guest does it.
+    /// Whether a guest does it while it is measured.
     pub fn is_guest(self) -> bool {
+        !matches!(self, Self::Commits | Self::MailReplay)
+    }
+
+    /// Whether there is a guest at all.
+    pub fn needs_guest(self) -> bool {
         self != Self::Commits
     }
 
@@ -70,6 +96,15 @@ impl Job {
             Self::Fill => {
                 "records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB does for db_bench's fillsync; no compaction)"
             }
+            Self::KvCompact => {
+                "two tables of 2 MiB are read, merged by their keys, and written as two new ones, each fsynced (for LevelDB's compaction)"
+            }
+            Self::Plain => {
+                "4K read and 4K written at random places of a file of 64 MiB, and nothing made durable (a control: db_bench's reads, and writes without sync)"
+            }
+            Self::MailReplay => {
+                "what a guest with the mail job wrote, flushed and read, recorded once and sent again and again by the driver; an operation is a request"
+            }
         }
     }
 }
@@ -89,10 +124,35 @@ impl Arm {
         Self { name: name.into(), arguments: vec!["--cache".into(), name.into()] }
     }
 
-    /// Any options of `vlane serve`.
+    /// Any options of `vlane serve`. The cache mode comes first in its name, without the option's.
     pub fn options(words: &[String]) -> Self {
-        Self { name: words.join(" "), arguments: words.to_vec() }
+        let (mode, rest) = split(words);
+        let words_of_name: Vec<&str> = mode.into_iter().chain(rest).collect();
+        Self { name: words_of_name.join(" "), arguments: words.to_vec() }
     }
+
+    /// Whether it is meant to reach the goals: it keeps the journal out of the cache, and keeps what a flush promises.
+    pub fn has_goals(&self) -> bool {
+        let (mode, rest) = split(&self.arguments);
+        mode == Some(GOOD) && !rest.iter().any(|word| word.starts_with("--danger-"))
+    }
+}
+
+/// The cache mode that the goals are for.
+const GOOD: &str = "pdc";
+
+/// The cache mode among options of `vlane serve`, and the others.
+fn split(words: &[String]) -> (Option<&str>, Vec<&str>) {
+    let (mut mode, mut rest) = (None, Vec::new());
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--cache") {
+            Some("") => mode = words.next(),
+            Some(value) if value.starts_with('=') => mode = value.get(1..),
+            _ => rest.push(word),
+        }
+    }
+    (mode, rest)
 }
 
 /// What the arms are compared on.
@@ -106,6 +166,8 @@ pub struct Cell {
     pub rate: Option<f64>,
     /// Whether the host's kernel may throttle write-back.
     pub throttled: bool,
+    /// How much longer each `fdatasync` of the volume takes.
+    pub delay: Duration,
 }
 
 impl Cell {
@@ -116,9 +178,15 @@ impl Cell {
             Some(rate) => format!("{rate} reads/s"),
         };
         let control = if self.throttled { "" } else { ", write-back not throttled" };
+        let delay = match self.delay {
+            Duration::ZERO => String::new(),
+            delay => format!(", flushes take {delay:?} longer"),
+        };
         match self.job {
             None => format!("nobody writes, {rate}{control}"),
-            Some(job) => format!("{}, journal {}, {rate}{control}", job.name(), show_size(self.journal)),
+            Some(job) => {
+                format!("{}, journal {}, {rate}{control}{delay}", job.name(), show_size(self.journal))
+            }
         }
     }
 
@@ -126,9 +194,13 @@ impl Cell {
     pub fn id(&self) -> String {
         let rate = self.rate.map_or_else(|| "unbounded".to_string(), |rate| format!("{rate:.0}"));
         let control = if self.throttled { "" } else { "-unthrottled" };
+        let delay = match self.delay.as_micros() {
+            0 => String::new(),
+            us => format!("-delay-{us}us"),
+        };
         match self.job {
             None => format!("alone-{rate}{control}"),
-            Some(job) => format!("{}-{}m-{rate}{control}", job.name(), self.journal >> 20),
+            Some(job) => format!("{}-{}m-{rate}{control}{delay}", job.name(), self.journal >> 20),
         }
     }
 }
@@ -197,15 +269,44 @@ pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> 
     Some(1.0 - (-reads * low / hot).exp())
 }
 
+/// What is varied; each list has at least one entry.
+#[derive(Debug, Clone, Copy)]
+pub struct Axes<'a> {
+    /// Who writes.
+    pub jobs: &'a [Job],
+    /// Bytes of the journals.
+    pub journals: &'a [u64],
+    /// Reads per second that the neighbour asks for.
+    pub rates: &'a [Option<f64>],
+    /// With and without the kernel's write-back throttling.
+    pub throttling: &'a [bool],
+    /// How much longer flushes take.
+    pub delays: &'a [Duration],
+    /// On this journal alone all but the first of each list are measured, each with the first of the other lists; none: everything with everything.
+    pub vary_on: Option<u64>,
+}
+
 /// The cells, in the order in which they are measured: for each way to read, the neighbour alone, then each job on each journal.
-pub fn cells(jobs: &[Job], journals: &[u64], rates: &[Option<f64>], throttling: &[bool]) -> Vec<Cell> {
+pub fn cells(axes: &Axes<'_>) -> Vec<Cell> {
     let mut cells = Vec::new();
-    for &throttled in throttling {
-        for &rate in rates {
-            cells.push(Cell { job: None, journal: 0, rate, throttled });
-            for &job in jobs {
-                let with = |&journal: &u64| Cell { job: Some(job), journal, rate, throttled };
-                cells.extend(journals.iter().map(with));
+    for (a, &throttled) in axes.throttling.iter().enumerate() {
+        for (b, &rate) in axes.rates.iter().enumerate() {
+            let alone = cells.len();
+            for (c, &delay) in axes.delays.iter().enumerate() {
+                for (d, &job) in axes.jobs.iter().enumerate() {
+                    let varied = [a, b, c, d].into_iter().filter(|place| *place > 0).count();
+                    let is_wanted = |journal: &&u64| match (axes.vary_on, varied) {
+                        (None, _) | (_, 0) => true,
+                        (Some(only), 1) => **journal == only,
+                        _ => false,
+                    };
+                    let with = |&journal: &u64| Cell { job: Some(job), journal, rate, throttled, delay };
+                    cells.extend(axes.journals.iter().filter(is_wanted).map(with));
+                }
+            }
+            if cells.len() > alone {
+                let cell = Cell { job: None, journal: 0, rate, throttled, delay: Duration::ZERO };
+                cells.insert(alone, cell);
             }
         }
     }
@@ -257,6 +358,24 @@ mod tests {
     }
 
     #[test]
+    fn an_arms_name_is_its_mode_and_what_else_it_has() {
+        let of = |text: &str| Arm::options(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        for (options, name, has_goals) in [
+            ("--cache pdc --journal direct", "pdc --journal direct", true),
+            ("--journal direct --cache=pdc", "pdc --journal direct", true),
+            ("--cache pdc --danger-flush-journal-only", "pdc --danger-flush-journal-only", false),
+            ("--cache writeback --poll off", "writeback --poll off", false),
+            ("--poll off", "--poll off", false),
+        ] {
+            let arm = of(options);
+            assert_eq!((arm.name.as_str(), arm.has_goals()), (name, has_goals));
+            assert_eq!(arm.arguments.join(" "), options);
+        }
+        assert!(Arm::mode("pdc").has_goals() && !Arm::mode("none").has_goals());
+        assert_eq!(of("--cache pdc"), Arm::mode("pdc"));
+    }
+
+    #[test]
     fn every_job_has_a_name_of_its_own() {
         for job in Job::ALL {
             assert_eq!(Job::named(job.name()), Some(job));
@@ -264,15 +383,45 @@ mod tests {
         assert_eq!(Job::named("no such job"), None);
     }
 
+    const AXES: Axes<'_> = Axes {
+        jobs: &[Job::Commits, Job::Mail],
+        journals: &[MIB, 2 * MIB],
+        rates: &[None, Some(5000.0)],
+        throttling: &[true, false],
+        delays: &[Duration::ZERO, Duration::from_millis(1)],
+        vary_on: None,
+    };
+
     #[test]
     fn cells_begin_with_the_neighbour_alone_for_each_way_to_read() {
-        let cells = cells(&[Job::Commits, Job::Mail], &[MIB, 2 * MIB], &[None, Some(5000.0)], &[true, false]);
-        assert_eq!(cells.len(), 2 * 2 * (1 + 4));
+        let cells = cells(&AXES);
+        assert_eq!(cells.len(), 2 * 2 * (1 + 8));
         assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 4);
         let mut ids: Vec<String> = cells.iter().map(Cell::id).collect();
-        ids.sort();
-        ids.dedup();
-        assert_eq!(ids.len(), cells.len(), "links lead to one place");
+        let mut titles: Vec<String> = cells.iter().map(Cell::title).collect();
+        for names in [&mut ids, &mut titles] {
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), cells.len(), "links lead to one place");
+        }
+    }
+
+    #[test]
+    fn what_is_varied_on_one_journal_is_varied_one_thing_at_a_time() {
+        let cells = cells(&Axes { vary_on: Some(2 * MIB), ..AXES });
+        let ids: Vec<String> = cells.iter().map(Cell::id).collect();
+        let expected = [
+            "alone-unbounded",
+            "commits-1m-unbounded",
+            "commits-2m-unbounded",
+            "mail-2m-unbounded",
+            "commits-2m-unbounded-delay-1000us",
+            "alone-5000",
+            "commits-2m-5000",
+            "alone-unbounded-unthrottled",
+            "commits-2m-unbounded-unthrottled",
+        ];
+        assert_eq!(ids, expected);
     }
 
     proptest! {

@@ -29,7 +29,10 @@ pub(super) fn fill(
 ) -> Report {
     let verdicts: Vec<(&CellResult, Verdict)> =
         results.iter().flat_map(|result| result.verdicts().into_iter().map(move |v| (result, v))).collect();
-    let mut sections = vec![crossover(options, results), goals(&verdicts)];
+    let mut sections = vec![crossover(options, results)];
+    if !verdicts.is_empty() {
+        sections.push(goals(&verdicts));
+    }
     sections.extend(pictures(results));
     sections.push(over_base(results));
     sections.extend(results.iter().map(figures));
@@ -49,13 +52,16 @@ pub(super) fn fill(
 
 fn summary(verdicts: &[(&CellResult, Verdict)], results: &[CellResult]) -> Vec<String> {
     let count = |is: Option<bool>| verdicts.iter().filter(|(_, verdict)| verdict.is_met == is).count();
-    let mut lines = vec![format!(
-        "Of {} goals {} are met, {} are not; of {} nothing can be said.",
-        verdicts.len(),
-        count(Some(true)),
-        count(Some(false)),
-        count(None),
-    )];
+    let mut lines = Vec::new();
+    if !verdicts.is_empty() {
+        lines.push(format!(
+            "Of {} goals {} are met, {} are not; of {} nothing can be said.",
+            verdicts.len(),
+            count(Some(true)),
+            count(Some(false)),
+            count(None),
+        ));
+    }
     for result in results.iter().filter(|result| result.cell.job.is_some()) {
         let arms = result.arms.iter().filter(|arm| !arm.arm.ends_with(AGAIN));
         let each = arms.map(|arm| {
@@ -107,6 +113,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     if let Some(guests) = &about.guests {
         notes.push(Note::info(format!("Guests: {guests}, ext4 with data=ordered.")));
     }
+    notes.extend(about.replays.iter().map(Note::info));
     let shared = results.iter().flat_map(|r| &r.arms).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
     if let (Some(limit), Some(shared)) = (options.cache, shared)
         && shared > limit / MUCH
@@ -211,7 +218,9 @@ fn goals(verdicts: &[(&CellResult, Verdict)]) -> Section {
         ("Why", ""),
     ];
     let text = vec![
-        "The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself.".into(),
+        "They are for the arms that keep the journal out of the cache and keep what a flush promises; the others are what those are held against, and an option that begins with \
+         --danger- has none. The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself."
+            .into(),
     ];
     section("goals", "Goals", text, vec![table("Goals, by cell and arm", &columns, rows.collect())])
 }
@@ -349,15 +358,16 @@ mod tests {
             journal_pages: Some(7),
             ..Sample::default()
         };
-        Measured { arm: name.into(), rounds: (0..5).map(sample).collect() }
+        Measured { arm: name.into(), has_goals: name == "pdc", rounds: (0..5).map(sample).collect() }
     }
 
     fn results() -> Vec<CellResult> {
-        let cell = |job, journal| Where { job, journal, rate: None, throttled: true };
+        let cell = |job, journal| Where { job, journal, rate: None, throttled: true, delay: Duration::ZERO };
         let arms = || {
             vec![
                 measured("writeback", 4000.0, 0.25),
                 measured("none", 3000.0, 0.0),
+                measured("pdc", 4000.0, 0.0),
                 measured("writeback again", 4010.0, 0.25),
             ]
         };
@@ -375,7 +385,7 @@ mod tests {
     fn every_table_is_whole_and_what_was_expected_stands_beside_what_came() {
         let mut options = options();
         options.cache = Some(512 << 20);
-        let about = About { guests: None, has_device: true };
+        let about = About { guests: None, replays: Vec::new(), has_device: true };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
@@ -398,7 +408,7 @@ mod tests {
     fn a_run_without_a_limit_or_with_few_rounds_is_marked() {
         let mut options = options();
         options.rounds = 1;
-        let about = About { guests: None, has_device: false };
+        let about = About { guests: None, replays: Vec::new(), has_device: false };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let warnings = report.notes.iter().filter(|note| note.severity == crate::report::Severity::Warning);
         assert_eq!(warnings.count(), 2);

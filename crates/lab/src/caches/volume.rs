@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_boot::{Host, ext4};
 
+use super::replay::Replay;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{Image, Place};
 use crate::interrupt::Interrupt;
@@ -26,6 +27,8 @@ pub struct Volume {
     pub journal: u64,
     /// Where it lies, in bytes of the volume.
     pub ranges: Vec<Range<u64>>,
+    /// What a guest sent to it, if that was recorded.
+    pub replay: Option<Replay>,
 }
 
 impl Volume {
@@ -48,7 +51,7 @@ impl Volume {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let image = place.image(Self::bytes(journal, for_guests), interrupt)?;
-        let mut volume = Self { image, journal, ranges: Vec::new() };
+        let mut volume = Self { image, journal, ranges: Vec::new(), replay: None };
         volume.make_file_system(host)?;
         Ok(volume)
     }
@@ -72,6 +75,11 @@ impl Volume {
     pub fn cached_pages(&self) -> Option<u64> {
         let file = File::open(self.path()).ok()?;
         self.ranges.iter().map(|range| vlane_engine::pages::cached(&file, range)).sum()
+    }
+
+    /// Bytes of its image.
+    pub fn bytes_of_image(&self) -> u64 {
+        self.image.bytes()
     }
 
     /// Its image.

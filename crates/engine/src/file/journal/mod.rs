@@ -21,6 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rtrb::{Consumer, RingBuffer};
+use vlane_policy::journal::Map;
 use vlane_policy::journal::bypass::{ByWay, Traffic};
 use vlane_policy::journal::layout::Layout;
 
@@ -76,6 +77,8 @@ struct Desk {
     new: Mutex<Vec<Consumer<Entry>>>,
     answers: Mutex<Answers>,
     answered: Condvar,
+    /// Where journals lie, as the thread knows it. Never locked for long.
+    map: Mutex<Arc<Map>>,
 }
 
 /// Questions, and what the thread said last.
@@ -149,6 +152,7 @@ impl Journal {
             new: Mutex::default(),
             answers: Mutex::default(),
             answered: Condvar::new(),
+            map: Mutex::default(),
         });
         let (sender, ended) = sync_channel(0);
         let own = Arc::clone(&desk);
@@ -171,6 +175,11 @@ impl Journal {
     pub(super) fn resized(&self, size: u64) {
         self.desk.size.store(size, Ordering::Relaxed);
         self.desk.wake();
+    }
+
+    /// Where journals lie, as far as the thread knows. For those who wait for the device anyway.
+    pub(super) fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.desk.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// All that was written is durable: what of it is a journal's is dropped, before this returns.

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rtrb::Consumer;
@@ -154,6 +154,7 @@ impl Thread<'_> {
                 direct.check(&self.desk.file, is_synced);
             }
         }
+        self.publish();
         let mut answers = self.desk.answers();
         if answers.asked > answers.answered {
             answers.report.journals = self.bypass.journals().to_vec();
@@ -162,6 +163,14 @@ impl Thread<'_> {
             answers.report.direct = self.direct.as_ref().map(Direct::report).unwrap_or_default();
             answers.answered = asked;
             self.desk.answered.notify_all();
+        }
+    }
+
+    /// Shows the others where journals lie.
+    fn publish(&self) {
+        let mut map = self.desk.map.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&map, self.bypass.map()) {
+            *map = Arc::clone(self.bypass.map());
         }
     }
 
