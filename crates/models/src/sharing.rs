@@ -4,7 +4,6 @@ use std::array;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::AtomicU64 as Plain;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
 
 use loom::thread;
 use vlane_ring::Slot;
@@ -52,15 +51,13 @@ struct Lane {
     disk: Arc<Disk>,
     number: usize,
     fails: bool,
-    /// Time stands still, but for an `fdatasync` and for who waits for others: it is the same in each execution.
-    now: Instant,
 }
 
 impl Lane {
-    fn new(flushes: &Arc<Flushes>, disk: &Arc<Disk>, number: usize, now: Instant) -> Lane {
+    fn new(flushes: &Arc<Flushes>, disk: &Arc<Disk>, number: usize) -> Lane {
         let doorbell = Arc::new(Wake::new());
         let flusher = ManuallyDrop::new(Flusher::new(flushes, Arc::clone(&doorbell)));
-        Lane { flusher, doorbell, disk: Arc::clone(disk), number, fails: false, now }
+        Lane { flusher, doorbell, disk: Arc::clone(disk), number, fails: false }
     }
 
     /// What is left of it in the end.
@@ -76,22 +73,18 @@ impl Lane {
                     self.fails = false;
                 }
                 Work::Forget => {
-                    let _asked = self.flusher.ask(Slot(0), self.now);
+                    let _asked = self.flusher.ask(Slot(0));
                     self.flusher.forget(Slot(0));
                 }
                 Work::FlushAndEnd => {
-                    let _asked = self.flusher.ask(Slot(0), self.now);
+                    let _asked = self.flusher.ask(Slot(0));
                     return self.end();
                 }
                 Work::BeginAndEnd => {
-                    if self.flusher.ask(Slot(0), self.now) == Asked::Wait {
+                    if self.flusher.ask(Slot(0)) == Asked::Wait {
                         self.doorbell.wait();
                         if let Some((_, Told::Begin)) = self.flusher.told() {
-                            assert_ne!(
-                                self.flusher.ask(Slot(0), self.now),
-                                Asked::Durable,
-                                "it was its turn"
-                            );
+                            assert_eq!(self.flusher.ask(Slot(0)), Asked::Begin, "it was its turn");
                         }
                     }
                     return self.end();
@@ -117,8 +110,7 @@ impl Lane {
     fn flush(&mut self, count: u16) {
         let promised: [u64; LANES + 1] = array::from_fn(|at| self.disk.shown[at].load(Ordering::Acquire));
         let mut left = count;
-        let asked: Vec<_> =
-            (0..count).map(|slot| (Slot(slot), self.flusher.ask(Slot(slot), self.now))).collect();
+        let asked: Vec<_> = (0..count).map(|slot| (Slot(slot), self.flusher.ask(Slot(slot)))).collect();
         for (slot, asked) in asked {
             match asked {
                 Asked::Durable => self.answer(promised, &mut left),
@@ -129,19 +121,15 @@ impl Lane {
         // As a lane's thread waits: it sleeps unless it has something to do, reads the eventfd, and looks.
         while left > 0 {
             if !self.flusher.is_told() {
-                match self.flusher.deadline() {
-                    // It may be over before anybody else has done anything, or after all of it.
-                    Some(deadline) => self.flusher.due(deadline),
-                    None => self.doorbell.wait(),
-                }
+                self.doorbell.wait();
             }
             self.doorbell.clear();
             while let Some((slot, told)) = self.flusher.told() {
                 match told {
-                    Told::Begin => match self.flusher.ask(slot, self.now) {
-                        Asked::Begin => self.sync(slot, promised, &mut left),
-                        asked => assert_eq!(asked, Asked::Wait, "for others"),
-                    },
+                    Told::Begin => {
+                        assert_eq!(self.flusher.ask(slot), Asked::Begin, "it was its turn");
+                        self.sync(slot, promised, &mut left);
+                    }
                     Told::Over { ok: true } => self.answer(promised, &mut left),
                     Told::Over { ok: false } => left -= 1,
                 }
@@ -152,16 +140,15 @@ impl Lane {
     /// An `fdatasync`.
     fn sync(&mut self, slot: Slot, promised: [u64; LANES + 1], left: &mut u16) {
         let met: [u64; LANES + 1] = array::from_fn(|at| self.disk.cached[at].load(Ordering::Relaxed));
-        let later = self.now + Duration::from_micros(1);
         if self.fails {
-            self.flusher.end(slot, false, later);
+            self.flusher.end(slot, false);
             *left -= 1;
             return;
         }
         for (stable, met) in self.disk.stable.iter().zip(met) {
             stable.fetch_max(met, SeqCst);
         }
-        self.flusher.end(slot, true, later);
+        self.flusher.end(slot, true);
         self.answer(promised, left);
     }
 
@@ -184,11 +171,10 @@ pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]]) {
     // The one before has written something, and is gone.
     let disk =
         Arc::new(Disk { cached: numbers(1), shown: numbers(1), stable: array::from_fn(|_| Plain::new(0)) });
-    let now = Instant::now();
     let mut running = Vec::new();
     let mut first = None;
     for (number, works) in lanes.iter().enumerate() {
-        let lane = Lane::new(&flushes, &disk, number, now);
+        let lane = Lane::new(&flushes, &disk, number);
         match first {
             None => first = Some((lane, works)),
             Some(_) => running.push(thread::spawn(move || lane.run(works))),

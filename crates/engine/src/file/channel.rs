@@ -300,7 +300,7 @@ impl FileChannel {
     fn flush(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
         let progress = self.at(slot);
         (progress.stage, progress.pays, progress.retries) = (Stage::Sync, true, 0);
-        match self.flusher.ask(slot, Instant::now()) {
+        match self.flusher.ask(slot) {
             Asked::Durable => {
                 self.stats.flushes_skipped += 1;
                 let is_lost = self.shared.durability.ask(Writeback::Flush);
@@ -453,7 +453,7 @@ impl FileChannel {
                         (self.flushed(slot, !is_lost), !is_lost)
                     }
                 };
-                self.flusher.end(slot, ok, Instant::now());
+                self.flusher.end(slot, ok);
                 outcome
             }
         }
@@ -630,7 +630,7 @@ impl Channel for FileChannel {
         }
     }
 
-    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+    fn poll(&mut self, _now: Instant, ready: &mut Vec<Slot>) {
         while let Some((slot, piece)) = self.pool.next_ready() {
             self.at(slot).transfer.give(piece);
             ready.push(slot);
@@ -643,7 +643,6 @@ impl Channel for FileChannel {
             self.at(slot).discarded = Some(result);
             ready.push(slot);
         }
-        self.flusher.due(now);
         while let Some((slot, told)) = self.flusher.told() {
             self.at(slot).told = Some(told);
             ready.push(slot);
@@ -659,8 +658,7 @@ impl Channel for FileChannel {
 
     fn deadline(&self) -> Option<Instant> {
         let is_freed = || self.placer.as_ref().is_some_and(Placer::is_freed);
-        let is_ready = self.pool.is_ready() || self.flusher.is_told() || is_freed();
-        if is_ready { Some(self.past) } else { self.flusher.deadline() }
+        (self.pool.is_ready() || self.flusher.is_told() || is_freed()).then_some(self.past)
     }
 
     fn set_write_through(&mut self, on: bool) {

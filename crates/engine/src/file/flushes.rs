@@ -8,10 +8,6 @@
 //! * **Shared**: one runs at a time. Who asks meanwhile waits for the next one, whose begin is later than whatever they were answered before. The first
 //!   that can begins it for all ([`Asked::Begin`], [`Told::Begin`]); when it ends, all who waited when it began are told.
 //!
-//! * **Gathered**: those who were told of one together come back together, and the first of them need not begin alone, with all others waiting
-//!   for two. So it waits for as many as were there when the last one ended, but no longer than that one took, or [`LONGEST`]. One
-//!   alone never waits. If they do not come, nobody waits for anybody during the next few ([`IN_VAIN`]).
-//!
 //! The first flush of a volume that was just opened finds something to do: whoever had the image before may have left it in the page cache.
 //!
 //! # Why no answered write is missed
@@ -22,23 +18,15 @@
 //!
 //! # Who begins it, and when that one goes
 //! It is an operation of one of the requests that wait, on its own lane's io_uring. If that request is put back, or its channel goes, the others
-//! wait for another `fdatasync`, which one of them begins: how the first one ended nobody knows. The same is true of the request that
-//! waits for others on behalf of all: its channel has the deadline ([`Flusher::deadline`]).
+//! wait for another `fdatasync`, which one of them begins: how the first one ended nobody knows.
 
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 use vlane_ring::Slot;
 
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Waker, wake};
-
-/// Nobody waits longer than this for others to come.
-pub(super) const LONGEST: Duration = Duration::from_micros(500);
-
-/// So many `fdatasync`s begin at once after somebody has waited for others who did not come.
-pub(super) const IN_VAIN: u32 = 8;
 
 /// What the channels of one volume share. See the [module](self).
 #[derive(Debug)]
@@ -68,8 +56,6 @@ pub(crate) struct Flusher {
     gate: Arc<Gate>,
     channel: u64,
     told: VecDeque<(Slot, Told)>,
-    /// Until when one of its requests waits for others, or did.
-    deadline: Option<Instant>,
     /// Whom to wake once the mutex is free; empty in between.
     ring: Vec<Arc<Gate>>,
 }
@@ -107,17 +93,8 @@ enum Turn {
     Nobody,
     /// Was told to begin it, and has not.
     Called(Who),
-    /// Waits for others before it begins it.
-    Gathers(Who),
-    /// With what was answered when it began, and when that was.
-    UnderWay(Who, u64, Instant),
-}
-
-/// Who is going to come, as it seems.
-#[derive(Debug, Clone, Copy)]
-struct Expected {
-    count: usize,
-    until: Instant,
+    /// With what was answered when it began.
+    UnderWay(Who, u64),
 }
 
 #[derive(Debug)]
@@ -130,9 +107,6 @@ struct State {
     /// What was answered when the last successful `fdatasync` began.
     durable: u64,
     turn: Turn,
-    expected: Option<Expected>,
-    /// How often nobody waits for others.
-    in_vain: u32,
     /// Who waits for the one that is under way, and who for the next one.
     group: Vec<Who>,
     waiting: VecDeque<Who>,
@@ -155,8 +129,6 @@ impl Flushes {
             gone: 1,
             durable: 0,
             turn: Turn::Nobody,
-            expected: None,
-            in_vain: 0,
             group: Vec::new(),
             waiting: VecDeque::new(),
         };
@@ -180,7 +152,7 @@ impl Flusher {
         state.members.push(Member { number, gate: Arc::clone(&gate), told: VecDeque::new() });
         drop(state);
         let shared = Arc::clone(shared);
-        Flusher { shared, gate, channel: number, told: VecDeque::new(), deadline: None, ring: Vec::new() }
+        Flusher { shared, gate, channel: number, told: VecDeque::new(), ring: Vec::new() }
     }
 
     /// A write, discard or zeroing has ended, is not durable, and is about to be answered.
@@ -191,8 +163,8 @@ impl Flusher {
         answered.store(answered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// `slot` wants everything to be durable that was answered before; or it was told to begin, and may wait for others now.
-    pub(crate) fn ask(&mut self, slot: Slot, now: Instant) -> Asked {
+    /// `slot` wants everything to be durable that was answered before; or it was told to begin.
+    pub(crate) fn ask(&mut self, slot: Slot) -> Asked {
         let who = Who { channel: self.channel, slot };
         let mut state = self.shared.lock();
         let answered = state.answered();
@@ -200,33 +172,20 @@ impl Flusher {
         if !is_called && state.durable == answered {
             return Asked::Durable;
         }
-        match state.turn {
-            Turn::Nobody => {}
-            Turn::Called(_) if is_called => {}
-            Turn::Gathers(first) if !state.is_worth_waiting(state.waiting.len() + 2, now) => {
-                state.waiting.push_front(first);
-            }
-            _ => {
-                state.waiting.push_back(who);
-                return Asked::Wait;
-            }
-        }
-        if !matches!(state.turn, Turn::Gathers(_)) && state.is_worth_waiting(state.waiting.len() + 1, now) {
-            state.turn = Turn::Gathers(who);
-            self.deadline = state.expected.map(|expected| expected.until);
+        if !is_called && state.turn != Turn::Nobody {
+            state.waiting.push_back(who);
             return Asked::Wait;
         }
-        state.expected = None;
-        state.turn = Turn::UnderWay(who, answered, now);
+        state.turn = Turn::UnderWay(who, answered);
         state.group = mem::take(&mut state.waiting).into();
         Asked::Begin
     }
 
     /// The `fdatasync` that `slot` has begun has ended; whether well, which a failure that was noted before is not.
-    pub(crate) fn end(&mut self, slot: Slot, ok: bool, now: Instant) {
+    pub(crate) fn end(&mut self, slot: Slot, ok: bool) {
         let who = Who { channel: self.channel, slot };
         let mut state = self.shared.lock();
-        let Turn::UnderWay(by, covers, began) = state.turn else { return };
+        let Turn::UnderWay(by, covers) = state.turn else { return };
         if by != who {
             return;
         }
@@ -234,7 +193,6 @@ impl Flusher {
         if ok {
             state.durable = covers;
         }
-        state.expect(now, now.saturating_duration_since(began));
         for who in mem::take(&mut state.group) {
             state.tell(who, Told::Over { ok }, &mut self.ring);
         }
@@ -247,30 +205,6 @@ impl Flusher {
         state.call(self.channel, &mut self.ring);
         drop(state);
         self.ring();
-    }
-
-    /// Until when one of the channel's requests waits for others: [`Flusher::due`] is to be called then. It may be over.
-    #[inline]
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
-    /// If the deadline is over, a request that waits for others is told to begin.
-    pub(crate) fn due(&mut self, now: Instant) {
-        if self.deadline.is_none_or(|deadline| now < deadline) {
-            return;
-        }
-        self.deadline = None;
-        let mut state = self.shared.lock();
-        if let Turn::Gathers(who) = state.turn
-            && who.channel == self.channel
-        {
-            state.expected = None;
-            state.in_vain = IN_VAIN;
-            state.turn = Turn::Called(who);
-            drop(state);
-            self.told.push_back((who.slot, Told::Begin));
-        }
     }
 
     /// The next request that was told something. To be called until there is nothing, after the doorbell's eventfd was read: what is told
@@ -333,21 +267,6 @@ impl State {
         counts.fold(self.gone, u64::wrapping_add)
     }
 
-    /// One has ended: who was there comes again, as it seems, and soon.
-    fn expect(&mut self, now: Instant, took: Duration) {
-        let count = 1 + self.group.len() + self.waiting.len();
-        self.expected = match self.in_vain {
-            0 if count > 1 => Some(Expected { count, until: now + took.min(LONGEST) }),
-            _ => None,
-        };
-        self.in_vain = self.in_vain.saturating_sub(1);
-    }
-
-    /// Whether more are going to come than so many, as it seems.
-    fn is_worth_waiting(&self, come: usize, now: Instant) -> bool {
-        self.expected.is_some_and(|expected| come < expected.count && now < expected.until)
-    }
-
     fn member(&mut self, number: u64) -> Option<&mut Member> {
         let at = self.members.binary_search_by_key(&number, |member| member.number).ok()?;
         self.members.get_mut(at)
@@ -376,7 +295,7 @@ impl State {
 
     /// Takes requests out. Who waits for one of theirs waits for another one.
     fn remove(&mut self, is_gone: impl Fn(&Who) -> bool) {
-        if let Turn::Called(by) | Turn::Gathers(by) | Turn::UnderWay(by, ..) = self.turn
+        if let Turn::Called(by) | Turn::UnderWay(by, _) = self.turn
             && is_gone(&by)
         {
             self.turn = Turn::Nobody;

@@ -4,13 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use vlane_ring::Slot;
 
-use super::flushes::{Asked, Flusher, Flushes, IN_VAIN, LONGEST, Told};
+use super::flushes::{Asked, Flusher, Flushes, Told};
 use crate::sync::Waker;
 
 /// Requests of a lane at a time.
@@ -42,8 +41,6 @@ enum Step {
     End(bool),
     /// A lane's thread wakes up, if there is a reason.
     Look(usize),
-    /// Nothing happens for long.
-    Pass,
     Forget(usize),
     /// A lane ends, and another one begins in its place.
     Replace(usize),
@@ -54,7 +51,6 @@ struct World {
     flushes: Arc<Flushes>,
     lanes: Vec<Lane>,
     now: Moment,
-    clock: Instant,
     /// When each write was answered; the first is of whoever had the image before.
     writes: Vec<Moment>,
     syncs: Vec<Sync>,
@@ -75,21 +71,11 @@ impl World {
     fn new(lanes: usize) -> World {
         let flushes = Flushes::new();
         let lanes = (0..lanes).map(|_| Lane::new(&flushes)).collect();
-        World {
-            flushes,
-            lanes,
-            now: 0,
-            clock: Instant::now(),
-            writes: vec![0],
-            syncs: Vec::new(),
-            under_way: None,
-            answered: 0,
-        }
+        World { flushes, lanes, now: 0, writes: vec![0], syncs: Vec::new(), under_way: None, answered: 0 }
     }
 
     fn step(&mut self, step: Step) {
         self.now += 1;
-        self.clock += Duration::from_micros(1);
         match step {
             Step::Write(lane) => {
                 self.lanes[lane].flusher.count();
@@ -100,7 +86,7 @@ impl World {
                     return;
                 };
                 self.lanes[lane].out.insert(slot, self.now);
-                match self.lanes[lane].flusher.ask(Slot(slot), self.clock) {
+                match self.lanes[lane].flusher.ask(Slot(slot)) {
                     Asked::Durable => self.answer(lane, slot, true),
                     Asked::Begin => self.begin(lane, slot),
                     Asked::Wait => assert!(!self.is_durable(self.now), "it waits for nothing"),
@@ -109,12 +95,11 @@ impl World {
             Step::End(ok) => {
                 let Some((lane, slot)) = self.under_way.take() else { return };
                 self.syncs.last_mut().unwrap().ended = Some((self.now, ok));
-                self.lanes[lane].flusher.end(Slot(slot), ok, self.clock);
+                self.lanes[lane].flusher.end(Slot(slot), ok);
                 self.answer(lane, slot, ok);
                 self.own_news(lane);
             }
             Step::Look(lane) => self.look(lane),
-            Step::Pass => self.clock += Duration::from_millis(1),
             Step::Forget(lane) => {
                 let Some((slot, _)) = self.lanes[lane].out.pop_first() else { return };
                 if self.under_way == Some((lane, slot)) {
@@ -132,15 +117,9 @@ impl World {
         }
     }
 
-    /// What a lane does whose doorbell was rung, or whose deadline is over.
+    /// What a lane does whose doorbell was rung.
     fn look(&mut self, lane: usize) {
-        let Lane { flusher, doorbell, .. } = &mut self.lanes[lane];
-        let is_rung = rustix::io::read(&**doorbell, &mut [0u8; 8]).is_ok();
-        let is_due = flusher.deadline().is_some_and(|deadline| deadline <= self.clock);
-        if is_due {
-            flusher.due(self.clock);
-        }
-        if is_rung || is_due {
+        if rustix::io::read(&*self.lanes[lane].doorbell, &mut [0u8; 8]).is_ok() {
             self.read_news(lane);
         }
     }
@@ -156,10 +135,10 @@ impl World {
         while let Some((Slot(slot), told)) = self.lanes[lane].flusher.told() {
             assert!(self.lanes[lane].out.contains_key(&slot), "{slot} waits for nothing");
             match told {
-                Told::Begin => match self.lanes[lane].flusher.ask(Slot(slot), self.clock) {
-                    Asked::Begin => self.begin(lane, slot),
-                    asked => assert_eq!(asked, Asked::Wait, "for others"),
-                },
+                Told::Begin => {
+                    assert_eq!(self.lanes[lane].flusher.ask(Slot(slot)), Asked::Begin);
+                    self.begin(lane, slot);
+                }
                 Told::Over { ok } => self.answer(lane, slot, ok),
             }
         }
@@ -199,9 +178,8 @@ impl World {
     /// From now on all goes well, and everybody is awake when they are woken.
     fn settle(&mut self) {
         let out: usize = self.lanes.iter().map(|lane| lane.out.len()).sum();
-        for _ in 0..=3 * out {
+        for _ in 0..=2 * out {
             self.step(Step::End(true));
-            self.step(Step::Pass);
             (0..self.lanes.len()).for_each(|lane| self.look(lane));
         }
         let left: Vec<_> = self.lanes.iter().map(|lane| &lane.out).collect();
@@ -216,7 +194,6 @@ fn step(lanes: usize) -> impl Strategy<Value = Step> {
         6 => lane().prop_map(Step::Ask),
         4 => prop::bool::weighted(0.9).prop_map(Step::End),
         6 => lane().prop_map(Step::Look),
-        1 => Just(Step::Pass),
         1 => lane().prop_map(Step::Forget),
         1 => lane().prop_map(Step::Replace),
     ]
@@ -237,74 +214,15 @@ proptest! {
     }
 }
 
-/// A lane that waits for nothing writes, and asks for a flush.
-fn comes(world: &mut World, lane: usize) {
-    world.look(lane);
-    if world.lanes[lane].out.is_empty() {
-        world.step(Step::Write(lane));
-        world.step(Step::Ask(lane));
-    }
-}
-
-/// All lanes come, again and again, each time that an `fdatasync` has ended. How many there were.
-fn rounds(world: &mut World, count: usize) -> usize {
-    let before = world.syncs.len();
-    for _ in 0..count {
-        (0..world.lanes.len()).for_each(|lane| comes(world, lane));
-        world.step(Step::Pass);
-        world.step(Step::End(true));
-    }
-    (0..world.lanes.len()).for_each(|lane| world.look(lane));
-    world.syncs.len() - before
-}
-
 #[test]
 fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
     let mut world = World::new(8);
-    (0..8).for_each(|lane| comes(&mut world, lane));
+    for lane in 0..8 {
+        world.step(Step::Write(lane));
+        world.step(Step::Ask(lane));
+    }
     world.settle();
     assert_eq!((world.answered, world.syncs.len()), (8, 2));
-}
-
-#[test]
-fn lanes_that_come_back_soon_have_one_together() {
-    let mut world = World::new(8);
-    rounds(&mut world, 3);
-    let answered = world.answered;
-    assert_eq!(rounds(&mut world, 4), 4);
-    assert_eq!(world.answered - answered, 32);
-    world.settle();
-}
-
-#[test]
-fn one_alone_waits_for_nobody() {
-    let mut world = World::new(1);
-    for _ in 0..3 {
-        comes(&mut world, 0);
-        assert!(world.under_way.is_some());
-        world.step(Step::End(true));
-    }
-}
-
-#[test]
-fn those_who_do_not_come_are_waited_for_once_and_not_for_long() {
-    let mut world = World::new(8);
-    rounds(&mut world, 4);
-    // Now only two of them go on.
-    comes(&mut world, 0);
-    let deadline = world.lanes[0].flusher.deadline().expect("it waits for the others");
-    assert!(deadline <= world.clock + LONGEST);
-    assert_eq!(world.under_way, None);
-    world.step(Step::Pass);
-    for round in 0..IN_VAIN {
-        comes(&mut world, 0);
-        assert_eq!(world.under_way, Some((0, 0)), "it waits again: {round}");
-        comes(&mut world, 1);
-        world.step(Step::End(true));
-        world.look(1);
-        world.step(Step::End(true));
-    }
-    world.settle();
 }
 
 #[test]
