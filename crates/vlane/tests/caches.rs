@@ -136,6 +136,21 @@ fn what_a_guest_sent_is_sent_again_by_the_driver() {
 }
 
 #[test]
+fn that_a_flush_writes_only_the_journal_is_warned_of_once() {
+    let place = Place::new(16 << 20);
+    for (options, count) in
+        [(&["--cache", "pdc"][..], 0), (&["--cache", "pdc", "--danger-flush-journal-only"], 1)]
+    {
+        let server = place.serve(options);
+        let log = server.log();
+        let warnings =
+            log.lines().filter(|line| line.contains("WARN") && line.contains("flushed can be lost"));
+        assert_eq!(warnings.count(), count, "{log}");
+        served::stop(server);
+    }
+}
+
+#[test]
 fn sizes_and_names_that_make_no_sense_are_refused_with_what_is_possible() {
     for (words, says) in [
         (["caches", "--journals=64M,1M"], "from 4M"),
