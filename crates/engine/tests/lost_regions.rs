@@ -3,6 +3,7 @@
 //! that of `lost_writes.rs`: it takes all into the page cache, and cannot write it back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+#![allow(clippy::single_range_in_vec_init, reason = "a list of ranges that has one")]
 
 mod common;
 
