@@ -9,41 +9,13 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, image, open};
+use common::places::{ROOM, TooSmall};
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine};
 use vlane_engine::{Engine, Status, Writeback};
-use vlane_testing::skip;
 
-/// Bytes of the device, and of the tmpfs that its backing file lies in.
-const SIZE: u64 = 64 << 20;
-const ROOM: u64 = 8 << 20;
 /// Bytes of one write.
 const PIECE: usize = 1 << 20;
-
-/// A device that has not the room that it says it has.
-struct TooSmall {
-    // Detached before the unmounting.
-    device: Loop,
-    mount: Mount,
-}
-
-impl TooSmall {
-    fn new() -> Option<TooSmall> {
-        let made = Mount::tmpfs(ROOM)
-            .and_then(|mount| Ok(TooSmall { device: Loop::new(&image(mount.path(), SIZE), 512)?, mount }));
-        made.map_err(skip).ok()
-    }
-
-    fn open(&self, cache: Cache) -> Arc<FileEngine> {
-        open(&self.device.device, cache)
-    }
-
-    /// What really is in the device.
-    fn content(&self) -> Vec<u8> {
-        std::fs::read(self.mount.path().join("image.raw")).expect("the backing file")
-    }
-}
 
 fn lane(engine: &Arc<FileEngine>) -> Rig {
     Rig::new(Arc::clone(engine) as Arc<dyn Engine>)

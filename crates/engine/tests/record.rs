@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex};
 use common::places::{Loop, image, in_memory, on_disk, options, skip};
 use common::{Op, Rig, bytes};
 use tempfile::TempDir;
-use vlane_engine::file::{Cache, FileEngine};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, StorageRecorder};
+use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 use vlane_trace::storage::{Data, Effect, History, Reader, RequestKind, What};
 
 const SIZE: u64 = 4 << 20;
@@ -53,6 +55,8 @@ impl Place {
             .collect();
         places.extend(Place::device(Cache::None));
         places.extend(Place::device(Cache::Writeback));
+        places.push(Place::file(on_disk(), Cache::Pdc));
+        places.extend(Place::device(Cache::Pdc));
         match in_memory() {
             Some(dir) => places.push(Place::file(dir, Cache::Auto)),
             None => skip("there is no /dev/shm"),
@@ -62,11 +66,21 @@ impl Place {
 
     /// An engine that is recorded to a file.
     fn open(&self, to: &Path) -> (Arc<FileEngine>, Arc<StorageRecorder>) {
-        let engine = FileEngine::open(&self.path, options(self.cache)).expect("open");
+        let options = FileOptions { journal: JournalWay::Direct, ..options(self.cache) };
+        let engine = FileEngine::open(&self.path, options).expect("open");
         let engine = engine.recorded(std::fs::File::create(to).unwrap()).unwrap();
         let recorder = Arc::clone(engine.recorder().unwrap());
         (Arc::new(engine), recorder)
     }
+}
+
+/// With pdc, other parts are direct from now on, or none; said without waiting for it.
+fn change_regions(engine: &FileEngine, round: u64) {
+    const FOLIO: u64 = 2 << 20;
+    let range = [FOLIO..SIZE, 0..FOLIO, 0..0, 0..SIZE][round as usize / 5 % 4].clone();
+    let ranges = Vec::from_iter((!range.is_empty()).then_some(range));
+    let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    engine.pretend_layout(Layout { journals: vec![journal], watched: Vec::new() });
 }
 
 fn read(path: &Path) -> History {
@@ -128,6 +142,9 @@ fn the_record_has_all_that_the_image_has_become_and_each_flush_kept_its_promise(
             if round == 40 {
                 rig.set_write_through(true);
             }
+            if round % 5 == 0 {
+                change_regions(&engine, round);
+            }
             for share in 0..4 {
                 let op = any_op(round * 4 + share, share);
                 flushes += usize::from(op == Op::Flush);
@@ -141,6 +158,7 @@ fn the_record_has_all_that_the_image_has_become_and_each_flush_kept_its_promise(
         }
         rig.ok(Op::Flush);
         let is_mapped = engine.is_mapped();
+        let direct = engine.journal().map(|report| report.direct);
         drop(rig);
         engine.sync().unwrap();
         recorder.finish().unwrap();
@@ -153,6 +171,21 @@ fn the_record_has_all_that_the_image_has_become_and_each_flush_kept_its_promise(
         assert_eq!(differs, None, "{what}: the first sector whose content is not in the record");
         assert!(history.operations.iter().all(|operation| operation.end.is_some()), "{what}");
         assert!(history.requests.iter().all(|request| matches!(request.answer, Some((_, 0)))), "{what}");
+        // Where parts of it are direct, writes have gone both ways.
+        match direct {
+            Some(direct) if direct.refusal.is_some() => skip(format!("no direct regions: {direct:?}")),
+            Some(direct) => {
+                let ways = [0, 1].map(|way| {
+                    let is_it = |what: &What| matches!(what, What::Write { file, .. } if *file == way);
+                    history.operations.iter().filter(|operation| is_it(&operation.what)).count()
+                });
+                assert!(
+                    direct.changes > 0 && ways.iter().all(|writes| *writes > 10),
+                    "{what}: {ways:?}, {direct:?}"
+                );
+            }
+            None => assert_ne!(place.cache, Cache::Pdc),
+        }
         let findings = history.flushes();
         assert_eq!(findings.flushes, flushes, "{what}");
         assert!(findings.changes > 100, "{what}: {findings:?}");

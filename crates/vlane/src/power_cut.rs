@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_lab::Interrupt;
-use vlane_lab::power_cut::{self, FileSystem, Machines, Options, Outcome};
+use vlane_lab::power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
 use vlane_lab::report::{Report, text};
 
 use crate::output::{Overwrite, command_line};
@@ -19,7 +19,7 @@ use crate::values;
 /// of the states that a power cut could have left.
 #[derive(Debug, Args)]
 pub struct PowerCutArgs {
-    /// Cache modes, each with a volume of its own [default: all but auto]
+    /// Cache modes, each with a volume of its own, and one more for pdc with --journal direct [default: all but auto]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     cache: Vec<CacheArg>,
     /// The guest's file systems, one after the other
@@ -86,6 +86,12 @@ impl PowerCutArgs {
         let name = |mode: &CacheArg| mode.to_possible_value().map(|value| value.get_name().to_owned());
         let mut modes: Vec<String> = chosen.iter().filter_map(name).collect();
         modes.dedup();
+        let pdc = name(&CacheArg::Pdc);
+        let of = |cache: String| {
+            let has_both = Some(&cache) == pdc.as_ref();
+            let arm = |is_direct| Arm { cache: cache.clone(), is_direct };
+            [Some(arm(false)), has_both.then(|| arm(true))].into_iter().flatten().collect::<Vec<_>>()
+        };
         let file_systems = self.file_system.iter().map(|name| match name {
             FileSystemArg::Ext4 => FileSystem::Ext4,
             FileSystemArg::Ext4Journal => FileSystem::Ext4Journal,
@@ -97,7 +103,7 @@ impl PowerCutArgs {
         });
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
-            modes,
+            arms: modes.into_iter().flat_map(of).collect(),
             file_systems: file_systems.collect(),
             machines,
             workers: self.workers,
@@ -128,7 +134,7 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     }
     let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
     print!("{}", text::render(&report, width));
-    let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.mode);
+    let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
     match bad.is_empty() {
         true => Ok(()),

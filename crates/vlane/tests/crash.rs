@@ -10,8 +10,10 @@
 
 mod served;
 
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use served::{Place, going_on, stop};
@@ -55,6 +57,11 @@ fn kill_after(backend: Backend, time: Duration) -> std::thread::JoinHandle<()> {
 ///
 /// A write that was in flight may be there, or not, or in whole blocks of it; never half a block.
 fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64) {
+    survives_at(place, 0, serve, session, times);
+}
+
+/// The same, with the load from a byte of the volume on.
+fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOptions, times: u64) {
     let given = std::env::var("VLANE_CRASH_KILLS").ok();
     let times = given.map_or(times, |given| given.parse().unwrap());
     let mut state_of_chance = seed();
@@ -64,6 +71,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64)
         let packed = if round % 2 == 0 { Want::No } else { Want::Must };
         let options = SessionOptions { queues: 2, depth: 16, packed, ..session.clone() };
         let load = VerifyOptions {
+            offset,
             size: Some(8 * MIB),
             limit: Limit::Time(Duration::from_secs(30)),
             flush_every: [4, 32, 256][usize::try_from(draw(&mut state_of_chance) % 3).unwrap()],
@@ -126,6 +134,43 @@ fn io_in_which_journals_are_looked_for_survives_kills_under_load() {
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "pdc"], &SessionOptions::default(), 3);
 }
 
+/// A journal's own device: all of it but its beginning is read and written around the page cache, from a moment after the server has begun; the first MiB
+/// of the load lies outside.
+#[test]
+fn io_around_the_page_cache_in_regions_survives_kills_under_load() {
+    const REGION: Range<u64> = 2 * MIB..16 * MIB;
+    let place = Place::new(REGION.end);
+    if cachestat(&place.image, &REGION).is_none() {
+        return skip(
+            "this kernel does not tell what is in the page cache (cachestat, Linux 6.5): there are no regions",
+        );
+    }
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-b", "4096", "-O", "journal_dev"])
+        .arg(&place.image)
+        .output();
+    assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
+    let serve = ["--queues", "2", "--cache", "pdc", "--journal", "direct"];
+    let cached = || cachestat(&place.image, &REGION).unwrap()[0];
+    for (serve, is_direct) in [(&serve[..], true), (&serve[..4], false)] {
+        survives_at(&place, MIB, serve, &SessionOptions::default(), if is_direct { 3 } else { 1 });
+        // Where it all went: nothing of a region stays in the page cache, when the change to it is over.
+        let server = place.serve(serve);
+        let mut session = place.connect(&SessionOptions::default());
+        let (mut queues, _waker) = session.start().unwrap();
+        let begin = Instant::now();
+        loop {
+            request(&mut queues[0], Kind::Write, 3 * MIB / 512, 4096);
+            if cached() == 0 || !is_direct || begin.elapsed() > served::LIMIT {
+                break;
+            }
+        }
+        assert_eq!(cached() == 0, is_direct, "{serve:?}: {} pages", cached());
+        drop((queues, session));
+        stop(server);
+    }
+}
+
 #[test]
 fn an_image_in_memory_survives_kills_under_load() {
     match Place::in_memory(16 * MIB) {
@@ -140,17 +185,22 @@ fn a_guest_without_a_write_cache_loses_nothing_in_kills_under_load() {
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3);
 }
 
-/// Pages of a file that the kernel has not written to the device yet; nothing when the kernel cannot tell (before 6.5).
-fn unwritten_pages(path: &Path) -> Option<u64> {
+/// Pages of a part of a file: cached, dirty, under writeback, evicted, recently evicted; nothing when the kernel cannot tell (before 6.5).
+fn cachestat(path: &Path, range: &Range<u64>) -> Option<[u64; 5]> {
     const SYS_CACHESTAT: libc::c_long = 451;
     let file = std::fs::File::open(path).unwrap();
-    let range = [0u64; 2];
-    // Cached, dirty, under writeback, evicted, recently evicted.
+    let range = [range.start, range.end - range.start];
     let mut counts = [0u64; 5];
     // SAFETY: the call reads two and writes five words; both arrays are that long.
     let done =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0) };
-    (done == 0).then_some(counts[1] + counts[2])
+    (done == 0).then_some(counts)
+}
+
+/// Pages of a file that the kernel has not written to the device yet; nothing when the kernel cannot tell.
+fn unwritten_pages(path: &Path) -> Option<u64> {
+    let [_, dirty, writeback, ..] = cachestat(path, &(0..std::fs::metadata(path).unwrap().len()))?;
+    Some(dirty + writeback)
 }
 
 /// One request on a started queue.

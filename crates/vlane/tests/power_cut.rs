@@ -39,14 +39,18 @@ fn no_power_cut_damages_a_guests_file_system_or_loses_what_it_was_told_is_durabl
     let serve = serve.find_subcommand("serve").unwrap();
     let cache = serve.get_arguments().find(|arg| arg.get_id() == "cache").unwrap();
     let values = cache.get_possible_values();
-    let modes: Vec<&str> =
+    let mut modes: Vec<&str> =
         values.iter().map(|value| value.get_name()).filter(|mode| *mode != "auto").collect();
+    modes.push("pdc-direct");
     let recorded = rows(&report, "record");
     let tested: Vec<&str> = recorded.iter().map(|row| row[1].as_str().unwrap()).collect();
     assert_eq!(tested, modes);
     for row in &recorded {
         // The guest's steps are all there: two programs, thirty each. And no promise was broken.
-        assert_eq!((row[2].as_f64(), row[8].as_f64()), (Some(60.0), Some(0.0)), "{said}");
+        assert_eq!((row[2].as_f64(), row[9].as_f64()), (Some(60.0), Some(0.0)), "{said}");
+        // And where the journal is to be direct, it was.
+        let is_direct = row[1].as_str() == Some("pdc-direct");
+        assert_eq!(row[5].as_f64() > Some(0.0), is_direct, "{said}");
     }
     for row in rows(&report, "states") {
         let (states, unsound, lost) = (row[3].as_f64(), row[5].as_f64(), row[6].as_f64());

@@ -274,8 +274,9 @@ impl Engine for FileEngine {
         if let Err(error) = &synced {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
-        durability.ask(Writeback::Sync);
-        if let Some(journal) = self.shared.journal.as_ref().filter(|_| synced.is_ok()) {
+        let is_lost = durability.ask(Writeback::Sync);
+        // What was lost counts as clean, and is found in the cache only.
+        if let Some(journal) = self.shared.journal.as_ref().filter(|_| !is_lost) {
             journal.synced();
         }
         durability.lost().map_or(synced, |lost| Err(lost.error()))

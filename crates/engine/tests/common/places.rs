@@ -124,6 +124,35 @@ impl Drop for Loop {
     }
 }
 
+/// Bytes of a device that is too small, and of the tmpfs that its backing file lies in.
+pub const TOO_SMALL: u64 = 64 << 20;
+pub const ROOM: u64 = 8 << 20;
+
+/// A device that has not the room that it says it has.
+pub struct TooSmall {
+    // Detached before the unmounting.
+    pub device: Loop,
+    mount: Mount,
+}
+
+impl TooSmall {
+    pub fn new() -> Option<TooSmall> {
+        let made = Mount::tmpfs(ROOM).and_then(|mount| {
+            Ok(TooSmall { device: Loop::new(&image(mount.path(), TOO_SMALL), 512)?, mount })
+        });
+        made.map_err(skip).ok()
+    }
+
+    pub fn open(&self, cache: Cache) -> Arc<FileEngine> {
+        open(&self.device.device, cache)
+    }
+
+    /// What really is in the device.
+    pub fn content(&self) -> Vec<u8> {
+        std::fs::read(self.mount.path().join("image.raw")).expect("the backing file")
+    }
+}
+
 /// A mounted file system, unmounted when it is dropped.
 #[derive(Debug)]
 pub struct Mount {

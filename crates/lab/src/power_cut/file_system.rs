@@ -109,6 +109,16 @@ fn run(command: &mut Command) -> Result<Said> {
     Ok(Said { code: output.status.code(), text: output.text })
 }
 
+/// Whether this machine's kernel can mount XFS.
+fn has_xfs() -> bool {
+    let knows = || {
+        let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        known.split_whitespace().any(|word| word == "xfs")
+    };
+    // It may be a module.
+    knows() || (run(Command::new("modprobe").args(["--quiet", "xfs"])).is_ok() && knows())
+}
+
 /// Where states are checked.
 #[derive(Debug)]
 pub struct Bench {
@@ -126,10 +136,7 @@ impl Bench {
         let tools = match file_system {
             FileSystem::Ext4 | FileSystem::Ext4Journal => [host.program("e2fsck")?, host.program("debugfs")?],
             FileSystem::Xfs => {
-                let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-                if !known.split_whitespace().any(|word| word == "xfs")
-                    || !rustix::process::geteuid().is_root()
-                {
+                if !rustix::process::geteuid().is_root() || !has_xfs() {
                     let context = "XFS cannot be mounted here, which replays its log: it takes root, and a kernel that has XFS";
                     return Err(Error::new(ErrorKind::Missing, context));
                 }
@@ -214,6 +221,65 @@ impl Drop for Bench {
         if self.file_system == FileSystem::Xfs {
             // Of a state that was being looked at.
             let _ = run(Command::new("umount").arg("--quiet").arg(self.dir.path().join("mounted")));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// With a fresh file system of each kind that this machine can check.
+    fn benches() -> Vec<(FileSystem, Bench)> {
+        let host = Host::new(vlane_boot::Install::Never).unwrap();
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        let mut benches = Vec::new();
+        for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+            let made = Bench::new(&host, file_system, &dir)
+                .and_then(|bench| file_system.make(&host, &bench.image()).map(|()| bench));
+            match made {
+                Ok(bench) => benches.push((file_system, bench)),
+                Err(error) if error.kind() == ErrorKind::Missing => vlane_testing::skip(error),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        benches
+    }
+
+    #[test]
+    fn a_sound_file_system_is_told_from_a_damaged_one_as_often_as_it_is_checked() {
+        use std::os::unix::fs::FileExt;
+        for (file_system, bench) in benches() {
+            for _ in 0..3 {
+                let mut looked = 0;
+                assert_eq!(bench.check(|files| looked += usize::from(files.is_dir())).unwrap(), None);
+                assert_eq!(looked, 1);
+            }
+            // The root's inodes, and what counts free blocks: whatever lies behind the superblock.
+            let file = std::fs::OpenOptions::new().write(true).open(bench.image()).unwrap();
+            file.write_all_at(&[0xa5; 32 << 10], 4096).unwrap();
+            drop(file);
+            let wrong = bench.check(|_| ()).unwrap();
+            assert!(wrong.is_some(), "{}", file_system.name());
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_is_busy_for_a_moment_is_unmounted_a_moment_later() {
+        for (_, bench) in benches().into_iter().filter(|(kind, _)| *kind == FileSystem::Xfs) {
+            let mut holder = None;
+            let wrong = bench.check(|files| {
+                let held = std::fs::File::open(files).unwrap();
+                // As a program does that was started meanwhile.
+                holder = Some(std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(300));
+                    drop(held);
+                }));
+            });
+            assert_eq!(wrong.unwrap(), None);
+            assert!(holder.unwrap().join().is_ok());
         }
     }
 }

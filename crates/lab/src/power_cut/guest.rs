@@ -1,11 +1,11 @@
-//! The guest whose writes are recorded: a volume for each cache mode, with a file system that some programs write to at once.
+//! The guest whose writes are recorded: a volume for each way to serve one, with a file system that some programs write to at once.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vlane_boot::{Host, Initramfs, Ready, Spec};
 
-use super::{FileSystem, Options, load};
+use super::{Arm, FileSystem, Options, load};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::guests::{Maker, trouble, wait};
 use crate::interrupt::Interrupt;
@@ -17,11 +17,11 @@ const LIMIT: Duration = Duration::from_secs(900);
 const STOP: Duration = Duration::from_secs(30);
 
 /// Where the record of a volume is.
-pub(super) fn record_of(dir: &Path, mode: &str) -> PathBuf {
-    dir.join(format!("{mode}.record"))
+pub(super) fn record_of(dir: &Path, arm: &Arm) -> PathBuf {
+    dir.join(format!("{}.record", arm.name()))
 }
 
-/// Runs the guest; then there is a record for each mode, all from the image `base`.
+/// Runs the guest; then there is a record for each arm, all from the image `base`.
 pub(super) fn record(
     options: &Options,
     file_system: FileSystem,
@@ -33,14 +33,19 @@ pub(super) fn record(
     let maker = Maker::find(host, options.machines.unwrap_or(file_system.machines()))?;
     let sockets = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
     let mut servers = Vec::new();
-    for mode in &options.modes {
-        let image = dir.join(format!("{mode}.raw"));
+    for arm in &options.arms {
+        let name = arm.name();
+        let image = dir.join(format!("{name}.raw"));
         std::fs::copy(base, &image).context(ErrorKind::Io, || format!("{}", image.display()))?;
-        let socket = sockets.path().join(format!("{mode}.sock"));
-        let words = ["serve".into(), image, "--cache".into(), mode.into(), "--queues".into(), "1".into()];
+        let socket = sockets.path().join(format!("{name}.sock"));
+        let words = ["serve".into(), image, "--queues".into(), "1".into()];
+        let cache = arm.words().into_iter().map(PathBuf::from);
         let record =
-            ["--danger-record-storage".into(), record_of(dir, mode), "--socket".into(), socket.clone()];
-        let spec = Spec::new(&options.vlane, words.into_iter().chain(record).map(PathBuf::into_os_string));
+            ["--danger-record-storage".into(), record_of(dir, arm), "--socket".into(), socket.clone()];
+        let spec = Spec::new(
+            &options.vlane,
+            words.into_iter().chain(cache).chain(record).map(PathBuf::into_os_string),
+        );
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
     let initramfs = Initramfs::new(script(options, file_system))
@@ -71,7 +76,7 @@ pub(super) fn record(
 fn script(options: &Options, file_system: FileSystem) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
-    let disks: Vec<String> = ('a'..='z').take(options.modes.len()).map(String::from).collect();
+    let disks: Vec<String> = ('a'..='z').take(options.arms.len()).map(String::from).collect();
     for disk in &disks {
         script += &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
     }

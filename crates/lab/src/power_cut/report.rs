@@ -34,11 +34,9 @@ pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Dura
     let mut notes: Vec<Note> = Vec::new();
     for outcome in outcomes {
         let wrong = outcome.states.told.iter().chain(&outcome.broken_promises);
-        notes.extend(
-            wrong.map(|what| {
-                Note::warning(format!("{}, {}: {what}", outcome.file_system.name(), outcome.mode))
-            }),
-        );
+        notes.extend(wrong.map(|what| {
+            Note::warning(format!("{}, {}: {what}", outcome.file_system.name(), outcome.arm.name()))
+        }));
     }
     notes.push(Note::info(format!(
         "The seed of the states is {}. The record, and so the states, differ from run to run.",
@@ -82,7 +80,7 @@ fn states_of(outcomes: &[Outcome]) -> Section {
             let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
             rows.push(vec![
                 outcome.file_system.name().into(),
-                outcome.mode.clone().into(),
+                outcome.arm.name().into(),
                 storage.into(),
                 number(checked.states),
                 number(checked.open),
@@ -111,10 +109,11 @@ fn recorded(outcomes: &[Outcome]) -> Section {
     let row = |outcome: &Outcome| {
         vec![
             outcome.file_system.name().into(),
-            outcome.mode.clone().into(),
+            outcome.arm.name().into(),
             number(usize::try_from(outcome.steps).unwrap_or(usize::MAX)),
             number(outcome.writes[1]),
             number(outcome.writes[0]),
+            outcome.direct_writes.map_or(Cell::Empty, number),
             number(outcome.flushes.flushes),
             number(outcome.flushes.syncs),
             number(outcome.flushes.without_sync),
@@ -127,6 +126,7 @@ fn recorded(outcomes: &[Outcome]) -> Section {
         ("the guest's steps", ""),
         ("writes", ""),
         ("durable writes", ""),
+        ("around the cache", ""),
         ("flushes", ""),
         ("fdatasyncs", ""),
         ("flushes without one", ""),

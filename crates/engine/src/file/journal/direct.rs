@@ -149,16 +149,17 @@ impl Direct {
     }
 
     fn begin(&mut self, file: &File) {
-        // For ever: what was not written may be needed in the cache.
-        if self.means.durability.is_lost() {
+        let ranges = self.regions.difference(&self.wanted);
+        let durability = &self.means.durability;
+        if !durability.is_lost() {
+            ranges.ranges().iter().for_each(|range| pages::write_back(file, range));
+        }
+        // For ever: what was not written is found in the cache only, where it counts as clean.
+        if durability.ask(Writeback::Sync) {
             self.wanted = (*self.regions).clone();
             return;
         }
-        let ranges = self.regions.difference(&self.wanted);
-        for range in ranges.ranges() {
-            pages::write_back(file, range);
-            pages::drop(file, range);
-        }
+        ranges.ranges().iter().for_each(|range| pages::drop(file, range));
         self.means.placements.hold(ranges.clone());
         self.change = Some(Change { to: Arc::new(self.wanted.clone()), ranges, since: Instant::now() });
         // There may be no channel that wakes us.
