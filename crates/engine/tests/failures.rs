@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip, try_open};
 use common::{Op, Rig, bytes};
-use vlane_engine::Status;
+use vlane_engine::{Engine, Status};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 
 /// A volume on a file system that has no room for all of it.
@@ -123,6 +123,26 @@ fn a_broken_device_fails_what_touches_it_only() {
     }
 }
 
+#[test]
+fn a_read_that_fails_loses_nothing_also_where_writes_are_durable_at_once() {
+    let dir = on_disk();
+    let backing = image(dir.path(), 1 << 20);
+    let device = match Loop::new(&backing, 4096) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    let engine = open(&device.device, Cache::None);
+    let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn Engine>);
+    rig.set_write_through(true);
+    rig.ok(Op::write(0, bytes(1, 65536)));
+    let file = OpenOptions::new().write(true).open(&backing).expect("open");
+    file.set_len(512 << 10).expect("truncate");
+    // Of a part of a block: not as the guest asked for it.
+    assert_eq!(rig.run(Op::read(1537, 512)).status, Status::IoErr);
+    assert!(engine.lost_write().is_none(), "{:?}", engine.lost_write());
+    rig.ok(Op::write(8, bytes(2, 4096)));
+}
+
 /// Somebody truncates the image under the volume.
 fn truncated(path: &std::path::Path, cache: Cache) {
     let mut rig = Rig::new(open(path, cache));
@@ -221,7 +241,7 @@ fn one_broken_range_fails_the_request_and_no_other() {
         Err(why) => return skip(why),
     };
     let engine = open(&image(mount.path(), 4 << 20), Cache::Auto);
-    let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn vlane_engine::Engine>);
+    let mut rig = Rig::new(Arc::clone(&engine) as Arc<dyn Engine>);
     rig.start(Op::WriteZeroes { ranges: vec![(0, 8), (0, 8192)], unmap: false });
     rig.start(Op::write(100, bytes(1, 512)));
     let mut answers = rig.drain();
@@ -290,7 +310,7 @@ fn storage_that_refuses_direct_io_after_all_fails_what_it_refuses_and_is_told_of
     }
     let warnings = Arc::new(Warnings::default());
     let _until_the_end = tracing::subscriber::set_default(Arc::clone(&warnings));
-    let mut lanes = [0, 1].map(|_| Rig::new(Arc::clone(&engine) as Arc<dyn vlane_engine::Engine>));
+    let mut lanes = [0, 1].map(|_| Rig::new(Arc::clone(&engine) as Arc<dyn Engine>));
     for rig in &mut lanes {
         assert_eq!(rig.run(Op::read(1, 512)).status, Status::IoErr);
         assert_eq!(rig.run(Op::read(3, 1024)).status, Status::IoErr);

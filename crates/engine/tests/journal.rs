@@ -330,10 +330,17 @@ fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
         rig.ok(Op::Flush);
     });
     assert!(report(&engine).lost > first, "the thread kept up");
-    // The guest goes on quietly.
-    commits(&mut rig, 72);
-    let end = report(&engine);
-    assert!(end.cached.is_none_or(|bytes| bytes <= 4 * MIB), "{end:?}");
+    // The guest goes on quietly. Losses are not looked into at once.
+    let mut end = report(&engine);
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(100));
+        commits(&mut rig, 72);
+        end = report(&engine);
+        if end.cached.is_none_or(|bytes| bytes <= 4 * MIB) {
+            return;
+        }
+    }
+    panic!("{end:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::places::{image, in_memory, on_disk, open_with, skip};
+use common::places::{Loop, image, in_memory, on_disk, open_with, skip};
 use common::{Op, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
@@ -318,4 +318,29 @@ fn without_the_option_and_in_memory_there_are_no_regions() {
         let engine = open_with(&image(dir.path(), SIZE), options(JournalWay::Direct));
         assert_eq!((engine.cache(), engine.journal()), (Cache::Writeback, None));
     }
+}
+
+#[test]
+fn what_others_left_of_a_device_in_the_page_cache_is_gone_before_anything_is_read_around_it() {
+    let dir = on_disk();
+    let device = match Loop::new(&image(dir.path(), SIZE), 512) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    // Nobody's last close empties the page cache.
+    let other = std::fs::File::open(&device.device).expect("open");
+    // A host may drop clean pages whenever it likes.
+    let left = |options: Option<FileOptions>| {
+        let _ = std::fs::read(&device.device).expect("read");
+        let engine = options.map(|options| open_with(&device.device, options));
+        let refusal =
+            engine.as_ref().and_then(|engine| engine.journal()).and_then(|report| report.direct.refusal);
+        (vlane_engine::pages::cached(&other, &(0..SIZE)), refusal)
+    };
+    let (Some(before), _) = left(None) else {
+        return skip("no cachestat here (before Linux 6.5, or forbidden)");
+    };
+    let (after, refusal) = left(Some(options(JournalWay::Direct)));
+    assert_eq!(refusal, None);
+    assert!(after.is_some_and(|after| after < before / 4), "{after:?} of {before} pages");
 }

@@ -397,7 +397,9 @@ impl FileChannel {
             Stage::Sync if request.kind() == Kind::Flush => durability.fail(errno, Writeback::Flush),
             Stage::Sync => durability.fail(errno, Writeback::Write),
             // Its own transfer, or the writeback after it, which may be that of any page: the system does not say which.
-            _ if durable && kind == IoErrorKind::Device => durability.fail(errno, Writeback::Write),
+            _ if durable && request.kind() != Kind::In && kind == IoErrorKind::Device => {
+                durability.fail(errno, Writeback::Write);
+            }
             // Most likely there was no place for this one; the witness knows of others.
             _ if decisions.durable && request.kind() != Kind::In => {
                 durability.ask(Writeback::Write);

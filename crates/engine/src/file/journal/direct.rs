@@ -195,13 +195,6 @@ impl Direct {
         self.back_off = (self.back_off * 2).min(LONGEST_BACK_OFF);
     }
 
-    /// Ends a change that is under way.
-    pub(super) fn end(&mut self) {
-        if self.change.is_some() {
-            self.put_off();
-        }
-    }
-
     /// The guest writes to a range.
     pub(super) fn wrote(&mut self, range: &Range<u64>) {
         self.report.written = self.report.written.saturating_add(self.regions.bytes_of(range));
@@ -287,6 +280,15 @@ impl Direct {
         }
         buffer.copy_from_slice(&bytes[skip..skip + buffer.len()]);
         Ok(())
+    }
+}
+
+impl Drop for Direct {
+    /// However the thread ends: what is held goes on.
+    fn drop(&mut self) {
+        if self.change.is_some() {
+            self.put_off();
+        }
     }
 }
 

@@ -34,6 +34,8 @@ use sense::{ENTRIES, Entry};
 
 /// Bytes of the journal that come together before they are dropped.
 const DROP: u64 = 1 << 20;
+/// Rings of new channels that do not wait for what else wakes the thread.
+const MANY_RINGS: usize = 16;
 /// How long the volume's end waits for the thread, which may hang with its storage.
 const END: Duration = Duration::from_millis(200);
 /// How long who asks waits for the thread.
@@ -168,7 +170,13 @@ impl Journal {
     /// For a new channel.
     pub(super) fn sense(&self) -> Sense {
         let (producer, consumer) = RingBuffer::new(ENTRIES);
-        self.desk.new.lock().unwrap_or_else(PoisonError::into_inner).push(consumer);
+        let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
+        new.push(consumer);
+        // A guest may start and stop its queues for ever: the thread frees what nobody has any more.
+        if new.len() >= MANY_RINGS {
+            self.desk.wake();
+        }
+        drop(new);
         Sense::new(Arc::clone(&self.desk), producer)
     }
 
@@ -219,5 +227,32 @@ impl Drop for Journal {
         if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::debug!("{}: the journal thread hangs, and is left alone", self.desk.name);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_queues_that_come_and_go_is_freed_while_nothing_is_written() {
+        let file = tempfile::tempfile().unwrap();
+        let path = Path::new("test");
+        let journal = Journal::start(path, file, 0, waker().unwrap(), Err(String::new())).unwrap();
+        let new = || journal.desk.new.lock().unwrap().len();
+        // It has begun, and sleeps.
+        journal.report();
+        std::thread::sleep(Duration::from_millis(20));
+        for _ in 0..200 {
+            drop(journal.sense());
+        }
+        for _ in 0..1000 {
+            if new() < MANY_RINGS {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} rings", new());
     }
 }

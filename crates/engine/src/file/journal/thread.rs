@@ -67,8 +67,12 @@ struct Thread<'a> {
     direct: Option<Direct>,
     size: u64,
     dropped: ByWay,
-    /// Entries of the channels that were lost, as far as that was looked into.
+    /// Entries of the channels that were lost, as far as that was looked into, and when it is to be the next time.
     lost: u64,
+    lost_due: Option<Instant>,
+    looks: Pace,
+    /// A ring may have more than was drained.
+    is_behind: bool,
     /// For tests: what is there instead of a layout.
     pretended: Option<Layout>,
     /// Each with the heads of its next write.
@@ -91,6 +95,9 @@ pub(super) fn run(desk: &Desk, direct: Option<Means>) {
         size,
         dropped: ByWay::default(),
         lost: 0,
+        lost_due: None,
+        looks: Pace::new(),
+        is_behind: false,
         pretended: None,
         rings: Vec::new(),
         layout_due: Some(Instant::now()),
@@ -102,16 +109,16 @@ pub(super) fn run(desk: &Desk, direct: Option<Means>) {
         thread.round();
         thread.wait();
     }
-    if let Some(direct) = &mut thread.direct {
-        direct.end();
-    }
 }
 
 impl Thread<'_> {
     fn wait(&self) {
+        if self.is_behind {
+            return;
+        }
         let now = Instant::now();
         let direct_due = self.direct.as_ref().and_then(Direct::due);
-        let due = [self.layout_due, self.tell_due, direct_due].into_iter().flatten().min();
+        let due = [self.layout_due, self.tell_due, self.lost_due, direct_due].into_iter().flatten().min();
         let timeout =
             due.map(|due| Timespec::try_from(due.saturating_duration_since(now)).unwrap_or_default());
         let mut fds = [PollFd::new(&*self.desk.waker, PollFlags::IN)];
@@ -135,11 +142,7 @@ impl Thread<'_> {
             self.pretended = Some(layout.clone());
             self.bypass.set_layout(layout);
         }
-        let lost = self.desk.lost.load(Ordering::Relaxed);
-        if lost != self.lost {
-            self.lost = lost;
-            self.bypass.missed();
-        }
+        self.look_at_losses();
         self.look_at_layout();
         if let Some(direct) = &mut self.direct {
             direct.step(self.bypass.map(), self.size, &self.desk.file);
@@ -180,14 +183,19 @@ impl Thread<'_> {
         self.rings.extend(new.drain(..).map(|ring| (ring, Vec::new())));
         drop(new);
         let mut rings = std::mem::take(&mut self.rings);
+        self.is_behind = false;
         // One that is abandoned gets nothing any more, so it is empty once it was drained after that.
         rings.retain_mut(|(ring, heads)| {
             let is_abandoned = ring.is_abandoned();
             // Not for ever with a channel that writes all the time.
-            for _ in 0..2 * ENTRIES {
-                let Ok(entry) = ring.pop() else { break };
+            let mut most = 2 * ENTRIES;
+            while most > 0
+                && let Ok(entry) = ring.pop()
+            {
                 self.note(entry, heads);
+                most -= 1;
             }
+            self.is_behind |= most == 0;
             !is_abandoned
         });
         self.rings = rings;
@@ -218,6 +226,22 @@ impl Thread<'_> {
     fn inside(&self, offset: u64, len: u64) -> Range<u64> {
         let size = self.size;
         offset.min(size)..offset.saturating_add(len).min(size)
+    }
+
+    /// What was lost may be anywhere in a journal. To look at all of it takes time, in which more may be lost: so it is not done often.
+    fn look_at_losses(&mut self) {
+        let lost = self.desk.lost.load(Ordering::Relaxed);
+        if lost == self.lost {
+            return;
+        }
+        let now = Instant::now();
+        if now < *self.lost_due.get_or_insert(now + self.looks.interval) {
+            return;
+        }
+        self.lost = lost;
+        self.lost_due = None;
+        self.looks.done(now);
+        self.bypass.missed();
     }
 
     fn look_at_layout(&mut self) {

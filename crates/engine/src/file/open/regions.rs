@@ -27,7 +27,12 @@ pub(super) fn open(
     let opened = match refusal(is_device, file_system, has_cachestat) {
         Some(why) => Err(why.to_owned()),
         None => match open_direct(path, false, is_device, size) {
-            Ok(Ok(direct)) => Ok(direct),
+            Ok(Ok(direct)) => match is_device.then(|| empty(buffered, size)) {
+                Some(Err(error)) => {
+                    Err(format!("what the page cache has of the device cannot be written: {error}"))
+                }
+                _ => Ok(direct),
+            },
             Ok(Err(refusal)) => Err(refusal.why),
             Err(error) => Err(error.to_string()),
         },
@@ -42,6 +47,16 @@ pub(super) fn open(
             (None, Some(why))
         }
     }
+}
+
+/// Empties the page cache of a device.
+///
+/// Whoever had the device before may have written around the cache, and been killed: a direct write that ends later leaves a page of a
+/// block device there that was read meanwhile (files' pages go then). As long as anybody has the device open, such a page would be read.
+fn empty(buffered: &File, size: u64) -> std::io::Result<()> {
+    buffered.sync_data()?;
+    pages::drop(buffered, &(0..size));
+    Ok(())
 }
 
 /// Why there can be no direct regions, whatever the image is like.
