@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use common::places::{Loop, Mount, image, in_memory, on_disk, open, skip, try_open};
 use common::{Op, Rig, bytes};
-use vlane_engine::{Engine, Status};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::{Engine, Status};
 
 /// A volume on a file system that has no room for all of it.
 fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
