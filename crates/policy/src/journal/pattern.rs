@@ -17,12 +17,12 @@
 //!
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
 //!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
-//!   written, one in eight of them or more, is [`Kind::Log`].
+//!   written, one in eight of them or more, is [`Kind::Log`](super::Kind::Log).
 //! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between; it is one block. One in eight commits is enough.
 //! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
 //!   same places. But XFS commits without files, and no file is made without a commit. So a track *waits* for another one if it never commits twice without it, while the other does; what waits is
 //!   no journal.
-//! - What has neither is [`Kind::Log`]: a ring of recorded video; files that a journal writes home in bursts; whatever goes round on a volume that is never flushed.
+//! - What has neither is [`Kind::Log`](super::Kind::Log): a ring of recorded video; files that a journal writes home in bursts; whatever goes round on a volume that is never flushed.
 //!
 //! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one.
 //!
