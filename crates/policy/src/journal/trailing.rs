@@ -71,6 +71,14 @@ impl Trailing {
         self.tail = (!range.end.is_multiple_of(self.page)).then_some(range.end);
     }
 
+    /// A range may have been written to, nobody knows when.
+    pub fn may_have_written(&mut self, range: &Range<u64>) {
+        if !range.is_empty() {
+            self.fresh_bytes = self.fresh_bytes.saturating_add(range.end - range.start);
+            remember(&mut self.fresh, range, self.folio);
+        }
+    }
+
     /// A flush has succeeded: what was written before it is durable.
     pub fn flushed(&mut self) {
         self.due.append(&mut self.fresh);
@@ -114,7 +122,7 @@ impl Trailing {
         drops
     }
 
-    /// Something of this range may be in the cache after all, and be durable: it comes again.
+    /// Something of this range is in the cache after all: it comes again.
     pub fn keep(&mut self, range: &Range<u64>) {
         if !range.is_empty() {
             self.due_bytes = self.due_bytes.saturating_add(range.end - range.start);
