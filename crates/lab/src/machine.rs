@@ -4,8 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 use vlane_boot::find_program;
+
+use crate::error::{Context, ErrorKind, Result};
 
 /// What a reader needs to know of the machine. Nothing in it names a host or a user.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,16 @@ impl Machine {
             versions: Vec::new(),
         }
     }
+}
+
+/// The CPUs that this process may use.
+///
+/// # Errors
+/// [`ErrorKind::Io`] if the kernel does not tell.
+pub fn usable_cpus() -> Result<Vec<usize>> {
+    let set = sched_getaffinity(None).map_err(std::io::Error::from);
+    let set = set.context(ErrorKind::Io, || "cannot ask for the usable CPUs")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
 /// The value of a `key : value` line.

@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_lab::Interrupt;
+use vlane_lab::bench::Pin;
 use vlane_lab::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
 use vlane_lab::report::{Report, text};
 
@@ -74,6 +75,9 @@ pub struct CachesArgs {
     /// Time of each measurement
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = values::time)]
     time: Duration,
+    /// Which CPUs the neighbour and who writes have, each with its back end
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = PinArg::Apart)]
+    pin: PinArg,
     /// A directory on the disk to be measured [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
@@ -111,6 +115,14 @@ pub struct CachesJobArgs {
 /// How fast the neighbour reads.
 #[derive(Debug, Clone, Copy)]
 struct ReadRate(Option<f64>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PinArg {
+    /// Half of them each
+    Apart,
+    /// Wherever the kernel puts them
+    None,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Throttling {
@@ -199,6 +211,10 @@ impl CachesArgs {
             ramp: self.ramp,
             time: self.time,
             disk_dir: self.disk_dir.clone(),
+            pin: match self.pin {
+                PinArg::Apart => Pin::Apart,
+                PinArg::None => Pin::None,
+            },
         })
     }
 }

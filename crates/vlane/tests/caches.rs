@@ -61,8 +61,8 @@ fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
             // Whoever else drops caches on this machine makes it less than all.
             assert!((0.0..=100.0).contains(&figure("Hits").unwrap()), "{row}");
             // Bytes and operations are counted over windows that are not the same to the millisecond, and a disk may stall for all of one.
-            of_16k +=
-                u32::from(figure("Written per operation").is_some_and(|kib| (8.0..32.0).contains(&kib)));
+            let per_commit = figure("Written").zip(figure("Operations")).map(|(mb, n)| mb * 1e6 / n);
+            of_16k += u32::from(per_commit.is_some_and(|bytes| (8e3..32e3).contains(&bytes)));
             let pages = figure("Journal's pages in the cache");
             match row[0].as_str().unwrap() {
                 arm if arm.starts_with("pdc") => {}

@@ -23,7 +23,7 @@ use crate::date;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{Image, Medium, Place};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine;
+use crate::machine::{Machine, usable_cpus};
 use crate::progress::Progress;
 use crate::server::{Server, Storage as Served};
 
@@ -365,9 +365,7 @@ fn cpus(pin: Pin) -> Result<(Vec<usize>, Vec<usize>)> {
     if pin == Pin::None {
         return Ok((Vec::new(), Vec::new()));
     }
-    let set = rustix::thread::sched_getaffinity(None)
-        .context(ErrorKind::Io, || "cannot ask for the usable CPUs")?;
-    let usable: Vec<_> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let usable = usable_cpus()?;
     match usable.len() {
         0 | 1 => Err(Error::new(
             ErrorKind::Invalid,

@@ -50,7 +50,7 @@ pub struct Sample {
     pub read_p99_us: f64,
     /// Bytes of the neighbour's reads that came from the storage, of all: 0 to 1.
     pub misses: f64,
-    /// Bytes per second that the volume's back end had written to the storage.
+    /// Bytes per second that the volume's back end made dirty or wrote; of a large folio all bytes, if a part of it becomes dirty.
     pub written: f64,
     /// Bytes per second that anybody wrote to the disk.
     pub device_written: Option<f64>,
@@ -62,6 +62,13 @@ pub struct Sample {
     pub cpus: f64,
     /// Bytes of a guest's memory that were charged to the back ends' cgroup.
     pub shared: u64,
+}
+
+impl Sample {
+    /// Bytes that reached the disk for each operation: by the disk's own counter, where there is one.
+    pub fn written_per_operation(&self) -> f64 {
+        self.device_written.unwrap_or(self.written) / self.operations.max(1e-9)
+    }
 }
 
 /// Everything that measurements stand on.
@@ -81,8 +88,17 @@ pub struct Bed<'a> {
     pub device: Option<&'a Device>,
     /// Guests, if any are wanted.
     pub guests: Option<&'a guest::Maker>,
+    /// CPUs of the neighbour, its back end and who asks it for reads; empty: any.
+    pub neighbour_cpus: &'a [usize],
+    /// CPUs of the volume's back end and of who writes; empty: any.
+    pub writer_cpus: &'a [usize],
     /// The user's wish to end.
     pub interrupt: &'a Interrupt,
+}
+
+/// Binds the calling thread, and what it starts, to CPUs; to none: it stays where it is.
+fn bind(cpus: &[usize]) -> Result<()> {
+    if cpus.is_empty() { Ok(()) } else { Ok(vlane_driver::pin(cpus)?) }
 }
 
 /// When it counts.
@@ -137,6 +153,7 @@ impl Bed<'_> {
         image: &Path,
         arguments: &[String],
         control: Option<&Path>,
+        cpus: &[usize],
     ) -> Result<Server> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let socket = self.dir.join(format!("{name}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed)));
@@ -147,7 +164,7 @@ impl Bed<'_> {
         }
         words.extend(arguments.iter().map(OsString::from));
         let spec = Spec::new(&self.options.vlane, words);
-        let server = Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?;
+        let server = Server::start("vlane", spec, cpus, &socket, Ready::Line("listening on"))?;
         if let Some(limit) = self.limit {
             limit.add(server.pid())?;
         }
@@ -178,7 +195,7 @@ impl Bed<'_> {
         volume::forget(self.hot.path())?;
         say("the neighbour reads its hot set through");
         let words = ["--cache", "writeback", "--read-only"].map(str::to_owned);
-        let mut neighbour = self.serve("hot", self.hot.path(), &words, None)?;
+        let mut neighbour = self.serve("hot", self.hot.path(), &words, None, self.neighbour_cpus)?;
         self.read_through(&mut neighbour)?;
         let Some((job, volume)) = volume else {
             let window = self.window();
@@ -190,7 +207,7 @@ impl Bed<'_> {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
         let control = self.dir.join("volume.ctl");
-        let mut server = self.serve("volume", volume.path(), &words, Some(&control))?;
+        let mut server = self.serve("volume", volume.path(), &words, Some(&control), self.writer_cpus)?;
         let sample = match job {
             Job::Commits => self.commits(cell, volume, &mut neighbour, &mut server, say),
             Job::MailReplay => self.replay(cell, volume, &mut neighbour, &server),
@@ -226,7 +243,10 @@ impl Bed<'_> {
         let window = self.window();
         let stop = AtomicBool::new(false);
         let sample = std::thread::scope(|scope| {
-            let running = scope.spawn(|| writer.run(window.from, window.until, &stop));
+            let running = scope.spawn(|| {
+                bind(self.writer_cpus)?;
+                writer.run(window.from, window.until, &stop)
+            });
             let sample = self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
                 let committed = joined(running.join())?;
                 Ok(Some(Done::of(committed.ns, self.options.time)))
@@ -252,6 +272,7 @@ impl Bed<'_> {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let running = scope.spawn(|| {
+                bind(self.writer_cpus)?;
                 replay.run(server.socket(), window.from, &stop)?;
                 replay.run(server.socket(), window.until, &stop)
             });
@@ -273,11 +294,11 @@ impl Bed<'_> {
         volume::forget(volume.path())?;
         let control = self.dir.join("record.ctl");
         let words = ["--cache", "writeback"].map(str::to_owned);
-        let server = self.serve("record", volume.path(), &words, Some(&control))?;
+        let server = self.serve("record", volume.path(), &words, Some(&control), self.writer_cpus)?;
         let time = recording_time(self.options.time, volume.journal);
         let options = Options { ramp: Duration::ZERO, time, ..self.options.clone() };
         say("the guest boots, and makes its files");
-        let mut guest = maker.start(&options, server.socket(), Job::Mail)?;
+        let mut guest = self.start_guest(|| maker.start(&options, server.socket(), Job::Mail))?;
         guest.ready(self.interrupt)?;
         say("");
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));
@@ -317,13 +338,20 @@ impl Bed<'_> {
     ) -> Result<Sample> {
         let maker = self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
         say("the guest boots, and makes its files");
-        let mut guest = maker.start(self.options, server.socket(), job)?;
+        let mut guest = self.start_guest(|| maker.start(self.options, server.socket(), job))?;
         guest.ready(self.interrupt)?;
         say("");
         guest.begin()?;
         let window = self.window();
         self.observe(cell, neighbour, Some((volume, server)), window, None, || {
             guest.finish(self.interrupt).map(Some)
+        })
+    }
+
+    /// Starts a guest on the CPUs of who writes, which it inherits from the thread that starts it.
+    fn start_guest(&self, start: impl FnOnce() -> Result<guest::Running> + Send) -> Result<guest::Running> {
+        std::thread::scope(|scope| {
+            joined(scope.spawn(|| bind(self.writer_cpus).and_then(|()| start())).join())
         })
     }
 
@@ -387,7 +415,10 @@ impl Bed<'_> {
         }
         let mut sampler = Sampler::new(roles);
         let (report, before, after, used) = std::thread::scope(|scope| {
-            let reading = scope.spawn(|| vlane_driver::run(session, &workload, &mut |_| self.going_on()));
+            let reading = scope.spawn(|| {
+                bind(self.neighbour_cpus)?;
+                Ok(vlane_driver::run(session, &workload, &mut |_| self.going_on())?)
+            });
             let looks = || -> Result<_> {
                 self.sleep_until(window.from)?;
                 let (before, snapshot) = (self.look(hot, writer)?, sampler.take());
@@ -399,7 +430,7 @@ impl Bed<'_> {
             if let (Err(_), Some(stop)) = (&looked, stop) {
                 stop.store(true, Ordering::Relaxed);
             }
-            let report = joined(reading.join().map(|read| read.map_err(Error::from)));
+            let report = joined(reading.join());
             let (before, after, used) = looked?;
             Ok::<_, Error>((report?, before, after, used))
         })?;

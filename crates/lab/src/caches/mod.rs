@@ -32,10 +32,11 @@ use self::measure::{Bed, Sample};
 pub use self::plan::{Arm, Cell, Expected, Job};
 pub use self::volume::SMALLEST_JOURNAL;
 use self::volume::Volume;
+use crate::bench::Pin;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{self, Place};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine;
+use crate::machine::{Machine, usable_cpus};
 use crate::progress::Progress;
 use crate::report::Report;
 
@@ -79,6 +80,8 @@ pub struct Options {
     pub time: Duration,
     /// A directory on the disk to be measured; none finds one.
     pub disk_dir: Option<PathBuf>,
+    /// Whether the neighbour and who writes have CPUs of their own.
+    pub pin: Pin,
 }
 
 /// What is known of where it was measured.
@@ -90,6 +93,8 @@ struct About {
     replays: Vec<String>,
     /// Whether the disk's own counter could be read.
     has_device: bool,
+    /// Whether neighbour and writer had CPUs of their own.
+    is_apart: bool,
 }
 
 impl Options {
@@ -154,6 +159,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let dir = tempfile::Builder::new().prefix("vlane-caches-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
 
+    let (neighbour_cpus, writer_cpus) = sides(options.pin, &usable_cpus()?);
     // Before the images are written: that it cannot be limited is said at once.
     let limit = options.cache.map(MemoryLimit::new).transpose()?;
     let _dirty = options.cache.map(|bytes| DirtyLimit::new(bytes / DIRTY)).transpose()?;
@@ -194,6 +200,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         hot: &hot,
         device: device.as_ref(),
         guests: guests.as_ref(),
+        neighbour_cpus: &neighbour_cpus,
+        writer_cpus: &writer_cpus,
         interrupt,
     };
     let mut replays = Vec::new();
@@ -242,9 +250,20 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     }
     progress.clear();
     let guests = guests.map(|maker| maker.describe());
-    let about = About { guests, replays, has_device: device.is_some() };
+    let is_apart = !neighbour_cpus.is_empty();
+    let about = About { guests, replays, has_device: device.is_some(), is_apart };
     let machine = Machine::describe(&options.version, &["sqlite3"]);
     Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
+}
+
+/// CPUs of the neighbour's side and of the writer's: half each, if there are two; empty: any.
+///
+/// Without that it depends on where the kernel wakes threads up whether reads are fast or slow, by a factor of up to eight from one second to the next.
+fn sides(pin: Pin, usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    match (pin, usable.len()) {
+        (Pin::None, _) | (_, 0 | 1) => (Vec::new(), Vec::new()),
+        (Pin::Apart, n) => (usable[..n / 2].to_vec(), usable[n / 2..].to_vec()),
+    }
 }
 
 /// Says what the sizes let one expect, before anything is measured.
@@ -290,6 +309,7 @@ mod tests {
             ramp: Duration::ZERO,
             time: Duration::from_secs(1),
             disk_dir: None,
+            pin: Pin::Apart,
         }
     }
 
@@ -303,6 +323,14 @@ mod tests {
         let mut order = options.order(7);
         order.sort_unstable();
         assert_eq!(order, [0, 1, 2]);
+    }
+
+    #[test]
+    fn neighbour_and_writer_share_no_cpu_where_there_are_two() {
+        assert_eq!(sides(Pin::Apart, &[0, 1]), (vec![0], vec![1]));
+        assert_eq!(sides(Pin::Apart, &[2, 5, 7]), (vec![2], vec![5, 7]));
+        assert_eq!(sides(Pin::Apart, &[3]), (vec![], vec![]), "there is nothing to be divided");
+        assert_eq!(sides(Pin::None, &[0, 1]), (vec![], vec![]));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::judge::{AGAIN, CellResult, Measured, Verdict, middle};
 use super::measure::{READ, Sample};
 use super::plan::lru_hits;
 use super::{About, Options};
+use crate::bench::Pin;
 use crate::machine::Machine;
 use crate::report::build::{bars, section, spread, table};
 use crate::report::{Block, Cell, Note, Report, SCHEMA, Section};
@@ -106,12 +107,19 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     }
     if about.has_device {
         notes.push(Note::info(
-            "\"Written to the disk\" counts what anybody wrote to the disk; \"written\" what the volume's back end had written, a page that is \
-             written again before it is written back once.",
+            "\"Written to the disk\", also per operation, is the disk's own counter, of what anybody wrote. \"Written\" is what the volume's back end gave to the \
+             page cache or wrote: a page that is written again before it is written back counts once, and all of a folio (up to 2 MiB) if a part of it is written.",
         ));
     }
     if let Some(guests) = &about.guests {
         notes.push(Note::info(format!("Guests: {guests}, ext4 with data=ordered.")));
+    }
+    if options.pin == Pin::Apart {
+        notes.push(if about.is_apart {
+            Note::info("The neighbour and its back end have half of the CPUs, the volume's back end and who writes the other half.")
+        } else {
+            Note::warning("There is one CPU for all: figures depend on whose turn it is.")
+        });
     }
     notes.extend(about.replays.iter().map(Note::info));
     let shared = results.iter().flat_map(|r| &r.arms).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
@@ -234,7 +242,7 @@ fn pictures(results: &[CellResult]) -> Vec<Section> {
         ("hits", "The neighbour's hits", "%", |s| Some(100.0 - 100.0 * s.misses)),
         ("reads", "The neighbour's reads", "/s", |s| Some(s.reads)),
         ("operations", "Operations of who writes", "/s", |s| Some(s.operations)),
-        ("written", "Written by the volume's back end", "MB/s", |s| Some(s.written / 1e6)),
+        ("written", "Written to the disk per operation", "KiB", |s| Some(s.written_per_operation() / 1024.0)),
     ];
     let picture = |(id, title, unit, figure): (&str, &str, &str, Figure)| {
         let categories = written.iter().map(|result| result.cell.title()).collect();
@@ -263,7 +271,7 @@ fn over_base(results: &[CellResult]) -> Section {
                 ratio(|s| s.operations),
                 ratio(|s| s.p99_us),
                 ratio(|s| s.reads),
-                ratio(|s| s.written / s.operations),
+                ratio(Sample::written_per_operation),
                 ratio(|s| s.cpu_us),
             ]);
         }
@@ -301,7 +309,7 @@ fn figures(result: &CellResult) -> Section {
                 cell(|s| s.operations),
                 cell(|s| s.p99_us),
                 cell(|s| s.written / 1e6),
-                cell(|s| s.written / s.operations.max(1e-9) / 1024.0),
+                cell(|s| s.written_per_operation() / 1024.0),
                 some(|s| pages(s.journal_pages)),
                 cell(|s| s.cpu_us),
             ]);
@@ -385,7 +393,7 @@ mod tests {
     fn every_table_is_whole_and_what_was_expected_stands_beside_what_came() {
         let mut options = options();
         options.cache = Some(512 << 20);
-        let about = About { guests: None, replays: Vec::new(), has_device: true };
+        let about = About { guests: None, replays: Vec::new(), has_device: true, is_apart: true };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
@@ -408,7 +416,7 @@ mod tests {
     fn a_run_without_a_limit_or_with_few_rounds_is_marked() {
         let mut options = options();
         options.rounds = 1;
-        let about = About { guests: None, replays: Vec::new(), has_device: false };
+        let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
         let warnings = report.notes.iter().filter(|note| note.severity == crate::report::Severity::Warning);
         assert_eq!(warnings.count(), 2);

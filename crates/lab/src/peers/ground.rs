@@ -5,7 +5,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
 use tempfile::TempDir;
 use vlane_boot::Host;
 
@@ -14,6 +13,7 @@ use super::plan::Medium;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{self, Image, Place};
 use crate::interrupt::Interrupt;
+use crate::machine::usable_cpus;
 use crate::server::{Server, Storage};
 
 /// Size of the image on the RAM disk.
@@ -113,8 +113,7 @@ impl<'a> Ground<'a> {
 
 /// The CPUs of server and driver.
 fn cpus(options: &Options) -> Result<(usize, usize)> {
-    let set = sched_getaffinity(None).context(ErrorKind::Io, || "cannot ask for the usable CPUs")?;
-    let usable: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let usable = usable_cpus()?;
     let server = options.server_cpu.or_else(|| usable.first().copied()).unwrap_or(0);
     let other = || usable.iter().copied().find(|cpu| *cpu != server);
     let driver = options.driver_cpu.or_else(other).unwrap_or(server);

@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::thread::CpuSet;
-
 use super::cell::Cell;
 use super::micro::{self, Prices};
 use super::patterns::Pattern;
@@ -13,6 +11,7 @@ use super::validate::{Bench, Suite};
 use super::{Kind, Placement, Subject, Topology, render};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
+use crate::machine::usable_cpus;
 use crate::progress::Progress;
 use crate::report::Report;
 
@@ -87,13 +86,6 @@ pub struct Measured<'a> {
     pub created: String,
 }
 
-/// The CPUs that this process may use.
-fn allowed() -> Result<Vec<usize>> {
-    let set = rustix::thread::sched_getaffinity(None);
-    let set = set.map_err(std::io::Error::from).context(ErrorKind::Io, || "cannot ask for the CPUs")?;
-    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
-}
-
 /// What is measured of one pattern in the experiment.
 fn subjects(group: Group) -> Vec<Subject> {
     let model = Topology::ALL.map(Subject::Model);
@@ -113,7 +105,7 @@ fn subjects(group: Group) -> Vec<Subject> {
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begin = Instant::now();
     let created = crate::date::now();
-    let cpus = allowed()?;
+    let cpus = usable_cpus()?;
     let patterns = Pattern::named(&options.patterns)?;
     let mut jobs = options.jobs.clone();
     let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
