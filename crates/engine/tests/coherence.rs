@@ -565,6 +565,8 @@ fn model(place: &Place) {
         let engine = place.open();
         let left = AtomicU64::new(requests / 3);
         if place.cache == Cache::Pdc && place.direct.is_none() {
+            // Also what counts as dirty for ever (the journal thread says why).
+            drop_cache(&place.path);
             drops(&engine);
         }
         changes += lanes(&engine, &model, &left, &ids, (seed * 3 + round, place.size()));
@@ -598,8 +600,12 @@ fn drops(engine: &Arc<FileEngine>) {
     let mut rig = lane(engine);
     let data = rig.ok(Op::read(0, BLOCK as usize));
     rig.ok(Op::write(0, data));
-    engine.sync().expect("sync");
-    assert!(engine.journal().is_some_and(|report| report.dropped.layout > 0), "{:?}", engine.journal());
+    // Who ends a page's write-back holds the page for a moment longer, in which the system drops nothing of it: it is tried again at the next.
+    let has_dropped = (0..1000).any(|_| {
+        engine.sync().expect("sync");
+        engine.journal().is_some_and(|report| report.dropped.layout > 0)
+    });
+    assert!(has_dropped, "{:?}", engine.journal());
 }
 
 /// Lanes at work, each a thread. With pdc, one more thread says what the journal is, something else each time, and has it dropped.

@@ -164,9 +164,12 @@ fn what_was_not_flushed_is_not_dropped_and_the_end_drops_all() {
     }
     assert_eq!(report(&engine).dropped.sum(), 0);
     assert!(cached(&path) >= 1024, "not written back, they stay");
-    engine.sync().expect("sync");
-    let report = report(&engine);
-    assert_eq!(report.dropped.layout, 4 * MIB, "{report:?}");
+    // Who ends a page's write-back holds the page for a moment longer, in which the system does not drop it: it is tried again at the next.
+    let is_dropped = (0..1000).any(|_| {
+        engine.sync().expect("sync");
+        report(&engine).dropped.layout == 4 * MIB
+    });
+    assert!(is_dropped, "{:?}", report(&engine));
     assert!(cached(&path) < 64, "what is read at its opening");
 }
 
@@ -367,6 +370,10 @@ fn dropping_the_journals_pages_begins_no_write_back_of_others() {
             return skip("no cachestat here (before Linux 6.5, or forbidden)");
         };
         rounds += 1;
+        // What is dirty keeps its neighbours in the cache, and not all of its folio. Less than a MiB waits to be dropped.
+        if let Some(folio) = pages::cached(&file, &(10 * MIB..12 * MIB)).filter(|_| pages.dirty == 16) {
+            assert!(folio <= 256 + 32, "{folio} pages are in the page cache beside 16 that are dirty");
+        }
         written_back += u64::from(pages.dirty < 16);
         assert!(before > 0, "nothing is dropped");
     }

@@ -165,6 +165,20 @@ fn boost(dir: &Path, victims: &Victims, until: Instant) -> bool {
     seen
 }
 
+/// Whether `repair` leaves no list behind. Guards that live restore what is in theirs in a moment; `repair` leaves those alone.
+fn is_repaired(dir: &Path) -> bool {
+    wait(|| {
+        let repair = Command::new(env!("CARGO_BIN_EXE_vlane"))
+            .args(["sched", "repair", "--state-dir"])
+            .arg(dir.join("state"))
+            .stdout(Stdio::null())
+            .status();
+        let has_succeeded = repair.unwrap().success();
+        // A daemon that was killed before it had made the directory has changed nothing, and `repair` says that it is not there.
+        tables(dir) == 0 && (has_succeeded || !dir.join("state").exists())
+    })
+}
+
 /// One round; whether threads were seen changed right before the kill.
 fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> bool {
     let mut daemon = start(dir, victims);
@@ -199,15 +213,7 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
     }
     daemon.wait().unwrap();
     if matches!(number % 8, 3 | 7) {
-        // Guards that live restore it in a moment; `repair` leaves their tables alone.
-        let done = wait(|| {
-            let repair = Command::new(env!("CARGO_BIN_EXE_vlane"))
-                .args(["sched", "repair", "--state-dir"])
-                .arg(dir.join("state"))
-                .stdout(Stdio::null())
-                .status();
-            repair.unwrap().success() && tables(dir) == 0
-        });
+        let done = is_repaired(dir);
         assert!(done, "round {number}: a list of changed threads is left after repair");
     } else {
         assert!(wait(|| !is_pending(dir)), "round {number}: the guard has not done its work");
@@ -215,6 +221,20 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
     assert_eq!(victims.changed(), None, "round {number}");
     let _ = std::fs::remove_file(dir.join("socket"));
     seen
+}
+
+#[test]
+fn a_scheduler_that_is_killed_at_once_leaves_nothing_to_repair() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let victims = Victims::new();
+    let mut daemon = start(dir.path(), &victims);
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(is_repaired(dir.path()));
+    assert_eq!(victims.changed(), None);
 }
 
 #[test]

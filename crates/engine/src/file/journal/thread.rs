@@ -23,6 +23,9 @@ const QUIET: Duration = Duration::from_millis(250);
 /// The longest that it is, for a guest that writes to it all the time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Bytes that go, or stay, together where some of a folio's are dirty: at least a page, of any machine.
+const SMALLEST: u64 = 64 << 10;
+
 /// Something that is done at most so often: more seldom the more often it is wanted.
 #[derive(Debug)]
 struct Pace {
@@ -306,10 +309,30 @@ impl Thread<'_> {
                 }
                 Some(pages) if pages.are_none() => {}
                 Some(pages) if pages.are_clean() => self.drop_clean(&range, way, pages.cached),
-                Some(_) => self.each_folio(&range, |thread, folio, pages| match pages.are_clean() {
-                    true => thread.drop_clean(&folio, way, pages.cached),
-                    false => thread.bypass.keep(&folio),
-                }),
+                Some(_) => {
+                    self.each_folio(&range, |thread, folio, pages| thread.drop_parts(&folio, way, pages))
+                }
+            }
+        }
+    }
+
+    /// Drops what is clean of a part of a folio; the rest is tried again. Some pages count as dirty for ever: a file system that cuts a
+    /// hole into a large folio can leave the mark of one that is clean. They keep only their neighbours.
+    fn drop_parts(&mut self, range: &Range<u64>, way: Way, pages: pages::Pages) {
+        if pages.are_clean() {
+            return self.drop_clean(range, way, pages.cached);
+        }
+        let len = range.end - range.start;
+        if len <= SMALLEST {
+            return self.bypass.keep(range);
+        }
+        // Inside: there is a multiple between the ends of what is longer than one.
+        let middle = (range.start + len / 2).next_multiple_of(SMALLEST);
+        let middle = if middle < range.end { middle } else { middle - SMALLEST };
+        for part in [range.start..middle, middle..range.end] {
+            match pages::count(&self.desk.file, &part) {
+                Some(pages) if !pages.are_none() => self.drop_parts(&part, way, pages),
+                _ => {}
             }
         }
     }
