@@ -181,6 +181,7 @@ impl Bypass {
     /// All that was written is durable; no flush of the guest's.
     pub fn synced(&mut self) {
         self.trailing.flushed();
+        self.trailing.rests();
     }
 
     /// Journal bytes that are durable and were not dropped.

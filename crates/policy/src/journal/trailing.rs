@@ -13,6 +13,9 @@ use super::{Kind, Map, Way};
 /// journal of 128 GiB.
 const MOST: usize = 1 << 16;
 
+/// Bytes that may be written while a drop is under way, from where the last write ended.
+const AHEAD: u64 = 2 << 20;
+
 /// Which journal bytes were written, and not dropped.
 #[derive(Debug, Clone)]
 pub struct Trailing {
@@ -24,7 +27,7 @@ pub struct Trailing {
     /// The same of those that one has.
     due: BTreeSet<u64>,
     due_bytes: u64,
-    /// Where the last write ended, if that was within a page.
+    /// Where the last write ended.
     tail: Option<u64>,
 }
 
@@ -68,7 +71,7 @@ impl Trailing {
         };
         *bytes = bytes.saturating_add(range.end - range.start);
         remember(set, &range, self.folio);
-        self.tail = (!range.end.is_multiple_of(self.page)).then_some(range.end);
+        self.tail = Some(range.end);
     }
 
     /// A range may have been written to, nobody knows when.
@@ -77,6 +80,11 @@ impl Trailing {
             self.fresh_bytes = self.fresh_bytes.saturating_add(range.end - range.start);
             remember(&mut self.fresh, range, self.folio);
         }
+    }
+
+    /// Nothing is written for now: what is dropped next may go up to where the last write ended, and beyond.
+    pub fn rests(&mut self) {
+        self.tail = None;
     }
 
     /// A flush has succeeded: what was written before it is durable.
@@ -92,7 +100,8 @@ impl Trailing {
 
     /// What is to be dropped now: all that is durable. In order, none overlaps another.
     ///
-    /// The page in which the last write ended is left out, and comes next time: the next write begins in it, and would have to read it.
+    /// From the page in which the last write ended, 2 MiB are left out, and come next time. The next write begins there. It would have to read the page; and once it has made one dirty, the system writes that back before it drops the others, which can
+    /// wait for seconds for who else writes.
     pub fn take(&mut self, map: &Map) -> Vec<Drop> {
         self.due_bytes = 0;
         let mut drops = Vec::new();
@@ -110,16 +119,22 @@ impl Trailing {
         }
         drops_of(run, map, &mut drops);
         if let Some(tail) = self.tail {
-            let page = tail - tail % self.page..(tail - tail % self.page).saturating_add(self.page);
-            if let Some(at) = drops.iter().position(|drop| drop.range.contains(&page.start)) {
-                let Drop { range, way } = drops.remove(at);
-                let parts = [range.start..page.start, page.end.min(range.end)..range.end];
-                let parts = parts.into_iter().filter(|part| !part.is_empty());
-                drops.splice(at..at, parts.map(|range| Drop { range, way }));
-                self.due.insert(page.start / self.folio);
-            }
+            let begin = tail - tail % self.page;
+            self.leave_out(&(begin..begin.saturating_add(AHEAD)), &mut drops);
         }
         drops
+    }
+
+    /// Takes a part out of what is dropped now.
+    fn leave_out(&mut self, left: &Range<u64>, drops: &mut Vec<Drop>) {
+        let is_apart = |drop: &Drop| drop.range.end <= left.start || left.end <= drop.range.start;
+        for Drop { range, way } in drops.extract_if(.., |drop| !is_apart(drop)).collect::<Vec<_>>() {
+            let both = range.start.max(left.start)..range.end.min(left.end);
+            remember(&mut self.due, &both, self.folio);
+            let parts = [range.start..both.start, both.end..range.end];
+            drops.extend(parts.into_iter().filter(|part| !part.is_empty()).map(|range| Drop { range, way }));
+        }
+        drops.sort_by_key(|drop| drop.range.start);
     }
 
     /// Something of this range is in the cache after all: it comes again.
@@ -193,6 +208,7 @@ mod tests {
         trailing.wrote(3 * FOLIO..3 * FOLIO + PAGE, false);
         trailing.wrote(5 * FOLIO..5 * FOLIO + PAGE, true);
         assert_eq!(trailing.due(), 2 * PAGE);
+        trailing.rests();
         assert_eq!(ranges(&mut trailing, &map), [0..FOLIO, 5 * FOLIO..6 * FOLIO]);
         assert_eq!((trailing.due(), ranges(&mut trailing, &map)), (0, vec![]));
         trailing.keep(&(5 * FOLIO..6 * FOLIO));
@@ -201,13 +217,28 @@ mod tests {
     }
 
     #[test]
-    fn the_page_in_which_the_last_write_ended_waits_for_the_next_drop() {
+    fn where_the_next_write_begins_nothing_is_dropped_until_it_is_elsewhere() {
         let map = map(vec![0..4 * FOLIO]);
         let mut trailing = Trailing::new(PAGE);
         trailing.wrote(0..3 * PAGE + 512, true);
-        assert_eq!(ranges(&mut trailing, &map), [0..3 * PAGE, 4 * PAGE..FOLIO]);
+        // Not the page that has room.
+        assert_eq!(ranges(&mut trailing, &map), [0..3 * PAGE]);
         trailing.wrote(3 * PAGE + 512..4 * PAGE, true);
-        assert_eq!(ranges(&mut trailing, &map), [0..FOLIO]);
+        assert_eq!(ranges(&mut trailing, &map), [0..4 * PAGE]);
+        trailing.wrote(4 * PAGE..3 * FOLIO, true);
+        assert_eq!(ranges(&mut trailing, &map), [0..3 * FOLIO]);
+        // Round, while all of it is due.
+        trailing.wrote(3 * FOLIO..4 * FOLIO, true);
+        trailing.wrote(0..FOLIO, true);
+        trailing.may_have_written(&(0..4 * FOLIO));
+        trailing.flushed();
+        assert_eq!(ranges(&mut trailing, &map), [0..FOLIO, 2 * FOLIO..4 * FOLIO]);
+        trailing.wrote(FOLIO..2 * FOLIO, true);
+        assert_eq!(ranges(&mut trailing, &map), [FOLIO..2 * FOLIO]);
+        // All of it, once nobody writes.
+        trailing.wrote(2 * FOLIO..2 * FOLIO + 512, true);
+        trailing.rests();
+        assert_eq!(ranges(&mut trailing, &map), [2 * FOLIO..3 * FOLIO]);
         assert_eq!(ranges(&mut trailing, &map), []);
     }
 
