@@ -7,6 +7,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use vlane_policy::express::Class;
+
 use crate::Piece;
 
 /// One step of a request towards the storage.
@@ -116,18 +118,6 @@ pub struct Decisions {
     pub placement: Placement,
     /// A write is answered only when it is on stable storage.
     pub durable: bool,
-}
-
-/// A request's place among the others of its lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Class {
-    /// Before all others.
-    Express,
-    /// In the order of their arrival.
-    #[default]
-    Normal,
-    /// When no other waits.
-    Background,
 }
 
 /// Which way a request's data goes.

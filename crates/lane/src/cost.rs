@@ -11,6 +11,7 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_policy::express::Express;
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -87,6 +88,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         counters: Arc::clone(&counters),
         events,
         watch: watched.then(Arc::default),
+        express: Express::default(),
     };
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();

@@ -11,6 +11,7 @@ use std::time::Instant;
 use vlane_engine::{
     Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
 };
+use vlane_policy::express::{Express, Ioprio};
 use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
@@ -58,6 +59,8 @@ pub struct LaneConfig {
     pub events: EventSender,
     /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
     pub watch: Option<Arc<Watch>>,
+    /// What the volume does about its requests' priorities.
+    pub express: Express,
 }
 
 /// How many requests, and how many bytes they ask for.
@@ -89,6 +92,7 @@ pub(crate) struct Lane {
     decisions: Box<[Decisions]>,
     /// What is decided for a request that no policy knows better.
     defaults: Decisions,
+    express: Express,
     links: Links,
     /// Taken and not begun; and what that weighs.
     waiting: Waiting,
@@ -127,7 +131,8 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch } = config;
+        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, express } =
+            config;
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
         let slots = queue.config().size;
@@ -144,6 +149,7 @@ impl Lane {
             operations: Vec::with_capacity(4),
             decisions: vec![Decisions::default(); usize::from(slots)].into_boxed_slice(),
             defaults: channel.defaults(),
+            express,
             channel,
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
@@ -232,7 +238,11 @@ impl Lane {
             Ok(slot) => {
                 let slot = slot?;
                 self.observers.taken(slot, self.queue.request(slot));
-                let decisions = self.defaults;
+                let mut decisions = self.defaults;
+                if self.express.mode.classifies() {
+                    let ioprio = Ioprio(self.queue.request(slot).priority().0);
+                    decisions.class = self.express.classes.of(ioprio);
+                }
                 self.decisions[usize::from(slot.0)] = decisions;
                 Some((slot, decisions))
             }

@@ -18,6 +18,7 @@ use vlane_engine::{
     Request as Taken, Slot, Status, StorageFile, What,
 };
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_policy::express::Express;
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -195,6 +196,7 @@ impl Guest {
             counters: Arc::clone(&self.counters),
             events: event_channel().unwrap().0,
             watch: None,
+            express: Express::default(),
         };
         pool.start(self.index, config, &[]).unwrap();
         if stopped.is_some() {

@@ -12,6 +12,7 @@ use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
     Slot, Status, Uring,
 };
+use vlane_policy::express::Express;
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_trace::{Entry, Magic};
 
@@ -59,6 +60,7 @@ fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> 
         counters: Arc::clone(&counters),
         events: event_channel().unwrap().0,
         watch: None,
+        express: Express::default(),
     };
     (Guest { driver, counters, arena }, config)
 }

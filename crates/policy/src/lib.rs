@@ -6,5 +6,6 @@
     allow(clippy::single_range_in_vec_init, clippy::cast_possible_truncation, reason = "tests may")
 )]
 
+pub mod express;
 pub mod journal;
 pub mod loan;

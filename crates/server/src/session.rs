@@ -451,6 +451,7 @@ impl State {
             counters: Arc::clone(&self.volume.counters[usize::from(index)]),
             events: self.events.clone(),
             watch: self.volume.watch(),
+            express: self.volume.config.express,
         };
         let started = self.volume.pool.start(index, config, &self.calls());
         started.map_err(|error| self.lane_failed(index, error))?;

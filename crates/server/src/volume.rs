@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry, LostWrite};
 use vlane_lane::{Alarm, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology};
+use vlane_policy::express::Express;
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
@@ -26,6 +27,8 @@ pub struct VolumeConfig {
     pub poll: PollMode,
     /// Longest busy polling; zero: none.
     pub poll_max: Duration,
+    /// What is done about the priorities of the guest's requests.
+    pub express: Express,
 }
 
 /// Why a volume cannot be made.

@@ -19,6 +19,7 @@ use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
+use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::{exit, notify, values};
@@ -107,6 +108,19 @@ pub struct ServeArgs {
     #[arg(long, value_name = "auto|off|PATH", default_value = "auto", default_missing_value = "auto", num_args = 0..=1, require_equals = true, value_parser = parse_schedulers)]
     sched: Schedulers,
 
+    /// What is done about the I/O priorities of the guest's requests: order (express first, in front of a bounded window of requests in
+    /// flight), shortest (express to the submission queue with the fewest), on (both)
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = ClassesArg::Off)]
+    classes: ClassesArg,
+
+    /// I/O priorities that are express, instead of rt,be0-2: none, rt, be, idle, rt0 to rt7, be0 to be7, ranges
+    #[arg(long, value_name = "LIST", value_parser = parse_priorities)]
+    express: Option<String>,
+
+    /// I/O priorities that are background, instead of be5-7,idle
+    #[arg(long, value_name = "LIST", value_parser = parse_priorities)]
+    background: Option<String>,
+
     /// How long a stop waits for the storage, with requests in flight and again with what is to be written back; then it says what is left,
     /// and ends without
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
@@ -159,6 +173,29 @@ enum PollArg {
     Off,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ClassesArg {
+    /// Nothing: all requests alike
+    Off,
+    /// Express first
+    Order,
+    /// Express to the shortest queue
+    Shortest,
+    /// Both
+    On,
+}
+
+impl From<ClassesArg> for Mode {
+    fn from(arg: ClassesArg) -> Mode {
+        match arg {
+            ClassesArg::Off => Mode::Off,
+            ClassesArg::Order => Mode::Order,
+            ClassesArg::Shortest => Mode::Shortest,
+            ClassesArg::On => Mode::On,
+        }
+    }
+}
+
 impl From<PollArg> for PollMode {
     fn from(arg: PollArg) -> PollMode {
         match arg {
@@ -201,6 +238,38 @@ fn parse_serial(text: &str) -> Result<String, String> {
         0..=20 => Ok(text.to_owned()),
         long => Err(format!("it has {long} bytes, longer than 20: a guest sees no more")),
     }
+}
+
+fn parse_priorities(text: &str) -> Result<String, String> {
+    let mut classes = Classes::normal();
+    classes.put(text, Class::Express).map_err(|error| error.to_string())?;
+    match classes == Classes::normal() {
+        true => Err("name a priority, such as rt,be0-2".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+/// The table of classes: what is named is the class, and what the default had there is normal.
+fn express(args: &ServeArgs) -> Result<Express> {
+    let mode = Mode::from(args.classes);
+    if !mode.classifies() && (args.express.is_some() || args.background.is_some()) {
+        usage!(
+            "--express and --background say which I/O priorities are which class; give --classes order, shortest or on with them"
+        );
+    }
+    let mut classes = Classes::normal();
+    // The defaults first: a priority that is named is what it is named.
+    let lists = [
+        (args.background.as_deref().is_none().then_some(Classes::BACKGROUND), Class::Background),
+        (args.express.as_deref().is_none().then_some(Classes::EXPRESS), Class::Express),
+        (args.background.as_deref(), Class::Background),
+        (args.express.as_deref(), Class::Express),
+    ];
+    for (list, class) in lists {
+        // What was given was understood once.
+        classes.put(list.unwrap_or_default(), class)?;
+    }
+    Ok(Express { mode, classes })
 }
 
 fn parse_cpus(text: &str) -> Result<CpuChoice, String> {
@@ -267,7 +336,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
     let (poll, poll_max) = (args.poll.into(), Duration::from_micros(args.poll_us));
-    let config = VolumeConfig { name, serial, topology, poll, poll_max };
+    let express = express(args)?;
+    let config = VolumeConfig { name, serial, topology, poll, poll_max, express };
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
     let volume = Arc::new(volume);
     let listener = Arc::new(Listener::bind(&args.socket)?);

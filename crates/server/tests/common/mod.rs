@@ -28,6 +28,7 @@ use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
+use vlane_policy::express::Express;
 use vlane_ring::driver::{Arena, Layout};
 use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
@@ -134,6 +135,7 @@ impl Server {
             topology,
             poll: PollMode::Balanced,
             poll_max,
+            express: Express::default(),
         };
         let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());

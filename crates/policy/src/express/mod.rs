@@ -1,0 +1,54 @@
+//! Foreground first: which of a volume's requests somebody waits for, and what that means for their order.
+//!
+//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). There the shell raises the process in the
+//! foreground, each software queue is split in two with the foreground's requests first, and a foreground request goes to the shortest
+//! hardware queue. Here the guest's requests carry the I/O priority of the task that made them (Linux writes it into each virtio-blk
+//! request), and the back end does the two other parts.
+//!
+//! * [`Classes`]: an I/O priority to a class.
+//! * [`Mode`]: which of the mechanisms are on.
+
+mod classes;
+
+pub use classes::{Class, Classes, ClassesError, Ioprio};
+
+/// Which of the mechanisms a volume uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// None: requests are begun in the order of their arrival, whatever their priority. The paper's Vanilla and CPU.
+    #[default]
+    Off,
+    /// Express requests are begun first, in front of a bounded window of requests in flight. The paper's CPU+IO.
+    Order,
+    /// Express requests go to the submission queue with the fewest requests in flight; the order of arrival and an unbounded window
+    /// stay. The paper's CPU+SIZE.
+    Shortest,
+    /// Both. The paper's Proposed.
+    On,
+}
+
+impl Mode {
+    /// Whether requests have classes at all.
+    pub fn classifies(self) -> bool {
+        self != Mode::Off
+    }
+
+    /// Whether classes decide which request is begun next.
+    pub fn orders(self) -> bool {
+        matches!(self, Mode::Order | Mode::On)
+    }
+
+    /// Whether express requests go to the shortest queue.
+    pub fn hands_over(self) -> bool {
+        matches!(self, Mode::Shortest | Mode::On)
+    }
+}
+
+/// What a volume does about classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Express {
+    /// Which mechanisms.
+    pub mode: Mode,
+    /// Which priority is which class.
+    pub classes: Classes,
+}
