@@ -17,6 +17,7 @@ use libfuzzer_sys::fuzz_target;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_fuzz::{Desc, INDIRECT, NEXT, WRITE, header};
+use vlane_policy::express::{Express, Mode};
 use vlane_lane::Topology;
 use vlane_server::{Session, Volume, VolumeConfig};
 
@@ -307,6 +308,8 @@ fn volume() -> Arc<Volume> {
             topology: Topology { queues: 4, threads: 1, cpus: Vec::new(), adapts: false },
             poll: vlane_lane::PollMode::Off,
             poll_max: Duration::ZERO,
+            // What a request's priority says is the guest's: any number.
+            express: Express { mode: Mode::On, ..Express::default() },
         };
         Arc::new(Volume::new(Arc::new(engine), config).expect("volume"))
     };
