@@ -89,6 +89,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         events,
         watch: watched.then(Arc::default),
         express: Express::default(),
+        classes: None,
     };
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();

@@ -1,6 +1,7 @@
 //! One lane: a virtqueue, its way into the storage, and the four steps of a request: **take** it out of the ring, **decide** what is to
 //! happen to it, **begin** it when there is room, **complete** it.
 
+mod classed;
 mod control;
 mod events;
 
@@ -11,15 +12,17 @@ use std::time::Instant;
 use vlane_engine::{
     Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
 };
-use vlane_policy::express::{Express, Ioprio};
+use vlane_policy::express::Express;
 use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
+use crate::classes::ClassBoard;
 use crate::counters::{Counters, Snapshot};
 use crate::lists::{Links, List, Waiting};
 use crate::observers::Observers;
 use crate::watch::Watch;
 
+use classed::Classed;
 use control::Draining;
 pub(crate) use control::Settled;
 pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
@@ -61,6 +64,8 @@ pub struct LaneConfig {
     pub watch: Option<Arc<Watch>>,
     /// What the volume does about its requests' priorities.
     pub express: Express,
+    /// What the volume's lanes tell of it; with none, the lane is alone.
+    pub classes: Option<Arc<ClassBoard>>,
 }
 
 /// How many requests, and how many bytes they ask for.
@@ -92,11 +97,15 @@ pub(crate) struct Lane {
     decisions: Box<[Decisions]>,
     /// What is decided for a request that no policy knows better.
     defaults: Decisions,
-    express: Express,
+    /// The last request's priority; and what the lane does about classes, if its volume does anything.
+    ioprio: u32,
+    classed: Option<Box<Classed>>,
     links: Links,
     /// Taken and not begun; and what that weighs.
     waiting: Waiting,
     ahead: Load,
+    /// The next request to begin is the next of the ring: none waits, and classes are not mixed.
+    is_plain: bool,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
     /// Begun and not answered.
@@ -131,7 +140,8 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, express } =
+        let classed = Classed::new(config.express, config.classes, index, config.queue.config().size);
+        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, .. } =
             config;
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
@@ -149,11 +159,13 @@ impl Lane {
             operations: Vec::with_capacity(4),
             decisions: vec![Decisions::default(); usize::from(slots)].into_boxed_slice(),
             defaults: channel.defaults(),
-            express,
+            ioprio: 0,
+            classed,
             channel,
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
             ahead: Load::default(),
+            is_plain: true,
             again: List::EMPTY,
             begun: Load::default(),
             sectors: geometry.sectors,
@@ -186,18 +198,27 @@ impl Lane {
     /// to be woken gets the next ones together: waking it for each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
+        if self.classed.is_some() {
+            return self.serve_classes(uring, show_early);
+        }
+        self.serve_turn::<false>(uring, show_early)
+    }
+
+    /// `CLASSED` is whether the volume has classes: without them, a request costs nothing for that.
+    #[inline(always)]
+    fn serve_turn<const CLASSED: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
         self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
-            let Some((slot, decisions)) = self.next() else { break };
+            let Some((slot, decisions)) = self.next::<CLASSED>() else { break };
             left -= 1;
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
             let len = self.queue.request(slot).len();
-            let Some(status) = self.begin(uring, slot, decisions) else { continue };
+            let Some(status) = self.begin::<CLASSED>(uring, slot, decisions) else { continue };
             bytes = bytes.saturating_sub(len);
             self.complete(slot, status);
             if show_early && self.unpublished >= show_after {
@@ -220,17 +241,17 @@ impl Lane {
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
     #[inline(always)]
-    fn next(&mut self) -> Option<(Slot, Decisions)> {
-        if self.ahead.requests == 0 {
-            return self.take();
+    fn next<const CLASSED: bool>(&mut self) -> Option<(Slot, Decisions)> {
+        if self.is_plain {
+            return self.take::<CLASSED>();
         }
-        let slot = self.next_waiting()?;
+        let slot = self.next_chosen()?;
         Some((slot, self.decisions[usize::from(slot.0)]))
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
     #[inline(always)]
-    fn take(&mut self) -> Option<(Slot, Decisions)> {
+    fn take<const CLASSED: bool>(&mut self) -> Option<(Slot, Decisions)> {
         if self.takes_no_more() {
             return None;
         }
@@ -238,11 +259,13 @@ impl Lane {
             Ok(slot) => {
                 let slot = slot?;
                 self.observers.taken(slot, self.queue.request(slot));
-                let mut decisions = self.defaults;
-                if self.express.mode.classifies() {
-                    let ioprio = Ioprio(self.queue.request(slot).priority().0);
-                    decisions.class = self.express.classes.of(ioprio);
+                if CLASSED {
+                    let ioprio = self.queue.request(slot).priority().0;
+                    if ioprio != self.ioprio {
+                        self.changes_priority(ioprio);
+                    }
                 }
+                let decisions = self.defaults;
                 self.decisions[usize::from(slot.0)] = decisions;
                 Some((slot, decisions))
             }
@@ -256,10 +279,11 @@ impl Lane {
     /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
     #[cold]
     fn take_ahead(&mut self) {
-        while self.ahead.is_below(MOST_AHEAD)
-            && let Some((slot, _)) = self.take()
-        {
+        while self.ahead.is_below(self.most_ahead()) {
+            let taken = if self.classed.is_some() { self.take::<true>() } else { self.take::<false>() };
+            let Some((slot, _)) = taken else { return };
             self.wait(slot);
+            self.begins_to_wait(slot);
         }
     }
 
@@ -267,12 +291,14 @@ impl Lane {
         let class = self.decisions[usize::from(slot.0)].class;
         self.waiting.push(&mut self.links, class, slot);
         self.ahead.add(self.queue.request(slot));
+        self.is_plain = false;
     }
 
     #[cold]
     fn next_waiting(&mut self) -> Option<Slot> {
         let slot = self.waiting.pop(&self.links)?;
         self.ahead.remove(self.queue.request(slot));
+        self.chooses();
         Some(slot)
     }
 
@@ -284,7 +310,12 @@ impl Lane {
 
     /// Begins a request; returns its answer if it has one already.
     #[inline(always)]
-    fn begin(&mut self, uring: &mut Uring, slot: Slot, decisions: Decisions) -> Option<Status> {
+    fn begin<const CLASSED: bool>(
+        &mut self,
+        uring: &mut Uring,
+        slot: Slot,
+        decisions: Decisions,
+    ) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
         match request.kind() {
@@ -314,6 +345,9 @@ impl Lane {
             return Some(status);
         }
         self.begun.add(request);
+        if CLASSED {
+            self.goes_to_device(slot, decisions.class);
+        }
         if let Outcome::Whole(file) = outcome {
             self.queue.begin_whole(uring, slot, file, decisions.durable);
             return None;
@@ -391,6 +425,9 @@ impl Lane {
     /// Answers a request that was begun before.
     #[inline]
     fn end(&mut self, slot: Slot, status: Status) {
+        if self.classed.is_some() {
+            self.leaves_device(slot, true);
+        }
         self.begun.remove(self.queue.request(slot));
         self.complete(slot, status);
     }
@@ -413,6 +450,7 @@ impl Lane {
         if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
             return false;
         }
+        self.leaves_device(slot, false);
         self.begun.requests -= load.requests;
         self.begun.bytes -= load.bytes;
         self.operations.clear();
@@ -476,8 +514,11 @@ impl Lane {
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
         !self.again.is_empty()
-            || (self.has_room()
-                && (self.ahead.requests > 0 || (!self.takes_no_more() && self.queue.has_available())))
+            || if self.is_plain {
+                self.has_room() && !self.takes_no_more() && self.queue.has_available()
+            } else {
+                self.has_chosen()
+            }
     }
 
     /// Takes nothing more out of the ring, for now or for good.

@@ -11,6 +11,7 @@
 
 mod alarm;
 mod call;
+mod classes;
 mod contention;
 mod counters;
 mod error;
@@ -40,6 +41,9 @@ mod moves;
 mod tests;
 
 pub use alarm::Alarm;
+pub use classes::{
+    BUCKETS, ClassBoard, ClassSnapshot, JOURNAL, KINDS, KindSnapshot, LaneWindow, TimesSnapshot,
+};
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};

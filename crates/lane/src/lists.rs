@@ -69,6 +69,16 @@ impl Waiting {
     pub(crate) fn pop(&mut self, links: &Links) -> Option<Slot> {
         self.0.iter_mut().find_map(|list| list.pop(links))
     }
+
+    /// The first of a class.
+    pub(crate) fn pop_of(&mut self, links: &Links, class: Class) -> Option<Slot> {
+        self.0[class as usize].pop(links)
+    }
+
+    /// Whether one of a class waits.
+    pub(crate) fn has(&self, class: Class) -> bool {
+        !self.0[class as usize].is_empty()
+    }
 }
 
 #[cfg(test)]

@@ -197,6 +197,7 @@ impl Guest {
             events: event_channel().unwrap().0,
             watch: None,
             express: Express::default(),
+            classes: None,
         };
         pool.start(self.index, config, &[]).unwrap();
         if stopped.is_some() {

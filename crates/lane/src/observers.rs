@@ -55,6 +55,11 @@ impl Observers {
         }
     }
 
+    /// Requests that were taken in this turn.
+    pub(crate) fn taken_in_turn(&self) -> usize {
+        self.taken
+    }
+
     #[inline(never)]
     fn tell_taken(&mut self, slot: Slot, request: &Request) {
         if self.is_all_shown

@@ -61,6 +61,7 @@ fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> 
         events: event_channel().unwrap().0,
         watch: None,
         express: Express::default(),
+        classes: None,
     };
     (Guest { driver, counters, arena }, config)
 }

@@ -452,6 +452,7 @@ impl State {
             events: self.events.clone(),
             watch: self.volume.watch(),
             express: self.volume.config.express,
+            classes: self.volume.classes.clone(),
         };
         let started = self.volume.pool.start(index, config, &self.calls());
         started.map_err(|error| self.lane_failed(index, error))?;

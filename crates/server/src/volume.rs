@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry, LostWrite};
-use vlane_lane::{Alarm, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology};
+use vlane_lane::{Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology};
 use vlane_policy::express::Express;
 
 use crate::recording::Recording;
@@ -91,6 +91,8 @@ pub struct Volume {
     /// Goes after the pool: it tells of the last requests, too.
     watch: Watch,
     pub(crate) counters: Vec<Arc<Counters>>,
+    /// What the lanes tell of classes, if there are any.
+    pub(crate) classes: Option<Arc<ClassBoard>>,
     pub(crate) recording: Recording,
     pub(crate) schedulers: Schedulers,
     /// None for storage that cannot hang.
@@ -121,12 +123,15 @@ impl Volume {
         let watch =
             Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm).map_err(system)?;
         let stalls = engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;
+        let classes =
+            config.express.mode.classifies().then(|| Arc::new(ClassBoard::new(config.topology.queues)));
         Ok(Volume {
             config,
             engine,
             pool,
             watch,
             counters,
+            classes,
             recording: Recording::default(),
             schedulers: Schedulers::None,
             stalls,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use vlane_engine::Uring;
+use vlane_engine::{Decisions, Uring};
 use vlane_hint::LaneHint;
 use vlane_ring::{Broken, GuestMemory, probes};
 
@@ -64,7 +64,7 @@ impl Lane {
         if self.takes_no_more() {
             return false;
         }
-        if !self.has_room() {
+        if !self.has_room() && !self.takes_ahead() {
             // What is in the ring has to wait for what is under way, which wakes the thread.
             return false;
         }
@@ -186,7 +186,7 @@ impl Lane {
 
     pub(crate) fn set_write_through(&mut self, on: bool) {
         self.channel.set_write_through(on);
-        self.defaults = self.channel.defaults();
+        self.defaults = Decisions { class: self.defaults.class, ..self.channel.defaults() };
         if self.defaults.durable {
             // The guest is not going to flush what is under way.
             self.decisions.iter_mut().for_each(|decisions| decisions.durable = true);

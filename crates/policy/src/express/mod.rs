@@ -7,10 +7,16 @@
 //!
 //! * [`Classes`]: an I/O priority to a class.
 //! * [`Mode`]: which of the mechanisms are on.
+//! * [`Turns`]: which class's request is begun next, so that none starves.
+//! * [`Window`]: how many requests are at the device while classes are mixed.
 
 mod classes;
+mod turns;
+pub mod window;
 
 pub use classes::{Class, Classes, ClassesError, Ioprio};
+pub use turns::{Each, MOST_PASSED, SHARE, Turns};
+pub use window::Window;
 
 /// Which of the mechanisms a volume uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,361 @@
+//! Requests by class: whose turn it is, and how many are at the device. See `docs/src/express.md`.
+//!
+//! A lane of a volume without classes has none of this, and is compiled without it ([`Lane::serve`]). While only one class is there, a request
+//! costs a comparison with the priority of the one before it. While classes are mixed, the lane takes all that its ring has and begins it in
+//! the order of the classes, as far as its window allows.
+
+use std::sync::Arc;
+
+use vlane_engine::{Class, Uring};
+use vlane_policy::express::window::{Nanos, Told, Turn};
+use vlane_policy::express::{Each, Express, Ioprio, Turns, Window};
+use vlane_ring::{Kind, Slot};
+
+use super::{Draining, Lane, Load, MOST_AHEAD};
+use crate::classes::{ClassBoard, kind};
+
+/// While only one class is there, the requests of one turn of so many are timed.
+const TIMED: u32 = 16;
+/// How exactly it is known when a class was last seen.
+const SEEN_EVERY: Nanos = 50_000_000;
+
+/// A lane's part in its volume's classes.
+pub(crate) struct Classed {
+    express: Express,
+    board: Arc<ClassBoard>,
+    index: usize,
+    /// The present run of requests of one priority: where they are counted, and how many of this turn came before it.
+    class: Class,
+    kind: usize,
+    run: usize,
+    /// When each class was last told to have been seen.
+    seen: [Nanos; 3],
+    /// Classes are mixed: all requests are timed.
+    pub(super) is_mixed: bool,
+    turns: Turns,
+    window: Window,
+    /// At the device: express requests, and others.
+    at_device: [u32; 2],
+    /// In this turn: begun, and answered since the last one.
+    begun: u32,
+    answered: u32,
+    /// By slot: when a request was taken, and begun; zero: that was not looked at.
+    taken_at: Box<[Nanos]>,
+    begun_at: Box<[Nanos]>,
+    /// Read once per turn, and once for the answers between two turns.
+    clock: Nanos,
+    is_stale: bool,
+    timed: u32,
+}
+
+impl Classed {
+    pub(super) fn new(
+        express: Express,
+        board: Option<Arc<ClassBoard>>,
+        index: u16,
+        slots: u16,
+    ) -> Option<Box<Classed>> {
+        if !express.mode.classifies() {
+            return None;
+        }
+        let fits = |board: &Arc<ClassBoard>| board.lane(index.into()).is_some();
+        let board = board.filter(fits).unwrap_or_else(|| Arc::new(ClassBoard::new(index.saturating_add(1))));
+        Some(Box::new(Classed {
+            express,
+            board,
+            index: index.into(),
+            class: Class::Normal,
+            kind: kind(Class::Normal, 0),
+            run: 0,
+            seen: [0; 3],
+            is_mixed: false,
+            turns: Turns::default(),
+            window: Window::default(),
+            at_device: [0; 2],
+            begun: 0,
+            answered: 0,
+            taken_at: vec![0; slots.into()].into_boxed_slice(),
+            begun_at: vec![0; slots.into()].into_boxed_slice(),
+            clock: 0,
+            is_stale: true,
+            timed: 0,
+        }))
+    }
+
+    /// Requests are begun in the order of their classes.
+    #[inline]
+    pub(super) fn orders(&self) -> bool {
+        self.is_mixed && self.express.mode.orders()
+    }
+
+    /// Where requests of the next run are counted.
+    pub(super) fn class_of(&self, ioprio: u32) -> Class {
+        self.express.classes.of(Ioprio(ioprio))
+    }
+
+    #[inline]
+    fn now(&mut self) -> Nanos {
+        if std::mem::take(&mut self.is_stale) {
+            self.clock = self.board.now();
+        }
+        self.clock
+    }
+
+    fn at_device(&self) -> u32 {
+        self.at_device[0] + self.at_device[1]
+    }
+
+    /// The run ends: what it had is counted.
+    fn end_run(&mut self, taken: usize) {
+        if let Some(lane) = self.board.lane(self.index) {
+            lane.count(self.kind, (taken - self.run) as u64);
+        }
+        self.run = taken;
+    }
+
+    fn sees(&mut self, class: Class) {
+        let now = self.now();
+        let seen = &mut self.seen[class as usize];
+        if *seen == 0 || now.saturating_sub(*seen) > SEEN_EVERY {
+            *seen = now;
+            self.board.sees(class, now);
+        }
+        self.board.mixes(now);
+    }
+
+    /// Does what the volume does.
+    fn follow(&mut self) {
+        let is_mixed = self.board.is_mixed();
+        if is_mixed && !self.is_mixed {
+            let now = self.now();
+            self.window.closes(now);
+            self.turns = Turns::default();
+        }
+        self.is_mixed = is_mixed;
+    }
+
+    /// Notes when a request was begun that was taken `taken_at`.
+    fn leaves_queue(&mut self, slot: Slot, kind: usize) {
+        let now = self.now();
+        let taken = self.taken_at[usize::from(slot.0)];
+        if let Some(lane) = self.board.lane(self.index) {
+            lane.queued(kind, now.saturating_sub(taken));
+        }
+    }
+
+    /// The end of a turn; `is_wanted` says whether more wait than there is room for.
+    fn end_turn(&mut self, taken: usize, is_wanted: bool, is_full: bool) {
+        let (begun, answered) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.answered));
+        if taken > 0 {
+            self.end_run(taken);
+            self.sees(self.class);
+            if let Some(lane) = self.board.lane(self.index) {
+                lane.turn(is_full);
+            }
+        }
+        self.run = 0;
+        if taken > 0 || begun > 0 || answered > 0 {
+            self.tell(begun, is_wanted);
+        }
+    }
+
+    fn tell(&mut self, begun: u32, is_wanted: bool) {
+        let at_device = self.at_device();
+        if !self.orders() {
+            if let Some(lane) = self.board.lane(self.index) {
+                lane.tell(Told::unbounded(at_device), 0, at_device);
+            }
+            return;
+        }
+        let now = self.now();
+        let Classed { board, window, index, .. } = self;
+        let turn = Turn { at_device, begun, is_wanted, probe_at: board.probe_at() };
+        if let Some(probe) = window.turn(now, turn, || board.shared(now)) {
+            board.probe(probe);
+        }
+        if let Some(lane) = board.lane(*index) {
+            lane.tell(window.told(turn), window.size(), at_device);
+        }
+        // Also a lane that only answers notices that the others are gone.
+        board.mixes(now);
+    }
+}
+
+impl Drop for Classed {
+    fn drop(&mut self) {
+        if let Some(lane) = self.board.lane(self.index) {
+            lane.tell(Told::default(), 0, 0);
+        }
+    }
+}
+
+impl Lane {
+    /// A turn of a lane of a volume with classes.
+    #[inline(never)]
+    pub(super) fn serve_classes(&mut self, uring: &mut Uring, show_early: bool) -> bool {
+        if let Some(classed) = &mut self.classed {
+            classed.is_stale = true;
+            classed.timed = (classed.timed + 1) % TIMED;
+            classed.follow();
+        }
+        self.chooses();
+        let mut worked = self.serve_turn::<true>(uring, show_early);
+        let waits = self.waiting.waits();
+        let is_wanted = self.ahead.requests > 0;
+        let is_full = self.queue.in_flight() >= usize::from(self.queue.config().size);
+        let taken = self.observers.taken_in_turn();
+        if let Some(classed) = &mut self.classed {
+            classed.end_turn(taken, is_wanted, is_full);
+            classed.is_stale = true;
+            // The window may be another one now.
+            worked |= is_wanted
+                && classed.orders()
+                && classed.window.next(&classed.turns, waits, classed.at_device).is_some()
+                && self.has_room()
+                && !self.is_moving();
+        }
+        worked
+    }
+
+    /// Whether the next request is simply that of the ring.
+    pub(super) fn chooses(&mut self) {
+        let orders = self.classed.as_ref().is_some_and(|classed| classed.orders());
+        self.is_plain = self.ahead.requests == 0 && !orders;
+    }
+
+    /// A request was taken whose priority is another one than that of the one before it.
+    #[cold]
+    pub(super) fn changes_priority(&mut self, ioprio: u32) {
+        let taken = self.observers.taken_in_turn();
+        let Some(classed) = &mut self.classed else { return };
+        // It is counted already.
+        classed.end_run(taken.saturating_sub(1));
+        let class = classed.class_of(ioprio);
+        classed.kind = kind(class, ioprio);
+        self.ioprio = ioprio;
+        if classed.class != class {
+            classed.class = class;
+            self.defaults.class = class;
+            classed.sees(class);
+            classed.follow();
+            self.chooses();
+        }
+    }
+
+    /// As many as may be taken ahead: while classes are mixed, all that the ring has.
+    pub(super) fn most_ahead(&self) -> Load {
+        match &self.classed {
+            Some(classed) if classed.orders() => Load { requests: usize::MAX, ..MOST_AHEAD },
+            _ => MOST_AHEAD,
+        }
+    }
+
+    /// A request was taken that waits from now on.
+    pub(super) fn begins_to_wait(&mut self, slot: Slot) {
+        if let Some(classed) = &mut self.classed {
+            let now = classed.now();
+            classed.taken_at[usize::from(slot.0)] = now;
+        }
+    }
+
+    /// The next request, of those that wait.
+    #[cold]
+    pub(super) fn next_chosen(&mut self) -> Option<Slot> {
+        if !self.classed.as_ref().is_some_and(|classed| classed.orders()) {
+            let slot = self.next_waiting()?;
+            if self.classed.is_some() {
+                self.begins_waited(slot);
+            }
+            return Some(slot);
+        }
+        // One of a better class may have come.
+        self.take_ahead();
+        if self.is_moving() {
+            return None;
+        }
+        let waits = self.waiting.waits();
+        let classed = self.classed.as_mut()?;
+        let class = classed.window.next(&classed.turns, waits, classed.at_device)?;
+        classed.turns.begun(class, waits);
+        let slot = self.waiting.pop_of(&self.links, class)?;
+        self.ahead.remove(self.queue.request(slot));
+        self.begins_waited(slot);
+        Some(slot)
+    }
+
+    fn begins_waited(&mut self, slot: Slot) {
+        let (class, ioprio) =
+            (self.decisions[usize::from(slot.0)].class, self.queue.request(slot).priority().0);
+        if let Some(classed) = &mut self.classed {
+            classed.leaves_queue(slot, kind(class, ioprio));
+        }
+    }
+
+    /// Whether one that waits may be begun, or there is one to be taken.
+    #[cold]
+    pub(super) fn has_chosen(&mut self) -> bool {
+        let Some(classed) = &self.classed else { return self.has_room() };
+        if !classed.orders() {
+            return self.has_room();
+        }
+        let may_begin =
+            classed.window.next(&classed.turns, self.waiting.waits(), classed.at_device).is_some();
+        (may_begin && self.has_room() && !self.is_moving())
+            || (self.takes_ahead() && self.queue.has_available())
+    }
+
+    /// Whether a request that comes now is taken, though it may not be begun yet.
+    pub(super) fn takes_ahead(&self) -> bool {
+        self.classed.as_ref().is_some_and(|classed| classed.orders())
+            && !self.takes_no_more()
+            && self.ahead.is_below(self.most_ahead())
+    }
+
+    /// Goes to another thread, and takes what waits along.
+    fn is_moving(&self) -> bool {
+        matches!(self.draining, Some(Draining::Move(_)))
+    }
+
+    /// The device has a request.
+    #[inline]
+    pub(super) fn goes_to_device(&mut self, slot: Slot, class: Class) {
+        let Some(classed) = &mut self.classed else { return };
+        let is_timed = classed.is_mixed || classed.timed == 0;
+        let now = if is_timed { classed.now() } else { 0 };
+        classed.begun_at[usize::from(slot.0)] = now;
+        if self.queue.request(slot).kind() != Kind::Flush {
+            classed.at_device[usize::from(class != Class::Express)] += 1;
+            classed.begun += 1;
+        }
+    }
+
+    /// ... and has it no longer; `is_answered` or put back.
+    #[inline(never)]
+    pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) {
+        let Some(classed) = &mut self.classed else { return };
+        let request = self.queue.request(slot);
+        let class = self.decisions[usize::from(slot.0)].class;
+        if request.kind() != Kind::Flush {
+            classed.at_device[usize::from(class != Class::Express)] -= 1;
+            classed.answered += 1;
+        }
+        let begun = std::mem::take(&mut classed.begun_at[usize::from(slot.0)]);
+        if begun == 0 || !is_answered {
+            return;
+        }
+        let now = classed.now();
+        if classed.orders() && matches!(request.kind(), Kind::In | Kind::Out) {
+            classed.window.answered(begun, now);
+        }
+        if let Some(lane) = classed.board.lane(classed.index) {
+            lane.device(kind(class, request.priority().0), now.saturating_sub(begun));
+        }
+    }
+}
+
+/// Which classes something waits of.
+impl crate::lists::Waiting {
+    pub(super) fn waits(&self) -> Each<bool> {
+        Each(Class::ALL.map(|class| self.has(class)))
+    }
+}

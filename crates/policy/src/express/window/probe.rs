@@ -1,0 +1,121 @@
+//! What a request takes that does not wait at the device: measured while the lane has few there.
+
+use super::{MS, Nanos, Turn};
+
+/// Groups of a probe, and requests of a group: as many, or as many as may be there at a time.
+const GROUPS: usize = 5;
+const GROUP: u32 = 16;
+/// How long a probe waits until what the device has has run down. Nothing is lost meanwhile, unless the device does not answer.
+const DRAINS: Nanos = 10_000 * MS;
+/// ... and for the requests that it takes the time of: so many times what one takes, but no shorter and no longer than that.
+const MEASURES: u64 = 24;
+const MEASURES_LEAST: Nanos = 50 * MS;
+const MEASURES_MOST: Nanos = 1000 * MS;
+
+/// Requests that were begun one after the other. Those that were answered one after the other would be the quick ones.
+#[derive(Debug, Clone, Copy, Default)]
+struct Group {
+    since: Nanos,
+    begun: u32,
+    answered: u32,
+    took: f64,
+}
+
+/// One probe.
+#[derive(Debug)]
+pub(super) struct Probe {
+    began: Nanos,
+    /// Requests that the lane may have at the device.
+    pub(super) size: u32,
+    groups: [Group; GROUPS],
+    /// Groups that were begun.
+    open: usize,
+    /// When the device had run down.
+    measures: Option<Nanos>,
+    /// When the last group had its requests; zero: not yet.
+    closed: Nanos,
+    is_done: bool,
+}
+
+impl Probe {
+    pub(super) fn new(now: Nanos, size: u32) -> Probe {
+        Probe {
+            began: now,
+            size,
+            groups: Default::default(),
+            open: 0,
+            measures: None,
+            closed: 0,
+            is_done: false,
+        }
+    }
+
+    /// It knows what it wanted to know.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    #[inline]
+    pub(super) fn answered(&mut self, begun: Nanos, took: Nanos) {
+        if self.closed > 0 && begun > self.closed {
+            return;
+        }
+        if let Some(group) = self.groups[..self.open].iter_mut().rev().find(|group| group.since <= begun) {
+            group.answered += 1;
+            group.took += took as f64;
+        }
+    }
+
+    /// A turn ends, at `now`. `drains` says whether another lane has more at the device than in a probe; `service` is what was known before.
+    pub(super) fn turn(&mut self, now: Nanos, turn: Turn, drains: bool, service: Option<f64>) {
+        if self.measures.is_none() {
+            let has_drained = turn.at_device <= self.size && !drains;
+            if has_drained || now.saturating_sub(self.began) > DRAINS {
+                self.measures = Some(now);
+                self.begin_group(now + 1);
+            }
+            return;
+        }
+        let most = GROUP.max(self.size);
+        let group = &mut self.groups[self.open - 1];
+        // When the last one has its requests, what is begun belongs to none.
+        if now >= group.since && group.begun < most {
+            group.begun += turn.begun;
+            if group.begun >= most && self.open < GROUPS {
+                self.begin_group(now + 1);
+            } else if group.begun >= most {
+                self.closed = now;
+            }
+        }
+        let is_answered = |group: &Group| group.answered >= group.begun;
+        self.is_done |=
+            (self.closed > 0 && self.groups.iter().all(is_answered)) || self.is_late(now, service);
+    }
+
+    /// It has measured for long enough.
+    pub(super) fn is_late(&self, now: Nanos, service: Option<f64>) -> bool {
+        let patience = service.map_or(MEASURES_MOST / 2, |service| (service as u64).saturating_mul(MEASURES));
+        let patience = patience.clamp(MEASURES_LEAST, MEASURES_MOST);
+        self.measures.is_some_and(|since| now.saturating_sub(since) > patience)
+    }
+
+    fn begin_group(&mut self, since: Nanos) {
+        self.groups[self.open] = Group { since, ..Group::default() };
+        self.open += 1;
+    }
+
+    /// The median of the groups' means; nothing if nothing was answered. What is not answered yet has taken as long as it has.
+    pub(super) fn service(&self, now: Nanos) -> Option<f64> {
+        let mut means = [0.0; GROUPS];
+        let mut known = 0;
+        for group in self.groups[..self.open].iter().filter(|group| group.answered > 0) {
+            let late = group.begun.saturating_sub(group.answered);
+            let late_took = f64::from(late) * now.saturating_sub(group.since) as f64;
+            means[known] = (group.took + late_took) / f64::from(group.answered + late);
+            known += 1;
+        }
+        let means = &mut means[..known];
+        means.sort_by(f64::total_cmp);
+        means.get(known / 2).map(|median| median.max(1.0))
+    }
+}
