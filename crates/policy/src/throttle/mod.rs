@@ -1,0 +1,80 @@
+//! Limits of a volume: requests per second, bytes per second, and bursts above them.
+//!
+//! Source: the token bucket in its form without a timer that fills it, the virtual scheduling algorithm of ATM (ITU-T I.371, Annex A,
+//! GCRA). A bucket is a single number, the *level*: the time up to which all that was asked for is paid. Whoever asks for a piece moves the
+//! level by what the piece costs, and learns when it is *due*: when the level is no further ahead of the clock than the burst. So a piece
+//! is taken once and nobody asks twice, those who share a bucket are served in the order in which they asked, and one number that several
+//! threads change needs no lock.
+//!
+//! * [`Limits`]: what is wanted.
+//! * [`Bucket`]: one rate, and what can be done to a [`Level`].
+//! * [`Share`]: what one of several who share a level has taken of it and not used.
+//!
+//! Within any time t, those who use what they have taken at once use no more than `burst + rate * t` together; or, instead of the burst, the
+//! largest of the requests, if that is larger: it passes when the bucket is full, and those after it pay. As long as they ask, they get no
+//! less than `rate * t`.
+//!
+//! Time is counted in [`TICKS_PER_NS`] of a nanosecond from any beginning, so that a request at ten million a second and a byte at ten
+//! gigabytes a second are not rounded away; 64 bits are 36 years.
+
+mod bucket;
+mod share;
+
+#[cfg(test)]
+mod tests;
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+pub use bucket::{Asked, Bucket};
+pub use share::{Level, Share, refund};
+
+/// Ticks, the unit of time here, in a nanosecond.
+pub const TICKS_PER_NS: u64 = 16;
+/// The burst, unless configured otherwise: what passes at once after a pause is what the rate gives in this time.
+pub const DEFAULT_BURST: Duration = Duration::from_millis(100);
+/// The shortest burst: a clock that comes late by more than the burst costs rate.
+pub const MIN_BURST: Duration = Duration::from_millis(1);
+/// The longest.
+pub const MAX_BURST: Duration = Duration::from_secs(3600);
+
+/// What a volume may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests per second; none: as many as there are.
+    pub iops: Option<NonZeroU64>,
+    /// Bytes read and written per second; none: as many as there are.
+    pub bandwidth: Option<NonZeroU64>,
+    /// What of both may pass at once after a pause: as much as in this time.
+    pub burst: Duration,
+    /// What is done about express requests.
+    pub express: ExpressBudget,
+}
+
+/// Whether express requests are limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpressBudget {
+    /// Like all others.
+    #[default]
+    Counted,
+    /// They never wait, overtake those that do, and use nothing.
+    Exempt,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { iops: None, bandwidth: None, burst: DEFAULT_BURST, express: ExpressBudget::Counted }
+    }
+}
+
+impl Limits {
+    /// Whether there is any.
+    pub fn is_any(&self) -> bool {
+        self.iops.is_some() || self.bandwidth.is_some()
+    }
+}
+
+/// A time in ticks; what does not fit is the largest.
+pub fn ticks(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos() * u128::from(TICKS_PER_NS)).unwrap_or(u64::MAX)
+}
