@@ -3,6 +3,7 @@
 
 mod control;
 mod events;
+mod limited;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
 use crate::counters::{Counters, Snapshot};
+use crate::limits::Limited;
 use crate::lists::{Links, List, Waiting};
 use crate::observers::Observers;
 use crate::watch::Watch;
@@ -97,6 +99,10 @@ pub(crate) struct Lane {
     /// Taken and not begun; and what that weighs.
     waiting: Waiting,
     ahead: Load,
+    /// The lane's part in the volume's limits, if it has any.
+    limited: Option<Box<Limited>>,
+    /// The next request to begin is the next of the ring: none waits, and there are no limits.
+    is_plain: bool,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
     /// Begun and not answered.
@@ -154,6 +160,8 @@ impl Lane {
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
             ahead: Load::default(),
+            limited: None,
+            is_plain: true,
             again: List::EMPTY,
             begun: Load::default(),
             sectors: geometry.sectors,
@@ -221,10 +229,10 @@ impl Lane {
     /// The next request to begin: the first of those that wait, or the next of the ring.
     #[inline(always)]
     fn next(&mut self) -> Option<(Slot, Decisions)> {
-        if self.ahead.requests == 0 {
+        if self.is_plain {
             return self.take();
         }
-        let slot = self.next_waiting()?;
+        let slot = self.next_chosen()?;
         Some((slot, self.decisions[usize::from(slot.0)]))
     }
 
@@ -256,23 +264,27 @@ impl Lane {
     /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
     #[cold]
     fn take_ahead(&mut self) {
-        while self.ahead.is_below(MOST_AHEAD)
-            && let Some((slot, _)) = self.take()
-        {
-            self.wait(slot);
-        }
+        while self.ahead.is_below(MOST_AHEAD) && self.take_one_ahead() {}
+    }
+
+    #[inline(never)]
+    fn take_one_ahead(&mut self) -> bool {
+        let taken = self.take();
+        taken.inspect(|(slot, _)| self.wait(*slot)).is_some()
     }
 
     fn wait(&mut self, slot: Slot) {
         let class = self.decisions[usize::from(slot.0)].class;
         self.waiting.push(&mut self.links, class, slot);
         self.ahead.add(self.queue.request(slot));
+        self.is_plain = false;
     }
 
     #[cold]
     fn next_waiting(&mut self) -> Option<Slot> {
         let slot = self.waiting.pop(&self.links)?;
         self.ahead.remove(self.queue.request(slot));
+        self.is_plain = self.ahead.requests == 0 && self.limited.is_none();
         Some(slot)
     }
 
@@ -410,6 +422,8 @@ impl Lane {
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
         let load = Load::of(request);
+        let class = self.decisions[usize::from(slot.0)].class;
+        let demand = self.limited.as_ref().map(|limited| limited.demand(request, class));
         if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
             return false;
         }
@@ -417,6 +431,9 @@ impl Lane {
         self.begun.bytes -= load.bytes;
         self.operations.clear();
         self.channel.forget(slot);
+        if let (Some(limited), Some(demand)) = (&self.limited, demand) {
+            limited.refund(demand);
+        }
         self.observers.put_back(slot);
         true
     }
@@ -465,9 +482,14 @@ impl Lane {
         Shown::Signalled
     }
 
-    /// When the channel has something to go on with by itself.
+    /// When the lane has something to go on with by itself: its channel has, or its part of the limits is due.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.limited.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
+    }
+
+    #[inline]
+    fn channel_deadline(&self) -> Option<Instant> {
         if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 
@@ -477,7 +499,11 @@ impl Lane {
     pub(crate) fn has_work(&mut self) -> bool {
         !self.again.is_empty()
             || (self.has_room()
-                && (self.ahead.requests > 0 || (!self.takes_no_more() && self.queue.has_available())))
+                && if self.is_plain {
+                    !self.takes_no_more() && self.queue.has_available()
+                } else {
+                    self.has_chosen()
+                })
     }
 
     /// Takes nothing more out of the ring, for now or for good.

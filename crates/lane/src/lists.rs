@@ -65,6 +65,11 @@ impl Waiting {
         self.0[class as usize].push(links, slot);
     }
 
+    /// What [`Waiting::pop`] takes next.
+    pub(crate) fn first(&self) -> Option<Slot> {
+        self.0.iter().find(|list| !list.is_empty()).map(|list| Slot(list.first))
+    }
+
     /// The first of the first class that has one.
     pub(crate) fn pop(&mut self, links: &Links) -> Option<Slot> {
         self.0.iter_mut().find_map(|list| list.pop(links))
@@ -83,7 +88,12 @@ mod tests {
         for (slot, class) in (0..).zip(classes) {
             waiting.push(&mut links, class, Slot(slot));
         }
-        let order: Vec<u16> = std::iter::from_fn(|| waiting.pop(&links)).map(|slot| slot.0).collect();
+        let mut next = || {
+            let first = waiting.first();
+            assert_eq!(first, waiting.pop(&links));
+            first
+        };
+        let order: Vec<u16> = std::iter::from_fn(&mut next).map(|slot| slot.0).collect();
         assert_eq!(order, [2, 4, 1, 3, 0]);
     }
 

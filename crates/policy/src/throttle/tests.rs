@@ -1,5 +1,7 @@
 //! What the limits promise, over any schedule.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
