@@ -44,7 +44,7 @@ pub use alarm::Alarm;
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
-pub use limits::{Budget, Waits};
+pub use limits::Waits;
 pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};

@@ -41,7 +41,7 @@ struct Rate {
 
 /// What a volume's lanes may use together.
 #[derive(Debug)]
-pub struct Budget {
+pub(crate) struct Budget {
     limits: Limits,
     /// Time counts from here.
     origin: Instant,
@@ -86,13 +86,8 @@ impl Budget {
         limits.is_any().then_some(Budget { limits, origin, requests, bytes, waits, waited })
     }
 
-    /// What was configured.
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
-
     /// How often lanes waited.
-    pub fn waits(&self) -> Waits {
+    pub(crate) fn waits(&self) -> Waits {
         Waits {
             count: self.waits.load(Ordering::Relaxed),
             time: Duration::from_nanos(self.waited.load(Ordering::Relaxed)),

@@ -20,6 +20,7 @@ mod completions;
 mod explain;
 mod inspect;
 mod journal;
+mod limit;
 mod logging;
 mod man;
 mod notify;
@@ -60,6 +61,8 @@ enum Command {
     Boot(boot::BootArgs),
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
+    /// Limit what a volume may do per second, while it is served
+    Limit(limit::LimitArgs),
     /// Record every request of a volume while it is served
     Record(record::RecordArgs),
     /// Drive a recorded trace against any vhost-user-blk back end
@@ -114,6 +117,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Limit(args) => limit::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Analyze(args) => analyze::run(&args),

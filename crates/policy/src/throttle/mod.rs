@@ -35,8 +35,14 @@ pub const TICKS_PER_NS: u64 = 16;
 pub const DEFAULT_BURST: Duration = Duration::from_millis(100);
 /// The shortest burst: a clock that comes late by more than the burst costs rate.
 pub const MIN_BURST: Duration = Duration::from_millis(1);
-/// The longest.
+/// The longest burst.
 pub const MAX_BURST: Duration = Duration::from_secs(3600);
+/// The most requests per second that are a limit: more of them have no time between them.
+pub const MAX_IOPS: u64 = 1_000_000_000;
+/// The fewest bytes per second: a sector.
+pub const MIN_BANDWIDTH: u64 = 512;
+/// The most bytes per second.
+pub const MAX_BANDWIDTH: u64 = 1 << 50;
 
 /// What a volume may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +57,9 @@ pub struct Limits {
     pub express: ExpressBudget,
 }
 
-/// Whether express requests are limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Whether express requests are limited. Written in lower case.
+#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
 pub enum ExpressBudget {
     /// Like all others.
     #[default]
@@ -67,7 +74,38 @@ impl Default for Limits {
     }
 }
 
+/// Limits that cannot be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// Too many requests.
+    #[error("{0} requests per second are more than can be told apart: at most {MAX_IOPS}")]
+    Iops(u64),
+    /// Too few bytes, or too many.
+    #[error("{0} bytes per second are not possible: from {MIN_BANDWIDTH} to {MAX_BANDWIDTH}")]
+    Bandwidth(u64),
+    /// Too short, or too long.
+    #[error("a burst of {0:?} is not possible: from 1 ms to 1 h")]
+    Burst(Duration),
+}
+
 impl Limits {
+    /// Whether they can be kept.
+    ///
+    /// # Errors
+    /// [`LimitsError`].
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let of = |rate: Option<NonZeroU64>| rate.map(NonZeroU64::get);
+        match (of(self.iops), of(self.bandwidth)) {
+            (Some(iops), _) if iops > MAX_IOPS => Err(LimitsError::Iops(iops)),
+            (_, Some(bytes)) if !(MIN_BANDWIDTH..=MAX_BANDWIDTH).contains(&bytes) => {
+                Err(LimitsError::Bandwidth(bytes))
+            }
+            _ if !(MIN_BURST..=MAX_BURST).contains(&self.burst) => Err(LimitsError::Burst(self.burst)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether there is any.
     pub fn is_any(&self) -> bool {
         self.iops.is_some() || self.bandwidth.is_some()
