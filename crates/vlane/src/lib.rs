@@ -32,6 +32,7 @@ mod replay;
 mod report;
 mod sched;
 mod serve;
+mod throttle;
 mod topologies;
 mod trace;
 mod values;
@@ -95,6 +96,9 @@ enum Command {
     /// Check what a power cut could leave of a guest's file system
     #[command(hide = true)]
     PowerCut(power_cut::PowerCutArgs),
+    /// Measure how exactly a volume's limits are kept
+    #[command(hide = true)]
+    Throttle(throttle::ThrottleArgs),
     /// Print the completions of a shell
     Completions(completions::CompletionsArgs),
     /// Write the man pages, one for each command
@@ -133,6 +137,7 @@ pub fn main() -> ExitCode {
         Command::CachesJob(args) => caches::run_job(&args),
         Command::Sched(args) => sched::run(&args),
         Command::PowerCut(args) => power_cut::run(&args),
+        Command::Throttle(args) => throttle::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };
