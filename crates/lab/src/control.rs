@@ -9,8 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use vlane_policy::throttle::ExpressBudget;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sniff::{self, Found, Wanted};
@@ -89,6 +91,31 @@ pub struct Topology {
     pub cpus: Vec<usize>,
 }
 
+/// What `/v1/limits` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct Limits {
+    /// Requests per second; none: as many as there are.
+    pub iops: Option<u64>,
+    /// Bytes per second; none: as many as there are.
+    pub bandwidth: Option<u64>,
+    /// What may pass at once after a pause: as much as in so many microseconds.
+    pub burst_us: u64,
+    /// Whether express requests are limited, too.
+    pub express: ExpressBudget,
+    /// Times that a lane had to wait, since the limits were set.
+    pub waits: u64,
+    /// For how long, all lanes together, in microseconds.
+    pub waited_us: u64,
+}
+
+#[derive(Serialize)]
+struct NewLimits {
+    iops: Option<u64>,
+    bandwidth: Option<u64>,
+    burst_us: u64,
+    express: ExpressBudget,
+}
+
 #[derive(Deserialize)]
 struct Problem {
     what: String,
@@ -123,14 +150,37 @@ impl Control {
         self.get("/v1/counters")
     }
 
+    /// What the volume may do per second.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn limits(&self) -> Result<Limits> {
+        self.get("/v1/limits")
+    }
+
+    /// Limits the volume so, from now on; gives what `/v1/limits` says then.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn set_limits(&self, limits: &Limits) -> Result<Limits> {
+        let Limits { iops, bandwidth, burst_us, express, .. } = *limits;
+        let new = NewLimits { iops, bandwidth, burst_us, express };
+        let body =
+            serde_json::to_string(&new).context(ErrorKind::Format, || self.cannot("write", "/v1/limits"))?;
+        self.read("/v1/limits", self.ask("PUT", "/v1/limits", &body)?)
+    }
+
     /// The JSON at `resource`.
     ///
     /// # Errors
     /// [`ErrorKind::Missing`] if nobody listens at the socket, [`ErrorKind::Process`] if the server says no, [`ErrorKind::Format`] if
     /// it says what nobody understands, [`ErrorKind::Io`].
     pub fn get<T: DeserializeOwned>(&self, resource: &str) -> Result<T> {
+        self.read(resource, self.ask("GET", resource, "")?)
+    }
+
+    fn read<T: DeserializeOwned>(&self, resource: &str, answer: impl Read) -> Result<T> {
         let mut body = Vec::new();
-        let answer = self.ask(resource)?;
         answer
             .take(MAX_BODY)
             .read_to_end(&mut body)
@@ -144,7 +194,7 @@ impl Control {
     /// # Errors
     /// As [`Control::get`].
     pub fn trace(&self, hashes: bool, patience: Duration) -> Result<impl Read + use<>> {
-        let answer = self.ask(&format!("/v1/trace?hash={}", u8::from(hashes)))?;
+        let answer = self.ask("GET", &format!("/v1/trace?hash={}", u8::from(hashes)), "")?;
         answer
             .get_ref()
             .set_read_timeout(Some(patience))
@@ -157,9 +207,13 @@ impl Control {
     }
 
     /// Asks, and reads the answer's head.
-    fn ask(&self, resource: &str) -> Result<BufReader<UnixStream>> {
+    fn ask(&self, method: &str, resource: &str, body: &str) -> Result<BufReader<UnixStream>> {
         let mut stream = self.connect()?;
-        let request = format!("GET {resource} HTTP/1.0\r\nHost: vlane\r\n\r\n");
+        let form = match body.len() {
+            0 => String::new(),
+            length => format!("Content-Type: application/json\r\nContent-Length: {length}\r\n"),
+        };
+        let request = format!("{method} {resource} HTTP/1.0\r\nHost: vlane\r\n{form}\r\n{body}");
         let broken = || self.cannot("ask for", resource);
         stream.set_read_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
         stream.write_all(request.as_bytes()).context(ErrorKind::Io, broken)?;

@@ -23,6 +23,7 @@ pub mod report;
 pub mod server;
 pub mod sniff;
 pub mod stats;
+pub mod throttle;
 pub mod topologies;
 pub mod trace;
 pub mod work;

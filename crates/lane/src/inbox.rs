@@ -9,6 +9,7 @@ use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::lane::{Lane, LaneConfig};
+use crate::limits::Budget;
 use crate::mail;
 use crate::recorder::Recorder;
 use crate::sync::Wake;
@@ -18,6 +19,7 @@ pub(crate) enum Message {
     Start {
         index: u16,
         config: Box<LaneConfig>,
+        limits: Option<Arc<Budget>>,
         reply: Sender<Result<(), LaneError>>,
     },
     /// Answered when nothing is in flight any more.
@@ -67,6 +69,11 @@ pub(crate) enum Message {
         index: u16,
         hint: Option<Box<LaneHint>>,
     },
+    /// The volume has other limits, or none. Not answered.
+    SetLimits {
+        index: u16,
+        limits: Option<Arc<Budget>>,
+    },
     /// The lane goes to another thread as soon as the storage works on nothing of it; until then it takes no more requests. Nothing, if it is
     /// about to stop or to do something else that has to wait for that. Not answered.
     Move {
@@ -100,6 +107,7 @@ impl Message {
             | Message::SetSectors { index, .. }
             | Message::SetRecorder { index, .. }
             | Message::SetHint { index, .. }
+            | Message::SetLimits { index, .. }
             | Message::Move { index, .. }
             | Message::Stay { index } => Some(*index),
             Message::Adopt { .. } | Message::Exit => None,

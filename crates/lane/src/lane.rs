@@ -1,9 +1,11 @@
 //! One lane: a virtqueue, its way into the storage, and the four steps of a request: **take** it out of the ring, **decide** what is to
 //! happen to it, **begin** it when there is room, **complete** it.
 
+mod chosen;
 mod classed;
 mod control;
 mod events;
+mod limited;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 use crate::call::Call;
 use crate::classes::ClassBoard;
 use crate::counters::{Counters, Snapshot};
+use crate::limits::Limited;
 use crate::lists::{Links, List, Waiting};
 use crate::observers::Observers;
 use crate::watch::Watch;
@@ -104,7 +107,9 @@ pub(crate) struct Lane {
     /// Taken and not begun; and what that weighs.
     waiting: Waiting,
     ahead: Load,
-    /// The next request to begin is the next of the ring: none waits, and classes are not mixed.
+    /// The lane's part in the volume's limits, if it has any.
+    limited: Option<Box<Limited>>,
+    /// The next request to begin is the next of the ring: none waits, classes are not mixed, and there are no limits.
     is_plain: bool,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
@@ -165,6 +170,7 @@ impl Lane {
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
             ahead: Load::default(),
+            limited: None,
             is_plain: true,
             again: List::EMPTY,
             begun: Load::default(),
@@ -279,17 +285,21 @@ impl Lane {
     /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
     #[cold]
     fn take_ahead(&mut self) {
-        while self.ahead.is_below(self.most_ahead()) {
-            let taken = if self.classed.is_some() { self.take::<true>() } else { self.take::<false>() };
-            let Some((slot, _)) = taken else { return };
-            self.wait(slot);
-            self.begins_to_wait(slot);
-        }
+        while self.ahead.is_below(self.most_ahead()) && self.take_one_ahead() {}
+    }
+
+    #[inline(never)]
+    fn take_one_ahead(&mut self) -> bool {
+        let taken = if self.classed.is_some() { self.take::<true>() } else { self.take::<false>() };
+        let Some((slot, _)) = taken else { return false };
+        self.wait(slot);
+        self.begins_to_wait(slot);
+        true
     }
 
     fn wait(&mut self, slot: Slot) {
-        let class = self.decisions[usize::from(slot.0)].class;
-        self.waiting.push(&mut self.links, class, slot);
+        let list = self.list_of(slot);
+        self.waiting.push(&mut self.links, list, slot);
         self.ahead.add(self.queue.request(slot));
         self.is_plain = false;
     }
@@ -447,6 +457,8 @@ impl Lane {
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
         let load = Load::of(request);
+        let class = self.decisions[usize::from(slot.0)].class;
+        let demand = self.limited.as_ref().map(|limited| limited.demand(request, class));
         if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
             return false;
         }
@@ -455,6 +467,9 @@ impl Lane {
         self.begun.bytes -= load.bytes;
         self.operations.clear();
         self.channel.forget(slot);
+        if let (Some(limited), Some(demand)) = (&self.limited, demand) {
+            limited.refund(demand);
+        }
         self.observers.put_back(slot);
         true
     }
@@ -503,9 +518,14 @@ impl Lane {
         Shown::Signalled
     }
 
-    /// When the channel has something to go on with by itself.
+    /// When the lane has something to go on with by itself: its channel has, or its part of the limits is due.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.limited.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
+    }
+
+    #[inline]
+    fn channel_deadline(&self) -> Option<Instant> {
         if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 

@@ -18,6 +18,7 @@ mod error;
 mod governor;
 mod inbox;
 mod lane;
+mod limits;
 mod lists;
 mod mail;
 mod meter;
@@ -47,6 +48,7 @@ pub use classes::{
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
+pub use limits::Waits;
 pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};

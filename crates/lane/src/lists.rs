@@ -65,6 +65,12 @@ impl Waiting {
         self.0[class as usize].push(links, slot);
     }
 
+    /// What [`Waiting::pop_of`] takes next.
+    pub(crate) fn first_of(&self, class: Class) -> Option<Slot> {
+        let list = &self.0[class as usize];
+        (!list.is_empty()).then_some(Slot(list.first))
+    }
+
     /// The first of the first class that has one.
     pub(crate) fn pop(&mut self, links: &Links) -> Option<Slot> {
         self.0.iter_mut().find_map(|list| list.pop(links))
@@ -93,7 +99,9 @@ mod tests {
         for (slot, class) in (0..).zip(classes) {
             waiting.push(&mut links, class, Slot(slot));
         }
-        let order: Vec<u16> = std::iter::from_fn(|| waiting.pop(&links)).map(|slot| slot.0).collect();
+        assert_eq!(waiting.first_of(Class::Normal), Some(Slot(1)));
+        let mut next = || waiting.pop(&links);
+        let order: Vec<u16> = std::iter::from_fn(&mut next).map(|slot| slot.0).collect();
         assert_eq!(order, [2, 4, 1, 3, 0]);
     }
 

@@ -2,8 +2,8 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,11 +11,13 @@ use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
 use vlane_engine::Uring;
 use vlane_hint::LaneHint;
+use vlane_policy::throttle::Limits;
 use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Inbox, Message, Outbox, pair};
 use crate::lane::LaneConfig;
+use crate::limits::{Budget, Waits};
 use crate::meter::{Gauge, Meters};
 use crate::polling::{PollMode, Polling};
 use crate::recorder::Recorder;
@@ -56,6 +58,8 @@ pub struct Pool {
     steering: Option<Steering>,
     routes: Arc<Routes>,
     threads: Vec<Option<JoinHandle<()>>>,
+    /// Held while a lane is told of it, so that none keeps the one before.
+    limits: Mutex<(Limits, Option<Arc<Budget>>)>,
 }
 
 impl Pool {
@@ -72,7 +76,7 @@ impl Pool {
         let beginnings = (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
-        let mut pool = Pool { steering: None, routes, threads: Vec::new() };
+        let mut pool = Pool { steering: None, routes, threads: Vec::new(), limits: Mutex::default() };
         for (number, inbox) in inboxes.into_iter().enumerate() {
             let birth = Birth {
                 number,
@@ -134,13 +138,44 @@ impl Pool {
         wait(&answer, calls)
     }
 
+    fn lock_limits(&self) -> MutexGuard<'_, (Limits, Option<Arc<Budget>>)> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all lanes may do together, from now on: those that run, and those that start. Does not wait for those that run; each goes by
+    /// the new limits after the round that it is in.
+    pub fn set_limits(&self, limits: Limits) {
+        let mut held = self.lock_limits();
+        let budget = match &held.1 {
+            Some(old) => old.replaced_by(limits),
+            None => Budget::new(limits),
+        };
+        *held = (limits, budget.map(Arc::new));
+        // Also to those that are not known to run yet: their start may be in the inbox.
+        for index in 0..self.routes.queues() {
+            // A thread that is gone begins nothing.
+            let _ = self.send(index, Message::SetLimits { index, limits: held.1.clone() });
+        }
+    }
+
+    /// What all lanes may do together, and how often that kept one waiting since it was set.
+    pub fn limits(&self) -> (Limits, Waits) {
+        let held = self.lock_limits();
+        (held.0, held.1.as_ref().map(|budget| budget.waits()).unwrap_or_default())
+    }
+
     /// Starts the lane of queue `index`. `calls`: see [`Pool`].
     ///
     /// # Errors
     /// [`LaneError`].
     pub fn start(&self, index: u16, config: LaneConfig, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
         let counters = Arc::clone(&config.counters);
-        self.ask(index, calls, |reply| Message::Start { index, config: Box::new(config), reply })??;
+        let (reply, answer) = channel();
+        let held = self.lock_limits();
+        let limits = held.1.clone();
+        self.send(index, Message::Start { index, config: Box::new(config), limits, reply })?;
+        drop(held);
+        wait(&answer, calls)??;
         self.routes.set_running(index, Some(counters));
         Ok(())
     }

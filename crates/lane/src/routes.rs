@@ -57,6 +57,11 @@ impl Routes {
         thread.is_some_and(|outbox| outbox.send(message).is_ok())
     }
 
+    /// Queues, whether their lanes run or not.
+    pub(crate) fn queues(&self) -> u16 {
+        u16::try_from(self.lock().len()).unwrap_or(u16::MAX)
+    }
+
     /// Tells all threads to end.
     pub(crate) fn end(&self) {
         for outbox in &self.outboxes {

@@ -163,7 +163,7 @@ fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
     let mut guests = Vec::new();
     for index in 0..3 {
         let (guest, config) = guest(null(None));
-        thread.start(index, config).unwrap();
+        thread.start(index, config, None).unwrap();
         guests.push(guest);
     }
     // One of them makes a request at the last moment.

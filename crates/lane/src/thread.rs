@@ -13,6 +13,7 @@ use crate::contention::Contention;
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
 use crate::lane::{Lane, Settled};
+use crate::limits::Budget;
 use crate::meter::Gauge;
 use crate::polling::{Polling, Turn};
 use crate::recorder::Recorder;
@@ -108,11 +109,12 @@ impl Thread {
                 gauge.rests();
             }
             let deadline = self.deadline();
+            let is_held = self.is_held();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             polling.learn(|| lanes.iter().flatten().map(Lane::requests).sum());
             let find =
                 || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
-            if !contention.is_shared() && polling.poll(*turn, deadline, find) {
+            if !is_held && !contention.is_shared() && polling.poll(*turn, deadline, find) {
                 continue;
             }
             if !self.ask_for_kicks() {
@@ -269,7 +271,12 @@ impl Thread {
         }
     }
 
-    /// The first time at which a lane's storage answers by itself.
+    /// Whether a lane waits for its volume's limits. Then there is nothing to look for: they all have the same, and when they are over is known.
+    fn is_held(&self) -> bool {
+        self.lanes.iter().flatten().any(Lane::is_held)
+    }
+
+    /// The first time at which a lane's storage answers by itself, or its limits let it go on.
     fn deadline(&self) -> Option<Instant> {
         self.lanes.iter().flatten().filter_map(Lane::deadline).min()
     }
@@ -289,7 +296,9 @@ impl Thread {
             complain(&mut self.complained, &error);
         }
         probes::wake(self.number);
-        self.polling.slept_since(self.turn, begin);
+        if !self.is_held() {
+            self.polling.slept_since(self.turn, begin);
+        }
     }
 
     fn read_mail(&mut self) {
@@ -300,8 +309,8 @@ impl Thread {
 
     fn read(&mut self, message: Message) {
         match message {
-            Message::Start { index, config, reply } => {
-                let _ = reply.send(self.start(index, *config));
+            Message::Start { index, config, limits, reply } => {
+                let _ = reply.send(self.start(index, *config, limits));
             }
             Message::Stop { index, reply } => match self.lane(index) {
                 Some(lane) => lane.stop(reply),
@@ -332,6 +341,11 @@ impl Thread {
             }
             Message::SetRecorder { index, recorder } => self.set_recorder(index, recorder),
             Message::SetHint { index, hint } => self.set_hint(index, hint),
+            Message::SetLimits { index, limits } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.set_limits(limits);
+                }
+            }
             Message::Move { index, to } => {
                 if let Some(lane) = self.lane(index) {
                     lane.move_to(to);
@@ -376,7 +390,12 @@ impl Thread {
         }
     }
 
-    pub(crate) fn start(&mut self, index: u16, config: crate::LaneConfig) -> Result<(), LaneError> {
+    pub(crate) fn start(
+        &mut self,
+        index: u16,
+        config: crate::LaneConfig,
+        limits: Option<Arc<Budget>>,
+    ) -> Result<(), LaneError> {
         if self.lane(index).is_some() {
             return Err(LaneError::Running { index });
         }
@@ -384,6 +403,7 @@ impl Thread {
         let number = u16::try_from(place).map_err(|_| LaneError::Gone)?;
         let token = self.take_token();
         let mut lane = Lane::new(index, number, token, config, &mut self.uring)?;
+        lane.set_limits(limits);
         if let Some(at) = self.recorders.iter().position(|(queue, _)| *queue == index) {
             lane.set_recorder(Some(self.recorders.swap_remove(at).1));
         }

@@ -9,3 +9,4 @@
 pub mod express;
 pub mod journal;
 pub mod loan;
+pub mod throttle;

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry, LostWrite};
-use vlane_lane::{Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology};
+use vlane_lane::{
+    Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology, Waits,
+};
 use vlane_policy::express::Express;
+use vlane_policy::throttle::{Limits, LimitsError};
 
 use crate::recording::Recording;
 use crate::sched::Schedulers;
@@ -138,6 +141,21 @@ impl Volume {
             sessions: AtomicU64::new(0),
             session: Mutex::default(),
         })
+    }
+
+    /// What the volume may do from now on, all its lanes together. Does not wait for what is begun.
+    ///
+    /// # Errors
+    /// [`LimitsError`]; then nothing is changed.
+    pub fn set_limits(&self, limits: Limits) -> Result<(), LimitsError> {
+        limits.check()?;
+        self.pool.set_limits(limits);
+        Ok(())
+    }
+
+    /// What the volume may do, and how often that kept a lane waiting since it was set.
+    pub fn limits(&self) -> (Limits, Waits) {
+        self.pool.limits()
     }
 
     /// Tells a vCPU scheduler of completed I/O.

@@ -136,7 +136,10 @@ fn every_resource_answers_as_the_openapi_document_says() {
                 fits(&json(&path, resource), &media["schema"], &document, resource);
             }
         }
-        assert_eq!(seen, ["/openapi.json", "/v1/counters", "/v1/journal", "/v1/trace", "/v1/volume"]);
+        assert_eq!(
+            seen,
+            ["/openapi.json", "/v1/counters", "/v1/journal", "/v1/limits", "/v1/trace", "/v1/volume"]
+        );
         assert_eq!(json(&path, "/v1/volume")["session"].is_null(), !with_session);
         drop(session);
     }

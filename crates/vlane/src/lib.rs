@@ -20,6 +20,7 @@ mod completions;
 mod explain;
 mod inspect;
 mod journal;
+mod limit;
 mod logging;
 mod man;
 mod notify;
@@ -31,6 +32,7 @@ mod replay;
 mod report;
 mod sched;
 mod serve;
+mod throttle;
 mod topologies;
 mod trace;
 mod values;
@@ -60,6 +62,8 @@ enum Command {
     Boot(boot::BootArgs),
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
+    /// Limit what a volume may do per second, while it is served
+    Limit(limit::LimitArgs),
     /// Record every request of a volume while it is served
     Record(record::RecordArgs),
     /// Drive a recorded trace against any vhost-user-blk back end
@@ -92,6 +96,9 @@ enum Command {
     /// Check what a power cut could leave of a guest's file system
     #[command(hide = true)]
     PowerCut(power_cut::PowerCutArgs),
+    /// Measure how exactly a volume's limits are kept
+    #[command(hide = true)]
+    Throttle(throttle::ThrottleArgs),
     /// Print the completions of a shell
     Completions(completions::CompletionsArgs),
     /// Write the man pages, one for each command
@@ -114,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Limit(args) => limit::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Analyze(args) => analyze::run(&args),
@@ -129,6 +137,7 @@ pub fn main() -> ExitCode {
         Command::CachesJob(args) => caches::run_job(&args),
         Command::Sched(args) => sched::run(&args),
         Command::PowerCut(args) => power_cut::run(&args),
+        Command::Throttle(args) => throttle::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };

@@ -22,6 +22,7 @@ use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
+use crate::limit::ServeLimits;
 use crate::{exit, notify, values};
 
 /// Serve a volume over vhost-user-blk, to one front end after another.
@@ -120,6 +121,9 @@ pub struct ServeArgs {
     /// I/O priorities that are background, instead of be5-7,idle
     #[arg(long, value_name = "LIST", value_parser = parse_priorities)]
     background: Option<String>,
+
+    #[command(flatten)]
+    limits: ServeLimits,
 
     /// How long a stop waits for the storage, with requests in flight and again with what is to be written back; then it says what is left,
     /// and ends without
@@ -337,8 +341,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let status = format!("serving {name} on {}", args.socket.display());
     let (poll, poll_max) = (args.poll.into(), Duration::from_micros(args.poll_us));
     let express = express(args)?;
+    let limits = args.limits.limits(express.mode)?;
     let config = VolumeConfig { name, serial, topology, poll, poll_max, express };
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
+    volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
     let listener = Arc::new(Listener::bind(&args.socket)?);
     let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));

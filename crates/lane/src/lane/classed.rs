@@ -88,6 +88,11 @@ impl Classed {
         self.is_mixed && self.express.mode.orders()
     }
 
+    /// The class whose turn it is among those that wait, if there is room for it at the device.
+    pub(super) fn next(&self, waits: Each<bool>) -> Option<Class> {
+        self.window.next(&self.turns, waits, self.at_device)
+    }
+
     /// Where requests of the next run are counted.
     pub(super) fn class_of(&self, ioprio: u32) -> Class {
         self.express.classes.of(Ioprio(ioprio))
@@ -210,17 +215,11 @@ impl Lane {
             // The window may be another one now.
             worked |= is_wanted
                 && classed.orders()
-                && classed.window.next(&classed.turns, waits, classed.at_device).is_some()
+                && classed.next(waits).is_some()
                 && self.has_room()
                 && !self.is_moving();
         }
         worked
-    }
-
-    /// Whether the next request is simply that of the ring.
-    pub(super) fn chooses(&mut self) {
-        let orders = self.classed.as_ref().is_some_and(|classed| classed.orders());
-        self.is_plain = self.ahead.requests == 0 && !orders;
     }
 
     /// A request was taken whose priority is another one than that of the one before it.
@@ -258,61 +257,23 @@ impl Lane {
         }
     }
 
-    /// The next request, of those that wait.
-    #[cold]
-    pub(super) fn next_chosen(&mut self) -> Option<Slot> {
-        if !self.classed.as_ref().is_some_and(|classed| classed.orders()) {
-            let slot = self.next_waiting()?;
-            if self.classed.is_some() {
-                self.begins_waited(slot);
-            }
-            return Some(slot);
-        }
-        // One of a better class may have come.
-        self.take_ahead();
-        if self.is_moving() {
-            return None;
-        }
-        let waits = self.waiting.waits();
-        let classed = self.classed.as_mut()?;
-        let class = classed.window.next(&classed.turns, waits, classed.at_device)?;
-        classed.turns.begun(class, waits);
-        let slot = self.waiting.pop_of(&self.links, class)?;
-        self.ahead.remove(self.queue.request(slot));
-        self.begins_waited(slot);
-        Some(slot)
-    }
-
-    fn begins_waited(&mut self, slot: Slot) {
+    /// One that waited is begun next; `waits` is who waited until now.
+    pub(super) fn begins_waited(&mut self, slot: Slot, waits: Each<bool>) {
         let (class, ioprio) =
             (self.decisions[usize::from(slot.0)].class, self.queue.request(slot).priority().0);
         if let Some(classed) = &mut self.classed {
+            classed.turns.begun(class, waits);
             classed.leaves_queue(slot, kind(class, ioprio));
         }
     }
 
-    /// Whether one that waits may be begun, or there is one to be taken.
-    #[cold]
-    pub(super) fn has_chosen(&mut self) -> bool {
-        let Some(classed) = &self.classed else { return self.has_room() };
-        if !classed.orders() {
-            return self.has_room();
-        }
-        let may_begin =
-            classed.window.next(&classed.turns, self.waiting.waits(), classed.at_device).is_some();
-        (may_begin && self.has_room() && !self.is_moving())
-            || (self.takes_ahead() && self.queue.has_available())
-    }
-
     /// Whether a request that comes now is taken, though it may not be begun yet.
     pub(super) fn takes_ahead(&self) -> bool {
-        self.classed.as_ref().is_some_and(|classed| classed.orders())
-            && !self.takes_no_more()
-            && self.ahead.is_below(self.most_ahead())
+        self.orders() && !self.takes_no_more() && self.ahead.is_below(self.most_ahead())
     }
 
     /// Goes to another thread, and takes what waits along.
-    fn is_moving(&self) -> bool {
+    pub(super) fn is_moving(&self) -> bool {
         matches!(self.draining, Some(Draining::Move(_)))
     }
 

@@ -68,6 +68,10 @@ impl Lane {
             // What is in the ring has to wait for what is under way, which wakes the thread.
             return false;
         }
+        if self.is_held() && !self.looks_further() {
+            // ... or for the volume's limits, for which there is a deadline: no kick changes that.
+            return false;
+        }
         if self.queue.is_memory_lost() {
             self.break_down(Broken::MemoryLost);
             return false;
@@ -111,6 +115,8 @@ impl Lane {
     fn drain(&mut self, draining: Draining) {
         self.draining = Some(draining);
         self.put_back_waiting();
+        // What could not be put back does not wait any more, and pays when it is begun.
+        self.leave_budget();
     }
 
     /// Drains for something that somebody waits for. A lane that only moves has time.

@@ -16,6 +16,13 @@ pub const MOST_PASSED: u32 = SHARE as u32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Each<T>(pub [T; 3]);
 
+impl Each<bool> {
+    /// That class, if it is one of them, and no other.
+    pub fn only(self, class: Class) -> Each<bool> {
+        Each(Class::ALL.map(|other| other == class && self.of(other)))
+    }
+}
+
 impl<T: Copy> Each<T> {
     /// What a class has.
     #[inline]

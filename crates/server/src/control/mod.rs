@@ -7,6 +7,7 @@
 mod counters;
 mod error;
 mod journal;
+mod limits;
 mod trace;
 mod volume;
 
@@ -141,6 +142,7 @@ fn api() -> (Router<Context>, Arc<str>) {
         .routes(routes!(volume::get))
         .routes(routes!(counters::get))
         .routes(routes!(journal::get))
+        .routes(routes!(limits::get, limits::put))
         .routes(routes!(trace::get))
         .routes(routes!(describe))
         .split_for_parts();

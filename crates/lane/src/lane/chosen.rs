@@ -1,0 +1,116 @@
+//! The next request to begin, where that is not simply the next of the ring: requests wait, classes are mixed, or the volume has limits.
+//!
+//! Classes say which of those that wait is next, and whether there is room for it at the device; limits say whether it may be begun already.
+
+use vlane_engine::Class;
+use vlane_ring::Slot;
+
+use super::Lane;
+
+impl Lane {
+    /// Whether the next request is simply that of the ring.
+    pub(super) fn chooses(&mut self) {
+        self.is_plain = self.ahead.requests == 0 && self.limited.is_none() && !self.orders();
+    }
+
+    /// Requests are begun in the order of their classes.
+    pub(super) fn orders(&self) -> bool {
+        self.classed.as_ref().is_some_and(|classed| classed.orders())
+    }
+
+    /// The list in which a request waits: that of its class where classes can overtake each other, otherwise one for all.
+    pub(super) fn list_of(&self, slot: Slot) -> Class {
+        let overtakes = self.orders() || self.exempts_express();
+        if overtakes { self.decisions[usize::from(slot.0)].class } else { Class::Normal }
+    }
+
+    /// The next request.
+    #[cold]
+    pub(super) fn next_chosen(&mut self) -> Option<Slot> {
+        if self.orders() {
+            // One of a better class may have come.
+            self.take_ahead();
+            if self.is_moving() {
+                return None;
+            }
+        }
+        if self.limited.is_some() {
+            return self.next_within_limits();
+        }
+        let class = self.next_list()?;
+        self.leaves_waiting(class)
+    }
+
+    /// The list whose first request is next; none if nothing waits, or nothing for which there is room at the device.
+    fn next_list(&self) -> Option<Class> {
+        let waits = self.waiting.waits();
+        match &self.classed {
+            Some(classed) if classed.orders() => classed.next(waits),
+            _ => Class::ALL.into_iter().find(|class| waits.of(*class)),
+        }
+    }
+
+    fn leaves_waiting(&mut self, list: Class) -> Option<Slot> {
+        let waits = self.waiting.waits();
+        let slot = self.waiting.pop_of(&self.links, list)?;
+        self.ahead.remove(self.queue.request(slot));
+        self.chooses();
+        self.begins_waited(slot, waits);
+        Some(slot)
+    }
+
+    fn next_within_limits(&mut self) -> Option<Slot> {
+        loop {
+            let Some(list) = self.next_list() else {
+                if self.ahead.requests > 0 {
+                    return None;
+                }
+                if !self.take_one_ahead() {
+                    // Nothing waits, so nothing is to be kept for it.
+                    self.leave_budget();
+                    return None;
+                }
+                continue;
+            };
+            if self.waiting.first_of(list).is_some_and(|slot| self.admits(slot)) {
+                return self.leaves_waiting(list);
+            }
+            if !self.exempts_express() {
+                return None;
+            }
+            // Those that are exempt do not wait behind it.
+            let express = self.waiting.first_of(Class::Express).filter(|_| list != Class::Express);
+            if express.is_some() && self.has_room_for_express() {
+                return self.leaves_waiting(Class::Express);
+            }
+            if !self.looks_further() || !self.take_one_ahead() {
+                return None;
+            }
+        }
+    }
+
+    fn has_room_for_express(&self) -> bool {
+        let only = self.waiting.waits().only(Class::Express);
+        self.classed.as_ref().is_none_or(|classed| !classed.orders() || classed.next(only).is_some())
+    }
+
+    /// Whether a request that waits may be begun, as far as the device goes.
+    pub(super) fn may_begin(&self) -> bool {
+        self.has_room() && !(self.orders() && self.is_moving()) && self.next_list().is_some()
+    }
+
+    /// Whether one that waits may be begun, or there is one to be taken.
+    #[cold]
+    pub(super) fn has_chosen(&mut self) -> bool {
+        let is_held = self.is_held();
+        if !is_held && self.may_begin() {
+            return true;
+        }
+        let looks = match is_held {
+            true => self.looks_further(),
+            false if self.orders() => self.takes_ahead(),
+            false => self.ahead.requests == 0 && self.has_room(),
+        };
+        looks && !self.takes_no_more() && self.queue.has_available()
+    }
+}

@@ -1,0 +1,63 @@
+//! A lane whose volume has limits: all of its requests go through its waiting lists, and the first of them is begun when there is budget
+//! for it. Express requests that are exempt are begun whenever they are seen; for their sake the lane takes requests ahead while it waits.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vlane_ring::Slot;
+
+use super::Lane;
+use crate::limits::{Budget, Limited};
+
+impl Lane {
+    /// Other limits, or none.
+    pub(crate) fn set_limits(&mut self, budget: Option<Arc<Budget>>) {
+        self.leave_budget();
+        self.limited = budget.map(|budget| Box::new(Limited::new(budget)));
+        self.chooses();
+    }
+
+    /// Gives back what it has of the budget.
+    pub(super) fn leave_budget(&mut self) {
+        if let Some(limited) = &mut self.limited {
+            limited.rests();
+        }
+    }
+
+    /// Whether the volume's limits let a request begin now.
+    pub(super) fn admits(&mut self, slot: Slot) -> bool {
+        let is_ending = self.is_ending();
+        let Some(limited) = &mut self.limited else { return true };
+        let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
+        if is_ending {
+            // Somebody waits for the lane, and must not do so for its guest's sake.
+            limited.charge(request, class);
+            return true;
+        }
+        limited.admits(request, class)
+    }
+
+    /// Waits for its part of the volume's limits.
+    pub(crate) fn is_held(&self) -> bool {
+        self.limited.as_ref().is_some_and(|limited| limited.is_held())
+    }
+
+    /// Express requests do not wait for the limits.
+    pub(super) fn exempts_express(&self) -> bool {
+        self.classed.is_some() && self.limited.as_ref().is_some_and(|limited| limited.exempts())
+    }
+
+    /// While it is held: whether there can be requests in the ring that are to overtake those that wait.
+    pub(super) fn looks_further(&self) -> bool {
+        self.exempts_express() && self.ahead.is_below(self.most_ahead())
+    }
+
+    #[cold]
+    pub(super) fn deadline_with_limits(&self) -> Option<Instant> {
+        let channel = self.channel_deadline();
+        // Without room, it is the storage that the lane waits for.
+        let budget =
+            self.limited.as_ref().filter(|_| self.may_begin()).and_then(|limited| limited.deadline());
+        channel.into_iter().chain(budget).min()
+    }
+}

@@ -1,0 +1,242 @@
+//! A volume's limits: one budget that all of its lanes use, each from its own thread, without a lock.
+//!
+//! A budget has a bucket for requests and one for bytes ([`vlane_policy::throttle`]); each is a number on a cache line of its own. A lane
+//! takes half a millisecond's worth at a time, uses it without touching anything that is shared, and gives back what is left as soon as it
+//! has nothing to do. A lane that is told to wait sleeps until its piece is due: it asks nobody meanwhile.
+//!
+//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes are those of reads and writes; a discard
+//! moves none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vlane_engine::Class;
+use vlane_policy::throttle::{Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks};
+use vlane_ring::{Kind, Request};
+
+/// The longest that a lane sleeps for its budget before it looks again.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The level of a bucket: every thread of the volume changes it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct SharedLevel(AtomicU64);
+
+impl Level for SharedLevel {
+    #[inline]
+    fn change(&self, change: impl Fn(u64) -> u64) -> u64 {
+        // A number that guards nothing else.
+        let changed = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |level| Some(change(level)));
+        changed.unwrap_or_else(|level| level)
+    }
+}
+
+/// A rate of the volume.
+#[derive(Debug)]
+struct Rate {
+    bucket: Bucket,
+    level: SharedLevel,
+}
+
+/// What a volume's lanes may use together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limits: Limits,
+    /// Time counts from here.
+    origin: Instant,
+    requests: Option<Rate>,
+    bytes: Option<Rate>,
+    waits: AtomicU64,
+    waited: AtomicU64,
+}
+
+/// How often a volume's lanes waited for its limits, since these were set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Times that a lane had to wait.
+    pub count: u64,
+    /// For how long, all together.
+    pub time: Duration,
+}
+
+impl Budget {
+    /// A full one; none without limits.
+    pub(crate) fn new(limits: Limits) -> Option<Budget> {
+        Budget::with(limits, Instant::now(), |_| 0)
+    }
+
+    /// One with other limits in the place of this. What was used up stays so, as far as the new burst goes: who changes limits often gives
+    /// nothing away, and a debt of low limits is forgotten.
+    pub(crate) fn replaced_by(&self, limits: Limits) -> Option<Budget> {
+        let now = self.now();
+        let used = [&self.requests, &self.bytes].map(|rate| {
+            rate.as_ref().map_or(0, |rate| rate.level.0.load(Ordering::Relaxed).saturating_sub(now))
+        });
+        Budget::with(limits, self.origin, |rate| now + used[rate].min(ticks(limits.burst)))
+    }
+
+    fn with(limits: Limits, origin: Instant, level: impl Fn(usize) -> u64) -> Option<Budget> {
+        let rate = |number, rate: Option<_>| {
+            let bucket = Bucket::new(rate?, limits.burst);
+            Some(Rate { bucket, level: SharedLevel(AtomicU64::new(level(number))) })
+        };
+        let (requests, bytes) = (rate(0, limits.iops), rate(1, limits.bandwidth));
+        let (waits, waited) = (AtomicU64::new(0), AtomicU64::new(0));
+        limits.is_any().then_some(Budget { limits, origin, requests, bytes, waits, waited })
+    }
+
+    /// How often lanes waited.
+    pub(crate) fn waits(&self) -> Waits {
+        Waits {
+            count: self.waits.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.waited.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        ticks(self.origin.elapsed())
+    }
+}
+
+/// What a request takes from a budget: besides its bytes, one request; or nothing, if it is exempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Demand {
+    bytes: u64,
+    is_exempt: bool,
+}
+
+/// A lane's part in its volume's budget.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    budget: Arc<Budget>,
+    requests: Share,
+    bytes: Share,
+    /// The clock, read at most once in a turn.
+    now: Option<u64>,
+    /// Since when and until when the lane waits.
+    held: Option<(u64, u64)>,
+}
+
+impl Limited {
+    pub(crate) fn new(budget: Arc<Budget>) -> Limited {
+        let (requests, bytes) = (Share::default(), Share::default());
+        Limited { budget, requests, bytes, now: None, held: None }
+    }
+
+    /// No more requests are begun in this turn: the next one has another time. One that is cut short for another reason hands its time on,
+    /// which is no worse: a time that is over lets nobody begin too early, and whoever has to wait looks again.
+    fn turn_ends(&mut self) {
+        self.now = None;
+    }
+
+    fn now(&mut self) -> u64 {
+        *self.now.get_or_insert_with(|| self.budget.now())
+    }
+
+    pub(crate) fn demand(&self, request: &Request, class: Class) -> Demand {
+        let is_transfer = matches!(request.kind(), Kind::In | Kind::Out);
+        let is_exempt = class == Class::Express && self.exempts();
+        Demand { bytes: if is_transfer { request.len() } else { 0 }, is_exempt }
+    }
+
+    /// Whether express requests do not wait.
+    pub(crate) fn exempts(&self) -> bool {
+        self.budget.limits.express == ExpressBudget::Exempt
+    }
+
+    /// Whether a request may be begun, which pays for it. If not, the lane waits.
+    pub(crate) fn admits(&mut self, request: &Request, class: Class) -> bool {
+        let demand = self.demand(request, class);
+        if demand.is_exempt {
+            return true;
+        }
+        let now = self.now();
+        let mut wait = None;
+        let mut costs = [0; 2];
+        let rates = [
+            (&self.budget.requests, &mut self.requests, 1),
+            (&self.budget.bytes, &mut self.bytes, demand.bytes),
+        ];
+        for ((rate, share, tokens), cost) in rates.into_iter().zip(&mut costs) {
+            let Some(rate) = rate else { continue };
+            *cost = rate.bucket.cost(tokens);
+            if let Err(due) = share.have(&rate.bucket, &rate.level, now, *cost) {
+                wait = wait.max(Some(due));
+            }
+        }
+        match wait {
+            None => {
+                self.requests.pay(costs[0]);
+                self.bytes.pay(costs[1]);
+                self.waits_no_more();
+            }
+            Some(due) => {
+                let since = self.held.map_or(now, |(since, _)| since);
+                self.held = Some((since, due.min(now.saturating_add(ticks(LONGEST)))));
+                self.turn_ends();
+            }
+        }
+        wait.is_none()
+    }
+
+    /// Pays for a request that cannot wait.
+    #[cold]
+    pub(crate) fn charge(&mut self, request: &Request, class: Class) {
+        let Demand { bytes, is_exempt } = self.demand(request, class);
+        if is_exempt {
+            return;
+        }
+        let now = self.now();
+        let rates =
+            [(&self.budget.requests, &mut self.requests, 1), (&self.budget.bytes, &mut self.bytes, bytes)];
+        for (rate, share, tokens) in rates {
+            let Some(rate) = rate else { continue };
+            share.pay_anyway(&rate.bucket, &rate.level, now, rate.bucket.cost(tokens));
+        }
+    }
+
+    /// A request that was admitted is put back into its ring.
+    #[cold]
+    pub(crate) fn refund(&self, Demand { bytes, is_exempt }: Demand) {
+        if is_exempt {
+            return;
+        }
+        for (rate, tokens) in [(&self.budget.requests, 1), (&self.budget.bytes, bytes)] {
+            let Some(rate) = rate else { continue };
+            refund(&rate.level, rate.bucket.cost(tokens));
+        }
+    }
+
+    /// There is nothing to do: what is left is for the other lanes.
+    pub(crate) fn rests(&mut self) {
+        for (rate, share) in
+            [(&self.budget.requests, &mut self.requests), (&self.budget.bytes, &mut self.bytes)]
+        {
+            if let Some(rate) = rate {
+                share.give_back(&rate.level);
+            }
+        }
+        self.waits_no_more();
+        self.turn_ends();
+    }
+
+    /// Whether the lane waits for its budget, as far as it knew in its last turn.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Until when.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let (_, until) = self.held?;
+        self.budget.origin.checked_add(Duration::from_nanos(until.div_ceil(TICKS_PER_NS)))
+    }
+
+    fn waits_no_more(&mut self) {
+        if let Some((since, _)) = self.held.take() {
+            let time = self.now().saturating_sub(since) / TICKS_PER_NS;
+            self.budget.waits.fetch_add(1, Ordering::Relaxed);
+            self.budget.waited.fetch_add(time, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! `vlane throttle`: how exactly a volume's limits are kept. For those who work on vlane.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use vlane_boot::{Host, Install};
+use vlane_lab::Interrupt;
+use vlane_lab::throttle::{self, Options};
+
+use crate::output::{OutputArgs, command_line};
+use crate::values;
+
+/// Measure how exactly limits are kept: IOPS and bandwidth, one lane and two, with vlane's driver and with fio, second by second.
+#[derive(Debug, Args)]
+pub struct ThrottleArgs {
+    /// Seconds of each row
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u32>(1..=3600))]
+    seconds: u32,
+    /// Install what is missing: programs by apt-get (as root)
+    #[arg(long)]
+    install: bool,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Measures.
+pub fn run(args: &ThrottleArgs) -> Result<()> {
+    args.output.check()?;
+    let interrupt = Interrupt::listen()?;
+    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
+    let options = Options { vlane, seconds: args.seconds };
+    let report = throttle::run(&options, &host, &command_line(), &interrupt)?;
+    args.output.show(&report)
+}
