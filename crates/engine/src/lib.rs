@@ -37,6 +37,7 @@ mod operation;
 pub mod pages;
 mod piece;
 mod recorder;
+mod seats;
 mod signal;
 mod stats;
 mod sync;
@@ -53,9 +54,10 @@ pub use lost::{LostWrite, Writeback};
 pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
 pub use piece::Piece;
 pub use recorder::StorageRecorder;
+pub use seats::Seat;
 pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
-pub use uring::{Event, Finished, Uring, WAKE_TOKENS};
+pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
 /// What a volume looks like to a guest.
@@ -197,6 +199,17 @@ pub trait Channel: Send + fmt::Debug {
 
     /// What happened so far.
     fn stats(&self) -> ChannelStats;
+}
+
+/// Seats for so many threads of a volume, which then can hand operations to each other ([`Uring::sit`]).
+///
+/// # Errors
+/// When the system gives no eventfd.
+pub fn seats(threads: usize) -> io::Result<Vec<Seat>> {
+    use rustix::event::{EventfdFlags, eventfd};
+    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let bells = (0..threads).map(|_| bell()).collect::<Result<Vec<_>, _>>()?;
+    Ok(seats::seats(bells, seats::CELLS))
 }
 
 /// What went wrong, to match on.

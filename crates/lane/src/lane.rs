@@ -316,7 +316,10 @@ impl Lane {
         }
         self.begun.add(request);
         if let Outcome::Whole(file) = outcome {
-            self.queue.begin_whole(uring, slot, file, decisions.durable);
+            let durable = decisions.durable;
+            if !decisions.shortest || !self.queue.hand_over(uring, slot, file, durable) {
+                self.queue.begin_whole(uring, slot, file, durable);
+            }
             return None;
         }
         self.proceed(uring, slot, outcome)

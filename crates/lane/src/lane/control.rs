@@ -42,6 +42,7 @@ impl Lane {
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
         self.counters.take_channel(&self.channel.stats(), &self.counted_before);
+        self.counters.handed_over += self.queue.handed_over();
         self.shared_counters.publish(&self.counters);
     }
 
