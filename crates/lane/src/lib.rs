@@ -35,6 +35,8 @@ mod watch;
 #[cfg(test)]
 mod cost;
 #[cfg(test)]
+mod handing;
+#[cfg(test)]
 mod moves;
 #[cfg(test)]
 mod tests;
