@@ -6,6 +6,7 @@
 //! whichever order it drops things.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +17,7 @@ use vlane_ring::{
 
 use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
-use crate::uring::{Finished, Target, Ticket, Uring};
+use crate::uring::{Finished, Target, Ticket, Transfer, Uring};
 
 /// What `preadv` takes at once (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
@@ -39,6 +40,7 @@ pub struct IoQueue {
     lent: Box<[u8]>,
     /// All of them.
     under_way: usize,
+    handed_over: u64,
     /// By [`Operation::file`].
     targets: Vec<Target>,
     ticket: Ticket,
@@ -84,6 +86,7 @@ impl IoQueue {
             kept: ManuallyDrop::new(kept),
             lent: vec![0; slots].into_boxed_slice(),
             under_way: 0,
+            handed_over: 0,
             targets: files.iter().map(|file| uring.fix(file)).collect(),
             ticket: Ticket::new(place, NEXT.fetch_add(1, Ordering::Relaxed)),
         }
@@ -124,6 +127,47 @@ impl IoQueue {
             (all, _) => vectored(all, is_write, offset, flags, target),
         };
         self.push(uring, entry.flags(target.flags), slot, 0, false);
+    }
+
+    /// As [`IoQueue::begin_whole`], in the ring of the thread with the fewest operations in its own ([`Uring::sit`]). False, if that does not pay: then
+    /// nothing has happened.
+    ///
+    /// # Panics
+    /// As [`IoQueue::begin`].
+    #[cold]
+    pub fn hand_over(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) -> bool {
+        let request = self.kept.queue.request(slot);
+        assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
+        let lent = &mut self.lent[usize::from(slot.0)];
+        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
+        let (memory, len, is_list) = match request.buffers() {
+            [one] => (one.iov_base.expose_provenance(), one.iov_len, false),
+            all => (all.as_ptr().expose_provenance(), all.len().min(MAX_IOVECS), true),
+        };
+        let transfer = Transfer {
+            is_write: request.kind() == Kind::Out,
+            is_list,
+            rw_flags: if durable { libc::RWF_DSYNC } else { 0 },
+            // The other ring may not know the file by a number.
+            fd: self.kept.files[usize::from(file)].file().as_raw_fd(),
+            memory,
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            offset: request.sector().wrapping_mul(SECTOR),
+        };
+        // SAFETY: as in `push`: the request's memory stays mapped, and the file open, until `finish`, which needs the completion. Whichever ring
+        // has the operation, `lent` and `under_way` count it until then.
+        let is_handed_over = unsafe { uring.hand_over(transfer, self.ticket.of(slot, 0, false)) };
+        if is_handed_over {
+            *lent += 1;
+            self.under_way += 1;
+            self.handed_over += 1;
+        }
+        is_handed_over
+    }
+
+    /// Operations that went to the rings of other threads.
+    pub fn handed_over(&self) -> u64 {
+        self.handed_over
     }
 
     /// Submits an operation for a request that is in flight.

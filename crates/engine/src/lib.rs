@@ -3,6 +3,7 @@
 //! | engine | data | I/O |
 //! |---|---|---|
 //! | [`null::NullEngine`] | none | answers at once, or after a fixed latency, with a given parallelism: a model of a device |
+//! | [`behind::Behind`] | another engine's | that engine's, after the model of a device has served the request |
 //! | [`file::FileEngine`] | a regular file or a block device | io_uring; inline where that is cheaper |
 //!
 //! An [`Engine`] is the volume: one per volume, shared, asked rarely. A [`Channel`] is one lane's way into it: owned
@@ -26,14 +27,17 @@
 //!   was answered ([`Engine::lost_write`]), no flush of any channel, and no write that has begun since, is answered
 //!   `Ok`, for as long as the engine lives.
 
+pub mod behind;
 pub mod file;
 mod io_queue;
 mod lost;
+pub mod model;
 pub mod null;
 mod operation;
 pub mod pages;
 mod piece;
 mod recorder;
+mod seats;
 mod signal;
 mod stats;
 mod sync;
@@ -50,9 +54,10 @@ pub use lost::{LostWrite, Writeback};
 pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
 pub use piece::Piece;
 pub use recorder::StorageRecorder;
+pub use seats::Seat;
 pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
-pub use uring::{Event, Finished, Uring, WAKE_TOKENS};
+pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
 /// What a volume looks like to a guest.
@@ -194,6 +199,17 @@ pub trait Channel: Send + fmt::Debug {
 
     /// What happened so far.
     fn stats(&self) -> ChannelStats;
+}
+
+/// Seats for so many threads of a volume, which then can hand operations to each other ([`Uring::sit`]).
+///
+/// # Errors
+/// When the system gives no eventfd.
+pub fn seats(threads: usize) -> io::Result<Vec<Seat>> {
+    use rustix::event::{EventfdFlags, eventfd};
+    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let bells = (0..threads).map(|_| bell()).collect::<Result<Vec<_>, _>>()?;
+    Ok(seats::seats(bells, seats::CELLS))
 }
 
 /// What went wrong, to match on.

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::operation::{FileKey, StorageFile};
+use crate::seats::{CELLS, Seat, Words};
 use crate::{EngineError, ErrorKind, Slot};
 
 /// Tokens below this are for wake-ups ([`Event::Wake`]).
@@ -20,6 +21,14 @@ const TAG: u64 = 0xf << 60;
 const TAG_WAKE: u64 = 1 << 60;
 const TAG_OP: u64 = 2 << 60;
 const TAG_IGNORED: u64 = 3 << 60;
+/// Another thread's operation: its cell (8 bits), and its seat (16).
+const TAG_GUEST: u64 = 4 << 60;
+/// The seat's bell.
+const TAG_BELL: u64 = 5 << 60;
+
+/// By how many operations another thread's submission queue must be shorter for an operation to go there. There and back costs about 9 us
+/// (docs/src/shortest.md), in which a quick device serves eight requests of a queue.
+pub const HAND_OVER_MARGIN: usize = 8;
 
 /// Something that arrived.
 #[derive(Debug, PartialEq, Eq)]
@@ -106,6 +115,55 @@ pub(crate) struct Target {
     pub(crate) flags: squeue::Flags,
 }
 
+/// A read or write that any thread can submit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transfer {
+    pub(crate) is_write: bool,
+    /// `memory` is a list of so many buffers, not so many bytes.
+    pub(crate) is_list: bool,
+    pub(crate) rw_flags: i32,
+    pub(crate) fd: RawFd,
+    pub(crate) memory: usize,
+    pub(crate) len: u32,
+    pub(crate) offset: u64,
+}
+
+impl Transfer {
+    fn words(self) -> Words {
+        let how = u64::from(self.is_write) | u64::from(self.is_list) << 1;
+        let Transfer { rw_flags, fd, memory, len, offset, .. } = self;
+        let high = |number: i32| u64::from(number.cast_unsigned()) << 32;
+        [how | high(rw_flags), high(fd), memory as u64, u64::from(len), offset]
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "what `words` put together")]
+    fn of([how, fd, memory, len, offset]: Words) -> Transfer {
+        let high = |word: u64| ((word >> 32) as u32).cast_signed();
+        Transfer {
+            is_write: how & 1 != 0,
+            is_list: how & 2 != 0,
+            rw_flags: high(how),
+            fd: high(fd),
+            memory: memory as usize,
+            len: len as u32,
+            offset,
+        }
+    }
+
+    fn entry(self) -> squeue::Entry {
+        let Transfer { rw_flags, offset, len, .. } = self;
+        let fd = types::Fd(self.fd);
+        let bytes = std::ptr::with_exposed_provenance_mut::<u8>(self.memory);
+        let list = bytes.cast::<libc::iovec>().cast_const();
+        match (self.is_list, self.is_write) {
+            (false, false) => opcode::Read::new(fd, bytes, len).offset(offset).build(),
+            (false, true) => opcode::Write::new(fd, bytes, len).offset(offset).rw_flags(rw_flags).build(),
+            (true, false) => opcode::Readv::new(fd, list, len).offset(offset).build(),
+            (true, true) => opcode::Writev::new(fd, list, len).offset(offset).rw_flags(rw_flags).build(),
+        }
+    }
+}
+
 /// One io_uring, used by the thread that made it (the kernel serves no other).
 pub struct Uring {
     ring: IoUring,
@@ -117,8 +175,17 @@ pub struct Uring {
     in_flight: usize,
     /// Watches that ended by themselves, and have not been seen to last since.
     ended: Vec<u32>,
+    /// Where operations are handed to other threads, and come from them.
+    post: Option<Box<Post>>,
     /// Not `Send`: dropped by its thread, too.
     thread: PhantomData<*const ()>,
+}
+
+#[derive(Debug)]
+struct Post {
+    seat: Seat,
+    /// Other threads' operations in this ring.
+    guests: usize,
 }
 
 impl std::fmt::Debug for Uring {
@@ -146,7 +213,28 @@ impl Uring {
             .build(entries)
             .map_err(setup_error)?;
         let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok().then(Vec::new);
-        Ok(Uring { ring, fixed, unsubmitted: 0, in_flight: 0, ended: Vec::new(), thread: PhantomData })
+        Ok(Uring {
+            ring,
+            fixed,
+            unsubmitted: 0,
+            in_flight: 0,
+            ended: Vec::new(),
+            post: None,
+            thread: PhantomData,
+        })
+    }
+
+    /// Takes a seat among the threads of a volume: operations may go to the others' rings, and come from them.
+    pub fn sit(&mut self, seat: Seat) {
+        self.post = Some(Box::new(Post { seat, guests: 0 }));
+        self.watch_bell();
+    }
+
+    fn watch_bell(&mut self) {
+        let Some(post) = &self.post else { return };
+        let fd = types::Fd(post.seat.bell().as_fd().as_raw_fd());
+        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
+        self.push_entry(&poll.user_data(TAG_BELL));
     }
 
     /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
@@ -224,9 +312,83 @@ impl Uring {
         self.unsubmitted
     }
 
-    /// Operations that have not completed.
+    /// Operations that have not completed, wherever they were submitted.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Hands a read or write, marked by a [`Ticket`], to the thread with the fewest operations in its ring, if it pays. False, if it does not:
+    /// then nothing has happened. Its completion arrives here, as any other.
+    ///
+    /// # Safety
+    /// As [`Uring::push`]; and the descriptor must stay open as long.
+    #[cold]
+    pub(crate) unsafe fn hand_over(&mut self, transfer: Transfer, data: u64) -> bool {
+        let own = self.length();
+        let Some(Post { seat, .. }) = self.post.as_deref_mut() else { return false };
+        let Some(to) = seat.shortest(own, HAND_OVER_MARGIN) else { return false };
+        let is_sent = seat.send(to, transfer.words(), data);
+        self.in_flight += usize::from(is_sent);
+        is_sent
+    }
+
+    /// Operations in this ring, whosesoever.
+    fn length(&self) -> usize {
+        let (guests, out) = self.post.as_ref().map_or((0, 0), |post| (post.guests, post.seat.handed_out()));
+        self.in_flight - out + guests
+    }
+
+    /// What the completion queue has not: results of operations that were handed over. Takes operations that were handed to this thread.
+    #[cold]
+    fn next_by_post(&mut self) -> Option<Event> {
+        loop {
+            let post = self.post.as_deref_mut()?;
+            if let Some((data, result)) = post.seat.next_result() {
+                self.in_flight -= 1;
+                return Some(Event::Finished(Finished { data, result }));
+            }
+            if !post.seat.has_mail() {
+                self.post.as_ref()?.seat.publish(self.length());
+                return None;
+            }
+            self.open_mail();
+        }
+    }
+
+    fn open_mail(&mut self) {
+        let Some(mut post) = self.post.take() else { return };
+        let before = post.guests;
+        let Post { seat, guests } = &mut *post;
+        seat.open(|from, cell, words| {
+            *guests += 1;
+            let entry = Transfer::of(words).entry();
+            let data = TAG_GUEST | (from * CELLS + cell) as u64;
+            // SAFETY: the owner of the operation has promised it (`hand_over`), until it is told of the completion; that is after this ring
+            // has it.
+            self.push_entry(&entry.user_data(data));
+        });
+        let has_guests = post.guests > before;
+        self.post = Some(post);
+        if has_guests {
+            // An error comes again at the next round's end, and is dealt with there.
+            let _ = self.submit();
+        }
+    }
+
+    /// A completion that is none of this thread's operations or watches.
+    #[cold]
+    fn other(&mut self, data: u64, result: i32, armed: bool) {
+        match data & TAG {
+            TAG_GUEST => {
+                let Some(post) = self.post.as_deref_mut() else { return };
+                #[allow(clippy::cast_possible_truncation)]
+                let cell = (data & !TAG) as usize;
+                post.guests -= 1;
+                post.seat.give_back(cell / CELLS, cell % CELLS, result);
+            }
+            TAG_BELL if !armed => self.watch_bell(),
+            _ => {}
+        }
     }
 
     /// Submits what was pushed and lets the kernel work on completions, if there is either to do. Does not wait.
@@ -236,7 +398,19 @@ impl Uring {
     }
 
     /// Submits what was pushed and waits until something arrives, or `timeout` passes.
+    /// Returns at once when another thread has something for this one.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.post.as_ref().is_some_and(|post| !post.seat.falls_asleep()) {
+            return Ok(());
+        }
+        let result = self.sleep(timeout);
+        if let Some(post) = &self.post {
+            post.seat.wakes();
+        }
+        result
+    }
+
+    fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let Some(timeout) = timeout else { return self.enter(1) };
         let timespec = types::Timespec::from(timeout);
         let args = types::SubmitArgs::new().timespec(&timespec);
@@ -275,10 +449,13 @@ impl Uring {
         }
     }
 
-    /// Whether [`Uring::submit`] and [`Uring::next_event`] would find something to do. Costs two loads.
+    /// Whether [`Uring::submit`] and [`Uring::next_event`] would find something to do. Costs two loads, and one more with a seat.
     #[inline]
     pub fn has_work(&mut self) -> bool {
-        self.unsubmitted > 0 || self.kernel_has_work() || !self.ring.completion().is_empty()
+        self.unsubmitted > 0
+            || self.kernel_has_work()
+            || !self.ring.completion().is_empty()
+            || self.post.as_ref().is_some_and(|post| post.seat.has_mail())
     }
 
     fn wake(&mut self, token: u32, result: i32, armed: bool) -> Event {
@@ -306,7 +483,9 @@ impl Uring {
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
-            let entry = self.ring.completion().next()?;
+            let Some(entry) = self.ring.completion().next() else {
+                return if self.post.is_none() { None } else { self.next_by_post() };
+            };
             let data = entry.user_data();
             #[allow(clippy::cast_possible_truncation)]
             match data & TAG {
@@ -319,7 +498,7 @@ impl Uring {
                     let token = data as u32 & (WAKE_TOKENS - 1);
                     return Some(self.wake(token, entry.result(), cqueue::more(entry.flags())));
                 }
-                _ => {}
+                _ => self.other(data, entry.result(), cqueue::more(entry.flags())),
             }
         }
     }
@@ -328,10 +507,17 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         // Closing a ring does not wait for its operations, and the kernel would go on writing to memory that its owner has kept for
-        // them. Waiting is what its owner expects, however long it takes.
-        while self.in_flight > 0 {
-            if let Err(error) = self.enter(1) {
-                tracing::error!("io_uring_enter, waiting for {} operations: {error}", self.in_flight);
+        // them. Waiting is what its owner expects, however long it takes; and so do other threads, for what they have handed over.
+        if let Some(post) = &self.post {
+            post.seat.leave();
+            self.open_mail();
+        }
+        let guests = |uring: &Uring| uring.post.as_ref().map_or(0, |post| post.guests);
+        while self.next_event().is_some() {}
+        while self.in_flight + guests(self) > 0 {
+            if let Err(error) = self.wait(None) {
+                let left = self.in_flight + guests(self);
+                tracing::error!("io_uring_enter, waiting for {left} operations: {error}");
                 std::thread::sleep(Duration::from_millis(100));
             }
             while self.next_event().is_some() {}

@@ -20,10 +20,13 @@ use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
 
 const DEPTH: u16 = 32;
 
-pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue {
+pub(crate) fn memory(arena: &Arena) -> Arc<GuestMemory> {
     let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
     let file = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
-    let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
+    Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap())
+}
+
+pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue {
     let at = driver.layout();
     // Where a fresh ring begins.
     let (layout, base) = match at.format {
@@ -40,7 +43,7 @@ pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue
         base,
         log_addr: None,
     };
-    Queue::new(config, memory).unwrap()
+    Queue::new(config, memory(arena)).unwrap()
 }
 
 /// The null device; or the image that `VLANE_COST_IMAGE` names, of at least 1 GiB, in the cache mode that `VLANE_COST_CACHE` says (`none`,

@@ -359,7 +359,12 @@ impl Lane {
             self.goes_to_device(slot, decisions.class);
         }
         if let Outcome::Whole(file) = outcome {
-            self.queue.begin_whole(uring, slot, file, decisions.durable);
+            let durable = decisions.durable;
+            let is_handed_over =
+                CLASSED && decisions.shortest && self.queue.hand_over(uring, slot, file, durable);
+            if !is_handed_over {
+                self.queue.begin_whole(uring, slot, file, durable);
+            }
             return None;
         }
         self.proceed(uring, slot, outcome)

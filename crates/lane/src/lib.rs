@@ -37,6 +37,8 @@ mod watch;
 #[cfg(test)]
 mod cost;
 #[cfg(test)]
+mod handing;
+#[cfg(test)]
 mod moves;
 #[cfg(test)]
 mod tests;

@@ -266,8 +266,13 @@ fn mapped(arena: &Arena) -> Arc<GuestMemory> {
 
 fn pool(queues: u16, threads: u16) -> Pool {
     let topology = Topology { queues, threads, cpus: Vec::new(), adapts: false };
-    Pool::new(&PoolConfig { topology, poll: crate::PollMode::Balanced, poll_max: Duration::from_micros(50) })
-        .unwrap()
+    Pool::new(&PoolConfig {
+        topology,
+        poll: crate::PollMode::Balanced,
+        poll_max: Duration::from_micros(50),
+        hands_over: false,
+    })
+    .unwrap()
 }
 
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -578,8 +583,13 @@ fn a_pool_ends_while_lanes_move() {
 fn lanes_of_a_pool_that_adapts_begin_together_and_come_together_when_they_are_idle() {
     let engine = null(None);
     let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: true };
-    let pool = Pool::new(&PoolConfig { topology, poll: crate::PollMode::Balanced, poll_max: Duration::ZERO })
-        .unwrap();
+    let pool = Pool::new(&PoolConfig {
+        topology,
+        poll: crate::PollMode::Balanced,
+        poll_max: Duration::ZERO,
+        hands_over: false,
+    })
+    .unwrap();
     let mut guests: Vec<_> = (0..2).map(|index| Guest::new(index, Format::Split, &engine, false)).collect();
     guests.iter().for_each(|guest| guest.start(&pool, None));
     assert_eq!(pool.places(), [(0, 0), (1, 0)]);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
-use vlane_engine::Uring;
+use vlane_engine::{Seat, Uring, seats};
 use vlane_hint::LaneHint;
 use vlane_policy::throttle::Limits;
 use vlane_ring::{DirtyLog, GuestMemory};
@@ -38,6 +38,8 @@ pub struct PoolConfig {
     pub poll: PollMode,
     /// The longest time that it does; zero: it sleeps at once.
     pub poll_max: Duration,
+    /// Express requests go to the thread with the fewest operations in its io_uring.
+    pub hands_over: bool,
 }
 
 impl std::fmt::Debug for Outbox {
@@ -77,6 +79,8 @@ impl Pool {
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
         let mut pool = Pool { steering: None, routes, threads: Vec::new(), limits: Mutex::default() };
+        let hands_over = config.hands_over && threads > 1;
+        let mut seats = if hands_over { seats(threads)? } else { Vec::new() }.into_iter();
         for (number, inbox) in inboxes.into_iter().enumerate() {
             let birth = Birth {
                 number,
@@ -86,6 +90,7 @@ impl Pool {
                 inbox,
                 routes: Arc::clone(&pool.routes),
                 meters: meters.clone(),
+                seat: seats.next(),
             };
             pool.threads.push(Some(birth.spawn()?));
         }
@@ -317,6 +322,7 @@ struct Birth {
     inbox: Inbox,
     routes: Arc<Routes>,
     meters: Option<Arc<Meters>>,
+    seat: Option<Seat>,
 }
 
 impl Birth {
@@ -339,7 +345,7 @@ impl Birth {
 
     /// On the thread itself.
     fn begin(self) -> Result<Thread, LaneError> {
-        let Birth { number, cpu, poll, poll_max, inbox, routes, meters } = self;
+        let Birth { number, cpu, poll, poll_max, inbox, routes, meters, seat } = self;
         if let Some(cpu) = cpu {
             let mut set = CpuSet::new();
             set.set(cpu);
@@ -349,7 +355,8 @@ impl Birth {
         }
         // Deadlines of a modelled device are exact; the default slack is 50 us.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let uring = Uring::new(URING_ENTRIES)?;
+        let mut uring = Uring::new(URING_ENTRIES)?;
+        seat.into_iter().for_each(|seat| uring.sit(seat));
         let gauge = meters.map(|meters| Gauge::new(meters, number));
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         Ok(Thread::new(number, uring, inbox, Polling::new(poll, poll_max))

@@ -135,7 +135,9 @@ fn a_recording_tells_which_blocks_of_a_write_are_a_journals() {
 #[test]
 fn a_pool_that_is_dropped_answers_what_is_in_flight() {
     let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
-    let pool = Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO }).unwrap();
+    let pool =
+        Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
+            .unwrap();
     let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     config.kick = Some(kick.try_clone().unwrap());

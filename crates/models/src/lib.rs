@@ -1,7 +1,7 @@
 //! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
 //!
 //! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox,
-//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, of the flushes that lanes share, and of the placement of requests, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
+//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, of the flushes that lanes share, of the placement of requests, and of the operations that threads hand to each other, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
 //! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
 //! that loom reports.
 //!
@@ -18,6 +18,7 @@ mod exclusion;
 #[path = "../../engine/src/file/flushes.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod flushes;
+mod handing;
 #[path = "../../hint/src/lane.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod lane;
@@ -27,6 +28,9 @@ mod mail;
 #[allow(dead_code, reason = "only what the models need")]
 mod placements;
 mod placing;
+#[path = "../../engine/src/seats.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod seats;
 mod sharing;
 mod sync;
 #[path = "../../hint/src/watch.rs"]
@@ -39,6 +43,7 @@ use loom::thread;
 
 use crate::board::{Board, Classes};
 pub use crate::changes::{Task, no_change_undoes_a_write};
+pub use crate::handing::{Plan, every_operation_that_is_handed_over_comes_back_once};
 use crate::lane::LaneHint;
 use crate::mail::{mailbox, news};
 pub use crate::placing::{Step as PlacedStep, Turn, no_byte_goes_both_ways};

@@ -6,6 +6,7 @@ use vlane_models::Step::{Answer, Signal};
 use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
 use vlane_models::Turn::{self, Cancel, Change as Place, PutOff};
 use vlane_models::Work::{self, BeginAndEnd, Fail, Flush, FlushAndEnd, Flushes};
+use vlane_models::{Plan, every_operation_that_is_handed_over_comes_back_once};
 use vlane_models::{no_answered_write_is_missed, no_byte_goes_both_ways, no_change_undoes_a_write};
 
 /// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
@@ -23,6 +24,18 @@ fn no_message_to_a_sleeping_lane_is_lost() {
 #[test]
 fn no_event_of_a_lane_is_lost() {
     every(vlane_models::no_event_of_a_lane_is_lost);
+}
+
+#[test]
+fn every_operation_that_is_handed_over_comes_back_once_whenever_its_thread_leaves() {
+    let plan = |hands_over, takes| Plan { hands_over, takes };
+    let two = |one, other| every(move || every_operation_that_is_handed_over_comes_back_once(&[one, other]));
+    // One waits for what the other hands over; leaves before; or in between.
+    two(plan(1, 0), plan(0, 1));
+    two(plan(1, 0), plan(0, 0));
+    two(plan(2, 0), plan(0, 1));
+    // Both hand over, and leave when they have their own results.
+    two(plan(1, 0), plan(1, 0));
 }
 
 #[test]

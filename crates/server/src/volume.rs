@@ -114,8 +114,12 @@ impl Volume {
             return Err(VolumeError::Serial { serial: config.serial });
         }
         check_descriptors(&config)?;
-        let pool_config =
-            PoolConfig { topology: config.topology.clone(), poll: config.poll, poll_max: config.poll_max };
+        let pool_config = PoolConfig {
+            topology: config.topology.clone(),
+            poll: config.poll,
+            poll_max: config.poll_max,
+            hands_over: config.express.mode.hands_over(),
+        };
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
         let system =

@@ -231,10 +231,12 @@ impl Lane {
         classed.end_run(taken.saturating_sub(1));
         let class = classed.class_of(ioprio);
         classed.kind = kind(class, ioprio);
+        let hands_over = classed.express.mode.hands_over();
         self.ioprio = ioprio;
         if classed.class != class {
             classed.class = class;
             self.defaults.class = class;
+            self.defaults.shortest = class == Class::Express && hands_over;
             classed.sees(class);
             classed.follow();
             self.chooses();

@@ -42,6 +42,7 @@ impl Lane {
     /// Makes public what was counted; once a round.
     pub(crate) fn store_counters(&mut self) {
         self.counters.take_channel(&self.channel.stats(), &self.counted_before);
+        self.counters.handed_over += self.queue.handed_over();
         self.shared_counters.publish(&self.counters);
     }
 
@@ -192,7 +193,8 @@ impl Lane {
 
     pub(crate) fn set_write_through(&mut self, on: bool) {
         self.channel.set_write_through(on);
-        self.defaults = Decisions { class: self.defaults.class, ..self.channel.defaults() };
+        let Decisions { class, shortest, .. } = self.defaults;
+        self.defaults = Decisions { class, shortest, ..self.channel.defaults() };
         if self.defaults.durable {
             // The guest is not going to flush what is under way.
             self.decisions.iter_mut().for_each(|decisions| decisions.durable = true);
