@@ -237,13 +237,13 @@ impl Lane {
         match self.queue.pop() {
             Ok(slot) => {
                 let slot = slot?;
-                self.observers.taken(slot, self.queue.request(slot));
                 let mut decisions = self.defaults;
                 if self.express.mode.classifies() {
                     let ioprio = Ioprio(self.queue.request(slot).priority().0);
                     decisions.class = self.express.classes.of(ioprio);
                 }
                 self.decisions[usize::from(slot.0)] = decisions;
+                self.observers.taken(slot, self.queue.request(slot), decisions.class);
                 Some((slot, decisions))
             }
             Err(reason) => {
@@ -398,7 +398,9 @@ impl Lane {
     /// Answers a request.
     #[inline]
     fn complete(&mut self, slot: Slot, status: Status) {
-        self.observers.answered(slot, self.queue.request(slot), status);
+        let decisions = &self.decisions;
+        let class = || decisions[usize::from(slot.0)].class;
+        self.observers.answered(slot, self.queue.request(slot), status, class);
         self.queue.complete(slot, status);
         self.unpublished += 1;
     }
