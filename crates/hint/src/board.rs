@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | 0 | magic | back end, once |
 //! | 1 | version, and the number of lanes in the upper half | back end, once |
+//! | 2 | 1: some of the volume's requests may be express ([`Classes::EXPRESS`]); 0: none ever is | back end, once |
 //! | 16 | armed: the classes of requests that count; 0: nobody wants to know | scheduler (and back end, 0, when the scheduler is gone) |
 //! | 32 | wake: not 0 when the scheduler wants its eventfd to be written at the next mark | scheduler sets, lanes clear |
 //! | 64 + 16 n | slot of lane n: events, since, served, served at, response | lane n |
@@ -14,6 +15,9 @@
 //! `events` counts the signals to the guest that told of completions; `since` is when the oldest of them that was not served yet came
 //! (`CLOCK_MONOTONIC`, ns), 0 when all are; `served` counts how often the guest answered, `served at` is when it did last, `response`
 //! how long that took.
+//!
+//! Back ends from before there were classes leave word 2 at 0, and never set the bits of [`Classes::EXPRESS`]; schedulers from before arm all
+//! bits. So old and new understand each other, and the version is the same.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +34,9 @@ pub const MAX_LANES: u16 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"vlanesch");
 const VERSION: u64 = 1;
 const PAGE: usize = 4096;
+/// What the volume's requests may be.
+const ABOUT: usize = 2;
+const HAS_EXPRESS: u64 = 1;
 const LINE: usize = 16;
 const ARMED: usize = LINE;
 const WAKE: usize = 2 * LINE;
@@ -52,12 +59,18 @@ impl Classes {
     pub const FLUSHES: Classes = Classes(1 << 8);
     /// Everything that is neither of these.
     pub const OTHERS: Classes = Classes(1 << 9);
+    /// Reads whose class in the volume is express: the lane's decision, not the guest's priority.
+    pub const EXPRESS_READS: Classes = Classes(1 << 10);
+    /// Writes of that class.
+    pub const EXPRESS_WRITES: Classes = Classes(1 << 11);
+    /// Both.
+    pub const EXPRESS: Classes = Classes::EXPRESS_READS.and(Classes::EXPRESS_WRITES);
     /// Reads and writes whose priority in the guest is real-time, best effort, or not given: all but idle ones.
     pub const NOT_IDLE: Classes = Classes(0x77);
 
-    /// The class of a request.
+    /// The classes of a request; `is_express`: its lane says so.
     #[inline]
-    pub(crate) fn of(request: &Request) -> Classes {
+    pub(crate) fn of(request: &Request, is_express: bool) -> Classes {
         let priority = match request.priority().class() {
             PriorityClass::None => 0,
             PriorityClass::RealTime => 1,
@@ -65,8 +78,8 @@ impl Classes {
             PriorityClass::Idle => 3,
         };
         match request.kind() {
-            Kind::In => Classes(1 << priority),
-            Kind::Out => Classes(1 << (4 + priority)),
+            Kind::In => Classes(1 << priority | u64::from(is_express) << 10),
+            Kind::Out => Classes(1 << (4 + priority) | u64::from(is_express) << 11),
             Kind::Flush => Classes::FLUSHES,
             _ => Classes::OTHERS,
         }
@@ -75,6 +88,17 @@ impl Classes {
     /// Both.
     pub const fn and(self, other: Classes) -> Classes {
         Classes(self.0 | other.0)
+    }
+
+    /// Whether any is in both.
+    pub const fn meets(self, other: Classes) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether these are express requests and no others. Then only an express request is the guest's answer: with others the guest
+    /// shows that it runs, but not that it runs for who waits.
+    pub const fn is_express_only(self) -> bool {
+        self.0 != 0 && self.0 & !Classes::EXPRESS.0 == 0
     }
 }
 
@@ -100,16 +124,17 @@ fn bytes(lanes: u16) -> usize {
 }
 
 impl Board {
-    /// A new board, off, and the descriptor to send.
+    /// A new board, off, and the descriptor to send. `has_express`: some of the volume's requests may be express.
     ///
     /// # Errors
     /// [`HintError::Memory`]; [`HintError::Board`] for no lanes or more than [`MAX_LANES`].
-    pub fn create(lanes: u16) -> Result<(Arc<Board>, OwnedFd), HintError> {
+    pub fn create(lanes: u16, has_express: bool) -> Result<(Arc<Board>, OwnedFd), HintError> {
         check_lanes(lanes)?;
         let (words, fd) = SharedWords::create("vlane-board", bytes(lanes))?;
         let board = Board { words, lanes };
         board.word(0).store(MAGIC, Ordering::Relaxed);
         board.word(1).store(VERSION | u64::from(lanes) << 32, Ordering::Relaxed);
+        board.word(ABOUT).store(u64::from(has_express) * HAS_EXPRESS, Ordering::Relaxed);
         Ok((Arc::new(board), fd))
     }
 
@@ -131,6 +156,11 @@ impl Board {
             return Err(HintError::Board("not as many lanes as were announced"));
         }
         Ok(board)
+    }
+
+    /// Whether any of the volume's requests may be express, by the back end's word.
+    pub fn has_express(&self) -> bool {
+        self.word(ABOUT).load(Ordering::Relaxed) & HAS_EXPRESS != 0
     }
 
     /// How many lanes it has.

@@ -49,6 +49,8 @@ pub struct Guest {
     pub vcpus: Vec<u32>,
     /// What people call the volume.
     pub name: String,
+    /// Whether any of its requests may be express.
+    pub has_express: bool,
 }
 
 /// Something that lanes must know.
@@ -236,7 +238,7 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
         ));
     }
     let lanes = u16::try_from(guest.vcpus.len()).unwrap_or(u16::MAX);
-    let (board, fd) = Board::create(lanes)?;
+    let (board, fd) = Board::create(lanes, guest.has_express)?;
     let hello = Hello { process: guest.process, vcpus: guest.vcpus.clone(), name: guest.name.clone() };
     Message::Hello(hello).send(&socket, Some(fd.as_fd()))?;
     Ok((socket, board))

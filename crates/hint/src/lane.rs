@@ -11,6 +11,9 @@ use crate::sync::{Arc, Ordering, Waker, fence, wake};
 /// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and then the
 /// interrupt finds it. It counts as served when the guest submits again on this queue: whoever waited for the answer has
 /// got to run. That the guest's driver took the answer would come earlier, but then the waiting process has not run yet.
+///
+/// Where only express completions are marked, only an express request is an answer: one that the guest's background submits says nothing of
+/// who waits.
 #[derive(Debug)]
 pub struct LaneHint {
     board: Arc<Board>,
@@ -20,6 +23,8 @@ pub struct LaneHint {
     served: u64,
     /// Since when the guest has had something that it did not answer; 0: it has nothing.
     since: u64,
+    /// Whether only an express request is the answer to that.
+    by_express: bool,
     /// Of what the guest will be told with the next signal.
     classes: u64,
 }
@@ -28,13 +33,13 @@ impl LaneHint {
     /// The hint of lane `lane`, or nothing if the board has no such lane. There must be only one for each.
     pub fn new(board: Arc<Board>, lane: u16, waker: Arc<Waker>) -> Option<LaneHint> {
         board.slot(lane)?;
-        Some(LaneHint { board, lane, waker, events: 0, served: 0, since: 0, classes: 0 })
+        Some(LaneHint { board, lane, waker, events: 0, served: 0, since: 0, by_express: false, classes: 0 })
     }
 
-    /// A request was answered; the guest is not told yet.
+    /// A request was answered, and the guest is not told yet. `is_express`: that is its class.
     #[inline]
-    pub fn completed(&mut self, request: &Request) {
-        self.told(Classes::of(request));
+    pub fn completed(&mut self, request: &Request, is_express: bool) {
+        self.told(Classes::of(request, is_express));
     }
 
     #[inline]
@@ -47,8 +52,9 @@ impl LaneHint {
     #[inline]
     pub fn shown(&mut self, signals: bool) {
         let classes = std::mem::take(&mut self.classes);
-        if signals && classes & self.board.armed().0 != 0 {
-            self.event();
+        let armed = self.board.armed();
+        if signals && armed.meets(Classes(classes)) {
+            self.event(armed);
         }
     }
 
@@ -64,10 +70,29 @@ impl LaneHint {
         self.since != 0
     }
 
-    /// The guest has submitted.
+    /// Whether it depends on what the guest submits if that is the answer: then [`LaneHint::has_come`] is to be told of each request.
+    #[inline]
+    pub fn is_choosy(&self) -> bool {
+        self.since != 0 && self.by_express
+    }
+
+    /// The guest has submitted something. Where it depends on what, that is not an answer yet.
     #[inline]
     pub fn submitted(&mut self) {
-        if self.since != 0 {
+        if self.since != 0 && !self.by_express {
+            self.serve();
+        }
+    }
+
+    /// The guest has submitted this request. `is_express`: that is its class.
+    #[inline]
+    pub fn has_come(&mut self, request: &Request, is_express: bool) {
+        self.came(Classes::of(request, is_express));
+    }
+
+    #[inline]
+    pub(crate) fn came(&mut self, classes: Classes) {
+        if self.since != 0 && (!self.by_express || classes.meets(Classes::EXPRESS)) {
             self.serve();
         }
     }
@@ -81,7 +106,8 @@ impl LaneHint {
         }
     }
 
-    fn event(&mut self) {
+    fn event(&mut self, armed: Classes) {
+        self.by_express = armed.is_express_only();
         let Some(Slot { events, since, .. }) = self.board.slot(self.lane) else { return };
         if self.since == 0 {
             self.since = now().max(1);

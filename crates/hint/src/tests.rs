@@ -4,12 +4,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 
 use crate::{Board, Classes, LaneHint, Mark, Watch};
 
 fn bench(lanes: u16) -> (Arc<Board>, Watch, Arc<OwnedFd>) {
-    let (board, fd) = Board::create(lanes).unwrap();
+    let (board, fd) = Board::create(lanes, false).unwrap();
     let watch = Watch::new(Board::open(fd.as_fd(), lanes).unwrap());
     let wake = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
     (board, watch, Arc::new(wake))
@@ -94,6 +95,99 @@ fn only_the_classes_that_were_asked_for_are_marked() {
 }
 
 #[test]
+fn where_only_express_counts_the_background_neither_marks_nor_answers() {
+    let (board, mut watch, wake) = bench(1);
+    watch.arm(Classes::EXPRESS);
+    let mut hint = LaneHint::new(board, 0, wake).unwrap();
+    signal(&mut hint, Classes::READS);
+    assert_eq!(watch.collect(u64::MAX).count(), 0, "a read that is not express");
+    // One signal for both: somebody waits for one of them.
+    hint.told(Classes::READS);
+    signal(&mut hint, Classes::READS.and(Classes::EXPRESS_READS));
+    assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Event { count: 1, .. }))));
+    assert!(hint.is_choosy());
+    hint.submitted();
+    hint.came(Classes::READS);
+    hint.came(Classes::FLUSHES);
+    assert_eq!(watch.collect(u64::MAX).count(), 0, "the background was taken for the answer");
+    hint.came(Classes::WRITES.and(Classes::EXPRESS_WRITES));
+    assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Served { .. }))));
+    assert!(!hint.is_choosy());
+}
+
+/// What a lane, its guest and the scheduler may do.
+#[derive(Debug, Clone)]
+enum Step {
+    Signal(u64),
+    Submit(Vec<u64>),
+    Arm(Classes),
+    Look,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // A read or a write, express or not; a flush.
+    let classes = || prop::sample::select(vec![0x1_u64, 0x10, 0x401, 0x810, 0x100]);
+    let armed = [Classes::ALL, Classes::EXPRESS, Classes::READS, Classes::NONE];
+    prop_oneof![
+        4 => classes().prop_map(Step::Signal),
+        4 => prop::collection::vec(classes(), 1..4).prop_map(Step::Submit),
+        1 => prop::sample::select(armed.to_vec()).prop_map(Step::Arm),
+        3 => Just(Step::Look),
+    ]
+}
+
+proptest! {
+    /// Against the rules in their shortest words.
+    #[test]
+    fn marks_are_those_of_the_requests_that_count(steps in prop::collection::vec(step(), 1..60)) {
+        let express = Classes::EXPRESS.0;
+        let (board, mut watch, wake) = bench(1);
+        let mut hint = LaneHint::new(board, 0, wake).unwrap();
+        let mut armed = Classes::NONE;
+        // What is unanswered is answered by these; 0: nothing is.
+        let (mut answers, mut events, mut served) = (0, 0_u32, false);
+        for step in steps {
+            match step {
+                Step::Signal(classes) => {
+                    signal(&mut hint, Classes(classes));
+                    if classes & armed.0 != 0 {
+                        answers = if armed.0 == express { express } else { u64::MAX };
+                        events += 1;
+                    }
+                }
+                Step::Submit(requests) => {
+                    hint.submitted();
+                    for classes in requests {
+                        if hint.is_choosy() {
+                            hint.came(Classes(classes));
+                        }
+                        if classes & answers != 0 {
+                            (answers, served) = (0, true);
+                        }
+                    }
+                }
+                Step::Arm(classes) => {
+                    watch.arm(classes);
+                    armed = classes;
+                }
+                Step::Look => {
+                    let marks: Vec<Mark> = watch.collect(u64::MAX).map(|(_, mark)| mark).collect();
+                    let pending = answers != 0 && events > 0;
+                    prop_assert_eq!(marks.len(), usize::from(served) + usize::from(pending), "{:?}", marks);
+                    let is_served = marks.first().is_some_and(|mark| matches!(mark, Mark::Served { .. }));
+                    prop_assert_eq!(is_served, served);
+                    let counts = marks.iter().map(|mark| match *mark {
+                        Mark::Event { count, .. } | Mark::Served { count, .. } => count,
+                    });
+                    prop_assert_eq!(counts.sum::<u32>(), events);
+                    (events, served) = (0, false);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn no_mark_is_lost_between_a_look_and_a_sleep() {
     let (board, mut watch, wake) = bench(1);
     watch.arm(Classes::ALL);
@@ -160,13 +254,17 @@ fn a_hostile_board_yields_nothing_worse_than_wrong_marks() {
 
 #[test]
 fn a_board_is_refused_that_is_not_what_was_announced() {
-    let (board, fd) = Board::create(4).unwrap();
+    let (board, fd) = Board::create(4, false).unwrap();
     assert!(Board::open(fd.as_fd(), 5).is_err());
     assert!(Board::open(fd.as_fd(), 0).is_err());
     assert!(Board::open(fd.as_fd(), crate::MAX_LANES + 1).is_err());
     assert!(Board::open(fd.as_fd(), 4).is_ok());
     assert!(LaneHint::new(board, 4, Arc::new(fd)).is_none());
-    assert!(Board::create(0).is_err());
+    assert!(Board::create(0, false).is_err());
+    for has_express in [false, true] {
+        let (_board, fd) = Board::create(1, has_express).unwrap();
+        assert_eq!(Board::open(fd.as_fd(), 1).unwrap().has_express(), has_express);
+    }
     let (_other, fd) = vlane_ring::shared::SharedWords::create("x", 4096).unwrap();
     assert!(Board::open(fd.as_fd(), 4).is_err());
 }

@@ -50,6 +50,11 @@ impl Watch {
         Watch { board, seen }
     }
 
+    /// Whether any of the volume's requests may be express, by the back end's word.
+    pub fn has_express(&self) -> bool {
+        self.board.has_express()
+    }
+
     /// How many lanes there are.
     pub fn lanes(&self) -> u16 {
         self.board.lanes()

@@ -101,7 +101,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     let is_recorded = std::env::var_os("VLANE_COST_RECORD").is_some();
     lane.set_recorder(is_recorded.then(|| Box::new(recorder)));
     let hinted = std::env::var("VLANE_COST_HINT").unwrap_or_default();
-    let (board, fd) = Board::create(1).unwrap();
+    let (board, fd) = Board::create(1, false).unwrap();
     let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
     if hinted == "off" || hinted == "armed" {
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();

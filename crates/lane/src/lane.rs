@@ -264,7 +264,6 @@ impl Lane {
         match self.queue.pop() {
             Ok(slot) => {
                 let slot = slot?;
-                self.observers.taken(slot, self.queue.request(slot));
                 if CLASSED {
                     let ioprio = self.queue.request(slot).priority().0;
                     if ioprio != self.ioprio {
@@ -273,6 +272,7 @@ impl Lane {
                 }
                 let decisions = self.defaults;
                 self.decisions[usize::from(slot.0)] = decisions;
+                self.observers.taken(slot, self.queue.request(slot), decisions.class);
                 Some((slot, decisions))
             }
             Err(reason) => {
@@ -450,7 +450,9 @@ impl Lane {
     /// Answers a request.
     #[inline]
     fn complete(&mut self, slot: Slot, status: Status) {
-        self.observers.answered(slot, self.queue.request(slot), status);
+        let decisions = &self.decisions;
+        let class = || decisions[usize::from(slot.0)].class;
+        self.observers.answered(slot, self.queue.request(slot), status, class);
         self.queue.complete(slot, status);
         self.unpublished += 1;
     }

@@ -513,7 +513,7 @@ fn recorder_and_hint_move_with_their_lane() {
     let mut guest = Guest::new(0, Format::Split, &engine, true);
     let (recorder, mut recorded) =
         recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
-    let (board, fd) = Board::create(1).unwrap();
+    let (board, fd) = Board::create(1, false).unwrap();
     let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
     watch.arm(Classes::ALL);
     pool.set_recorder(0, Some(Box::new(recorder))).unwrap();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use vlane_hint::LaneHint;
+use vlane_policy::express::Class;
 use vlane_ring::{Request, Slot, Status, probes};
 
 use crate::recorder::{CLOCK_EVERY, Recorder};
@@ -20,8 +21,9 @@ pub(crate) struct Observers {
     /// Whether there is any of the two that wants to know of single requests.
     is_any: bool,
     watched: Option<Watched>,
-    /// Everything that there was is answered: what comes next is the guest's answer to that.
-    is_all_shown: bool,
+    /// What comes next may be the guest's answer to what it was shown: everything that there was is answered, or it depends on what comes
+    /// whether it is the answer.
+    may_be_answer: bool,
     /// Requests of this turn.
     taken: usize,
 }
@@ -29,29 +31,38 @@ pub(crate) struct Observers {
 impl Observers {
     pub(crate) fn new(index: u16, slots: u16, watch: Option<Arc<Watch>>) -> Observers {
         let watched = watch.map(|watch| Watched::new(watch, index, slots));
-        Observers { index, recorder: None, hint: None, is_any: false, watched, is_all_shown: false, taken: 0 }
+        Observers {
+            index,
+            recorder: None,
+            hint: None,
+            is_any: false,
+            watched,
+            may_be_answer: false,
+            taken: 0,
+        }
     }
 
     /// The lane is about to take requests; `has_some` says whether there are any.
     #[inline]
     pub(crate) fn turn_begins(&mut self, has_some: impl FnOnce() -> bool) {
         self.taken = 0;
-        self.is_all_shown = false;
+        self.may_be_answer = false;
         if let Some(hint) = &mut self.hint {
             // While nobody wants to know, requests are not looked at one by one.
             self.is_any = self.recorder.is_some() || hint.is_armed();
+            self.may_be_answer = hint.is_choosy();
             if hint.is_pending() && has_some() {
                 hint.submitted();
             }
         }
     }
 
-    /// A request was taken out of the ring.
+    /// A request was taken out of the ring, and is of this class.
     #[inline(always)]
-    pub(crate) fn taken(&mut self, slot: Slot, request: &Request) {
+    pub(crate) fn taken(&mut self, slot: Slot, request: &Request, class: Class) {
         self.taken += 1;
-        if self.recorder.is_some() || self.is_all_shown {
-            self.tell_taken(slot, request);
+        if self.recorder.is_some() || self.may_be_answer {
+            self.tell_taken(slot, request, class);
         }
     }
 
@@ -61,13 +72,13 @@ impl Observers {
     }
 
     #[inline(never)]
-    fn tell_taken(&mut self, slot: Slot, request: &Request) {
-        if self.is_all_shown
+    fn tell_taken(&mut self, slot: Slot, request: &Request, class: Class) {
+        if self.may_be_answer
             && let Some(hint) = &mut self.hint
         {
-            hint.submitted();
+            hint.has_come(request, class == Class::Express);
+            self.may_be_answer = hint.is_choosy();
         }
-        self.is_all_shown = false;
         if let Some(recorder) = &mut self.recorder {
             if self.taken.is_multiple_of(CLOCK_EVERY) {
                 recorder.end_batch(true);
@@ -85,24 +96,30 @@ impl Observers {
         probes::request_submit(request);
     }
 
-    /// It was answered; it is still in its slot.
+    /// It was answered; it is still in its slot. `class` says of which class it is, to who wants to know.
     #[inline]
-    pub(crate) fn answered(&mut self, slot: Slot, request: &Request, status: Status) {
+    pub(crate) fn answered(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        status: Status,
+        class: impl FnOnce() -> Class,
+    ) {
         if let Some(watched) = &self.watched {
             watched.end(slot);
         }
         if self.is_any {
-            self.tell_answered(slot, request, status);
+            self.tell_answered(slot, request, status, class());
         }
     }
 
     #[inline(never)]
-    fn tell_answered(&mut self, slot: Slot, request: &Request, status: Status) {
+    fn tell_answered(&mut self, slot: Slot, request: &Request, status: Status, class: Class) {
         if let Some(recorder) = &mut self.recorder {
             recorder.complete(slot, request, status);
         }
         if let Some(hint) = &mut self.hint {
-            hint.completed(request);
+            hint.completed(request, class == Class::Express);
         }
     }
 
@@ -119,7 +136,8 @@ impl Observers {
     /// Answers of this turn were shown early; `is_empty` says whether the ring is.
     #[inline]
     pub(crate) fn shown_early(&mut self, is_empty: impl FnOnce() -> bool) {
-        self.is_all_shown = self.hint.is_some() && is_empty();
+        // Where it depends on what comes, an earlier request of the guest's may still be the answer to an earlier signal.
+        self.may_be_answer = self.hint.is_some() && (self.may_be_answer || is_empty());
     }
 
     /// Some requests were begun, or answered, together.

@@ -10,9 +10,20 @@ pub(crate) struct Classes(pub(crate) u64);
 impl Classes {
     pub(crate) const NONE: Classes = Classes(0);
     pub(crate) const ALL: Classes = Classes(u64::MAX);
+    pub(crate) const EXPRESS: Classes = Classes(3 << 10);
+    /// Reads without a priority.
+    pub(crate) const NORMAL: Classes = Classes(1);
 
-    pub(crate) fn of(_: &Request) -> Classes {
+    pub(crate) fn of(_: &Request, _: bool) -> Classes {
         Classes::ALL
+    }
+
+    pub(crate) fn meets(self, other: Classes) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub(crate) fn is_express_only(self) -> bool {
+        self.0 != 0 && self.0 & !Classes::EXPRESS.0 == 0
     }
 }
 
@@ -43,6 +54,10 @@ impl Board {
 
     pub(crate) fn lanes(&self) -> u16 {
         u16::try_from(self.0.slots.len()).expect("few lanes")
+    }
+
+    pub(crate) fn has_express(&self) -> bool {
+        true
     }
 
     pub(crate) fn arm(&self, classes: Classes) {

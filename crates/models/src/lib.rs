@@ -105,34 +105,55 @@ pub fn no_event_of_a_lane_is_lost() {
 pub enum Step {
     /// The guest is signalled.
     Signal,
-    /// The guest submits.
+    /// The guest submits an express request.
     Answer,
+    /// The guest is signalled that a request of its background is complete.
+    OtherSignal,
+    /// The guest's background submits.
+    OtherAnswer,
 }
 
-/// The scheduler looks at the board and sleeps; a lane takes `steps`. In the end every signal was counted once, whether one is unanswered is known, and
-/// a response time is the one of an answer.
-pub fn no_mark_of_a_lane_is_lost(steps: &'static [Step]) {
+impl Step {
+    /// What it is about: an express read, or one without a priority.
+    fn classes(self) -> Classes {
+        match self {
+            Step::Signal | Step::Answer => Classes::EXPRESS,
+            Step::OtherSignal | Step::OtherAnswer => Classes::NORMAL,
+        }
+    }
+
+    fn is_signal(self) -> bool {
+        matches!(self, Step::Signal | Step::OtherSignal)
+    }
+}
+
+/// The scheduler looks at the board and sleeps; a lane takes `steps`. In the end every signal that counts was counted once, whether one is
+/// unanswered is known, and a response time is the one of an answer. `express_only`: what the guest's background does does not count.
+pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
+    let armed = if express_only { Classes::EXPRESS } else { Classes::ALL };
     let board = Board::new(1);
     let wake = Arc::new(Wake::new());
     let mut watch = Watch::new(board.clone());
-    watch.arm(Classes::ALL);
+    watch.arm(armed);
     let waker = Arc::clone(&wake);
     let lane = thread::spawn(move || {
         let mut hint = LaneHint::new(Arc::new(board), 0, waker).expect("a lane");
         for step in steps {
-            match step {
-                Step::Signal => {
-                    hint.told(Classes::ALL);
-                    hint.shown(true);
-                }
-                Step::Answer => hint.submitted(),
+            if step.is_signal() {
+                hint.told(step.classes());
+                hint.shown(true);
+            } else {
+                // As a lane does it: once for all that has come, then for each where it matters what comes.
+                hint.submitted();
+                hint.came(step.classes());
             }
         }
         // Dropped below: in a model that fails, loom is over when this would be.
         ManuallyDrop::new(hint)
     });
-    let signals = steps.iter().filter(|step| **step == Step::Signal).count();
-    let unanswered = steps.last() == Some(&Step::Signal);
+    let counting = || steps.iter().filter(|step| armed.meets(step.classes()));
+    let signals = counting().filter(|step| step.is_signal()).count();
+    let unanswered = counting().last().is_some_and(|step| step.is_signal());
     let (mut counted, mut pending) = (0, false);
     loop {
         for (_, mark) in watch.collect(u64::MAX) {

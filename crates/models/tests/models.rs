@@ -2,7 +2,7 @@
 
 use loom::model::Builder;
 use vlane_models::PlacedStep::{self, Both, End, Forget as PutBack, Serve};
-use vlane_models::Step::{Answer, Signal};
+use vlane_models::Step::{Answer, OtherAnswer, OtherSignal, Signal};
 use vlane_models::Task::{Change, ChangeAndEnd, Changes, Forget, Write, WriteAndEnd, Writes};
 use vlane_models::Turn::{self, Cancel, Change as Place, PutOff};
 use vlane_models::Work::{self, BeginAndEnd, Fail, Flush, FlushAndEnd, Flushes};
@@ -40,14 +40,22 @@ fn every_operation_that_is_handed_over_comes_back_once_whenever_its_thread_leave
 
 #[test]
 fn a_mark_wakes_the_scheduler_or_is_seen() {
-    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal]));
-    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Signal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Signal]));
 }
 
 #[test]
 fn every_signal_is_counted_once_while_the_guest_answers() {
-    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer]));
-    every(|| vlane_models::no_mark_of_a_lane_is_lost(&[Signal, Answer, Signal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Answer]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Answer, Signal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, OtherAnswer, OtherSignal]));
+}
+
+#[test]
+fn the_background_neither_marks_nor_answers_where_only_express_counts() {
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[OtherSignal, Signal, OtherAnswer]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherAnswer, Answer, OtherSignal]));
+    every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherSignal, Answer, Signal]));
 }
 
 #[test]

@@ -43,6 +43,7 @@ impl Link {
             // Queue n is vCPU n's: how guests assign them when there are as many queues as vCPUs.
             vcpus: (0..u32::from(volume.queues())).collect(),
             name: volume.config.name.clone(),
+            has_express: volume.config.express.mode.classifies(),
         };
         let client = Client::new(sockets, guest, expected, Instant::now());
         Some(Link { volume: Arc::clone(volume), client })

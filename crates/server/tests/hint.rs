@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tempfile::TempDir;
 use vlane_hint::message::{Hello, Message};
 use vlane_hint::{Board, HintError};
+use vlane_policy::express::Mode;
 use vlane_sched::link::{Link, Notice, Registered, SessionId};
 use vlane_sched::{Classes, ErrorKind, Mark, ProcessId};
 use vlane_server::Schedulers;
@@ -136,6 +137,89 @@ fn every_signal_is_told_in_order_and_so_is_that_the_guest_answered() {
     assert!(matches!(notice(&mut link), Notice::Left { session: left, .. } if left == session));
 }
 
+/// I/O priorities: real time, and idle.
+const FOREGROUND: u32 = 1 << 13 | 4;
+const BACKGROUND: u32 = 3 << 13;
+
+/// Reads 4 KiB with this priority; the answer comes with an interrupt.
+fn read(ring: &mut Ring<'_>, slot: u16, ioprio: u32) {
+    submit(ring, slot, ioprio);
+    assert_eq!(ring.wait(1), [slot]);
+}
+
+fn submit(ring: &mut Ring<'_>, slot: u16, ioprio: u32) {
+    ring.build_with(slot, IN, ioprio, 0, 4096);
+    ring.offer(slot * 3);
+    ring.publish();
+    ring.kick();
+}
+
+/// What has been told when the lane has rested.
+fn told(link: &mut Link) -> Vec<Mark> {
+    assert!(link.poll().unwrap().is_empty());
+    link.collect(now()).map(|(_, _, mark)| mark).collect()
+}
+
+#[test]
+fn with_express_completions_only_the_background_neither_boosts_nor_ends_a_boost() {
+    let (_directory, path) = place();
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    // One answers at once, and one some time later: two ways through the lane.
+    for latency in [None, Some(Duration::from_millis(1))] {
+        let server = Server::classifying(null(latency), Mode::On, Schedulers::At(path.clone()));
+        let (wire, memory) = server.guest(USUAL);
+        let registered = joined(&mut link);
+        assert!(registered.has_express);
+        link.arm(registered.session, Classes::ALL);
+        let mut ring = Ring::new(&memory, 0);
+        assert!(wire.start(0, &ring));
+        until_told(&mut link, &mut ring);
+        link.arm(registered.session, Classes::EXPRESS);
+        // Whatever was unanswered is now.
+        read(&mut ring, 0, FOREGROUND);
+        read(&mut ring, 0, FOREGROUND);
+        told(&mut link);
+        for _ in 0..20 {
+            // Pending is the express read before these. The second one's answer shows that the first one was taken.
+            read(&mut ring, 1, BACKGROUND);
+            read(&mut ring, 2, 0);
+            assert_eq!(told(&mut link), [], "the background boosts, or ends a boost");
+            // Together: it depends on what comes, not on what comes first.
+            ring.build_with(3, IN, BACKGROUND, 0, 4096);
+            ring.offer(9);
+            submit(&mut ring, 0, FOREGROUND);
+            let mut slots = ring.wait(2);
+            slots.sort_unstable();
+            assert_eq!(slots, [0, 3]);
+            let marks = marks(&mut link, 1);
+            let [(.., Mark::Served { count: 0, .. }), (.., Mark::Event { count: 1, .. })] = marks[..] else {
+                panic!("{marks:?}")
+            };
+        }
+        drop(wire);
+        assert!(matches!(notice(&mut link), Notice::Left { .. }));
+    }
+}
+
+#[test]
+fn a_volume_without_classes_says_that_nothing_of_it_is_express() {
+    let (_directory, path) = place();
+    let mut link = Link::bind(&path, 0o600).unwrap();
+    let server = telling(&path);
+    let (wire, memory) = server.guest(USUAL);
+    let registered = joined(&mut link);
+    assert!(!registered.has_express);
+    link.arm(registered.session, Classes::ALL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    until_told(&mut link, &mut ring);
+    link.arm(registered.session, Classes::EXPRESS);
+    read(&mut ring, 0, FOREGROUND);
+    told(&mut link);
+    read(&mut ring, 0, FOREGROUND);
+    assert_eq!(told(&mut link), []);
+}
+
 #[test]
 fn lanes_go_on_without_a_scheduler_and_find_the_next_one() {
     let (_directory, path) = place();
@@ -202,7 +286,7 @@ fn who_says_what_makes_no_sense_is_refused_and_harms_nobody() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     let me = ProcessId::of(std::process::id()).unwrap();
-    let (board, fd) = Board::create(2).unwrap();
+    let (board, fd) = Board::create(2, false).unwrap();
 
     let refused = |link: &mut Link, hostile: &Hostile, why: &str| {
         let Notice::Refused { why: told } = notice(link) else { panic!("not refused: {why}") };

@@ -74,6 +74,12 @@ pub struct Arm {
 pub struct Sample {
     /// Responses of guest 1, ns, in their order.
     pub responses: Vec<u64>,
+    /// Before each of them, how long the storage had it, ns; where that is measured.
+    pub services: Vec<u64>,
+    /// How long each program of guest 1 took that ended, ns; where there are any.
+    pub jobs: Vec<u64>,
+    /// Requests of its background.
+    pub background: u64,
     /// CPU time of each guest, ns.
     pub used: Vec<u64>,
     /// How long it took.
@@ -364,7 +370,7 @@ fn measure(
     let (daemon_ns, boosts) = ended.transpose()?.unwrap_or_default();
     interrupt.check()?;
     let used = before.iter().zip(&after).map(|(before, after)| after.saturating_sub(*before)).collect();
-    Ok(Sample { responses, used, time, daemon_ns, boosts })
+    Ok(Sample { responses, used, time, daemon_ns, boosts, ..Sample::default() })
 }
 
 fn check(options: &Options) -> Result<()> {

@@ -41,25 +41,30 @@ const FASTER: f64 = 10.0;
 const OFF: f64 = 3.0;
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn ms(ns: u64) -> f64 {
+pub(super) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn number(count: u64) -> f64 {
+pub(super) fn number(count: u64) -> f64 {
     count as f64
 }
 
-fn mean_ms(sample: &Sample) -> f64 {
-    ms(sample.responses.iter().sum()) / number(sample.responses.len() as u64)
+/// Of times in ns, in ms; not a number without any.
+pub(super) fn mean(times: &[u64]) -> f64 {
+    ms(times.iter().sum()) / number(times.len() as u64)
 }
 
-/// Nearest rank; not a number without any.
-fn percentile_ms(sample: &Sample, percent: usize) -> f64 {
-    let mut sorted = sample.responses.clone();
+/// Nearest rank, in ms; not a number without any.
+pub(super) fn percentile(times: &[u64], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
     sorted.sort_unstable();
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).map_or(f64::NAN, |&ns| ms(ns))
+}
+
+fn mean_ms(sample: &Sample) -> f64 {
+    mean(&sample.responses)
 }
 
 fn spread(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
@@ -67,21 +72,21 @@ fn spread(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
     Spread::of(&values)
 }
 
-fn figure(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Cell {
+pub(super) fn figure(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Cell {
     spread(figures, value).map_or(Cell::Empty, Cell::Figure)
 }
 
-fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
+pub(super) fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
     spread(figures, value).map_or(f64::NAN, |spread| spread.median)
 }
 
 /// How far the one that is furthest off its weight is off it.
-fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
+pub(super) fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
     sample.off(weights).into_iter().map(f64::abs).fold(0.0, f64::max)
 }
 
 /// The same over all rounds together: what chance gave one round, it took in another.
-fn all_rounds(figures: &Figures, guests: usize) -> Sample {
+pub(super) fn all_rounds(figures: &Figures, guests: usize) -> Sample {
     let mut used = vec![0; guests];
     for sample in &figures.samples {
         for (sum, ns) in used.iter_mut().zip(&sample.used) {
@@ -99,8 +104,8 @@ fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
         vec![
             Cell::Text(arm.clone()),
             figure(cell, mean_ms),
-            figure(cell, |sample| percentile_ms(sample, 50)),
-            figure(cell, |sample| percentile_ms(sample, 99)),
+            figure(cell, |sample| percentile(&sample.responses, 50)),
+            figure(cell, |sample| percentile(&sample.responses, 99)),
             figure(cell, |sample| number(sample.responses.len() as u64) / seconds(sample)),
             figure(cell, |sample| sample.off(weights)[0]),
             figure(cell, |sample| furthest(sample, weights)),
@@ -132,10 +137,15 @@ fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
     }
 }
 
-/// Cumulative distribution of all rounds' responses.
-fn distribution(labels: &Labels, measured: &Measured, load: usize) -> Chart {
-    let series = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
-        let mut all: Vec<u64> = cell.samples.iter().flat_map(|sample| sample.responses.clone()).collect();
+/// Cumulative distribution of all rounds' times.
+pub(super) fn distribution_of(
+    caption: &str,
+    arms: &[String],
+    cells: &[Figures],
+    times: impl Fn(&Sample) -> Vec<u64>,
+) -> Chart {
+    let series = arms.iter().zip(cells).map(|(arm, cell)| {
+        let mut all: Vec<u64> = cell.samples.iter().flat_map(&times).collect();
         all.sort_unstable();
         let points = (1..=100_usize).filter_map(|percent| {
             let rank = (all.len() * percent).div_ceil(100).max(1);
@@ -145,7 +155,7 @@ fn distribution(labels: &Labels, measured: &Measured, load: usize) -> Chart {
         Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
     });
     Chart {
-        caption: "Responses of guest 1".into(),
+        caption: caption.into(),
         kind: ChartKind::Steps,
         x: Axis { title: "response".into(), unit: "ms".into(), log: true },
         y: Axis { title: "of all responses".into(), unit: "%".into(), log: false },
@@ -155,11 +165,11 @@ fn distribution(labels: &Labels, measured: &Measured, load: usize) -> Chart {
 }
 
 /// Everybody's share, as a part of what its weight entitles it to.
-fn shares(labels: &Labels, measured: &Measured, load: usize) -> Chart {
-    let guests = measured.weights.len();
-    let series = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+pub(super) fn shares_of(arms: &[String], cells: &[Figures], weights: &[u32]) -> Chart {
+    let guests = weights.len();
+    let series = arms.iter().zip(cells).map(|(arm, cell)| {
         let points = (0..guests).filter_map(|guest| {
-            let y = spread(cell, |sample| 100.0 + sample.off(&measured.weights)[guest])?;
+            let y = spread(cell, |sample| 100.0 + sample.off(weights)[guest])?;
             Some(Point { x: number(guest as u64), y })
         });
         Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
@@ -206,6 +216,7 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
     if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
         return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
     }
+    let responses = |sample: &Sample| sample.responses.clone();
     let section = |load: usize| Section {
         id: labels.ids[load].clone(),
         title: capitalised(&labels.loads[load]),
@@ -213,8 +224,13 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         command: None,
         blocks: vec![
             Block::Table(table(labels, measured, load)),
-            Block::Chart(distribution(labels, measured, load)),
-            Block::Chart(shares(labels, measured, load)),
+            Block::Chart(distribution_of(
+                "Responses of guest 1",
+                &labels.arms,
+                &measured.cells[load],
+                responses,
+            )),
+            Block::Chart(shares_of(&labels.arms, &measured.cells[load], &measured.weights)),
         ],
     };
     let mut machine = Machine::describe(&labels.version, &[]);

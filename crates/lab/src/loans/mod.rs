@@ -2,6 +2,9 @@
 //!
 //! After Kim, Jang and Hong, "Loan/Redemption Scheme for I/O performance improvement of Virtual Machine Scheduler" (2016).
 
+mod bed;
+pub mod express;
+mod express_report;
 pub mod guests;
 pub mod live;
 mod live_report;

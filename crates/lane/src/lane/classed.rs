@@ -227,8 +227,7 @@ impl Lane {
     pub(super) fn changes_priority(&mut self, ioprio: u32) {
         let taken = self.observers.taken_in_turn();
         let Some(classed) = &mut self.classed else { return };
-        // It is counted already.
-        classed.end_run(taken.saturating_sub(1));
+        classed.end_run(taken);
         let class = classed.class_of(ioprio);
         classed.kind = kind(class, ioprio);
         let hands_over = classed.express.mode.hands_over();

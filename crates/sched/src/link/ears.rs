@@ -88,6 +88,12 @@ impl Ear {
         self.user
     }
 
+    /// Whether any of the volume's requests may be express, by the back end's word.
+    #[must_use]
+    pub fn has_express(&self) -> bool {
+        self.watch.has_express()
+    }
+
     /// As [`Ears::arm`].
     pub fn arm(&self, classes: Classes) {
         self.watch.arm(classes);
@@ -258,7 +264,7 @@ mod tests {
     use super::*;
 
     fn ear(user: u32) -> (Ear, OwnedFd) {
-        let (board, fd) = Board::create(1).unwrap();
+        let (board, fd) = Board::create(1, false).unwrap();
         drop(board);
         let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
@@ -305,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_was_told_during_a_pause_is_heard_after_it() {
-        let (_board, fd) = Board::create(1).unwrap();
+        let (_board, fd) = Board::create(1, false).unwrap();
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());
         let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());

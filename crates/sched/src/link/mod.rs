@@ -55,6 +55,8 @@ pub struct Registered {
     pub vcpus: Vec<u32>,
     /// What people call the volume, as it may be printed.
     pub name: String,
+    /// Whether any of the volume's requests may be express. The back end says so; one from before there were classes says no.
+    pub has_express: bool,
 }
 
 /// Who came and went.
@@ -333,9 +335,10 @@ impl Door {
             Ok((Hello { process, vcpus, name }, ear)) => {
                 session.stage = Stage::Registered;
                 let (session, backend, user) = (SessionId(id), session.pid, ear.user());
-                let name = printable(&name).to_string();
+                let (name, has_express) = (printable(&name).to_string(), ear.has_express());
                 self.ears.push((session, ear));
-                notices.push(Notice::Joined(Registered { session, process, backend, user, vcpus, name }));
+                let registered = Registered { session, process, backend, user, vcpus, name, has_express };
+                notices.push(Notice::Joined(registered));
             }
             Err(why) => {
                 let _ = Message::Refused(why.clone()).send(&session.socket, None);

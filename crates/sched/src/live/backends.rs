@@ -273,6 +273,13 @@ impl Backends {
         match notice {
             Notice::Joined(registered) => {
                 tracing::info!("{}: its back end tells of its I/O", registered.name);
+                if self.classes.is_express_only() && !registered.has_express {
+                    tracing::warn!(
+                        "{}: none of its requests is ever express, so none of its completions boosts anybody; start its `vlane serve` \
+                         with --classes order, shortest or on, or the scheduler with --completions all",
+                        registered.name
+                    );
+                }
                 let process = registered.process;
                 if let Some(silence) = &self.silence {
                     silence.silence(registered.backend, process.pid, true);

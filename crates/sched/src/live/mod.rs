@@ -30,7 +30,7 @@ use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
 use self::source::{Mark, Source};
-use self::state::{Responses, Snapshot, State, VcpuState};
+use self::state::{Completions, Responses, Snapshot, State, VcpuState};
 use crate::hold;
 use crate::realtime::{describe, monotonic_ns, priority};
 use crate::sys::{self, Attr};
@@ -75,6 +75,7 @@ struct Vcpu {
 pub struct Daemon {
     vehicle: Box<dyn Vehicle>,
     policy: String,
+    completions: Completions,
     sources: Vec<Option<Box<dyn Source>>>,
     vcpus: BTreeMap<VcpuId, Vcpu>,
     tokens: HashMap<(usize, u64), VcpuId>,
@@ -119,6 +120,7 @@ impl Daemon {
         Self {
             vehicle,
             policy: policy.into(),
+            completions: Completions::default(),
             sources: Vec::new(),
             vcpus: BTreeMap::new(),
             tokens: HashMap::new(),
@@ -137,6 +139,13 @@ impl Daemon {
     #[must_use]
     pub fn telling_again(mut self, boost_ns: u64) -> Self {
         self.again = Some(Again::new(boost_ns));
+        self
+    }
+
+    /// Says in its state whose completions the back ends are to tell of; the source that hears them sees to it.
+    #[must_use]
+    pub const fn hearing_of(mut self, completions: Completions) -> Self {
+        self.completions = completions;
         self
     }
 
@@ -597,6 +606,7 @@ impl Daemon {
             pid: std::process::id(),
             vehicle: self.vehicle.name().into(),
             policy: self.policy.clone(),
+            completions: self.completions.name().into(),
             daemon_cpu: state::us(self.own_cpu_ns) / 1e6,
             counters: counters.collect(),
             budgets: self.vehicle.budgets(),

@@ -5,9 +5,40 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
+use vlane_hint::Classes;
 use vlane_policy::loan::{Account, Priority};
 
 use crate::realtime::budget::Budget;
+
+/// Whose completions boost, of those that vlane's back ends tell of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Completions {
+    /// Everybody's.
+    #[default]
+    All,
+    /// Those of reads and writes whose class in their volume is express; and only a request of that class is the answer that ends a boost.
+    Express,
+}
+
+impl Completions {
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Express => "express",
+        }
+    }
+
+    /// What back ends are to tell of.
+    #[must_use]
+    pub const fn classes(self) -> Classes {
+        match self {
+            Self::All => Classes::ALL,
+            Self::Express => Classes::EXPRESS,
+        }
+    }
+}
 
 /// Name and version of the format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SCHEMA: &str = "vlane-sched-state/1";
@@ -30,6 +61,9 @@ pub struct State {
     pub vehicle: String,
     /// Who is boosted.
     pub policy: String,
+    /// Whose completions boost, of those that vlane's back ends tell of: `all` or `express`. Empty: from a scheduler that knows only all.
+    #[serde(default)]
+    pub completions: String,
     /// CPU time that the daemon's event loop has used, seconds.
     pub daemon_cpu: f64,
     /// What the vehicle has counted.
@@ -50,6 +84,13 @@ pub struct BudgetState {
     pub percent: f64,
     /// What was left when it was last asked for, ms; negative: more was used than there was.
     pub left_ms: f64,
+}
+
+impl State {
+    /// Whether only express completions boost.
+    pub fn is_express_only(&self) -> bool {
+        self.completions == Completions::Express.name()
+    }
 }
 
 impl BudgetState {

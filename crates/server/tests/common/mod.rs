@@ -28,7 +28,7 @@ use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
-use vlane_policy::express::Express;
+use vlane_policy::express::{Express, Mode};
 use vlane_ring::driver::{Arena, Layout};
 use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
@@ -113,13 +113,19 @@ impl Server {
         schedulers: Schedulers,
     ) -> Server {
         let topology = Topology { queues, threads, cpus: Vec::new(), adapts: false };
-        Server::with(engine, topology, poll_max, schedulers)
+        Server::with(engine, topology, poll_max, schedulers, Mode::Off)
+    }
+
+    /// One that tells a vCPU scheduler and has classes.
+    pub fn classifying(engine: Arc<dyn Engine>, mode: Mode, schedulers: Schedulers) -> Server {
+        let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
+        Server::with(engine, topology, Duration::ZERO, schedulers, mode)
     }
 
     /// One whose lanes are on as many of its threads as pay.
     pub fn adapting(engine: Arc<dyn Engine>, queues: u16, threads: u16) -> Server {
         let topology = Topology { queues, threads, cpus: Vec::new(), adapts: true };
-        Server::with(engine, topology, Duration::from_micros(50), Schedulers::None)
+        Server::with(engine, topology, Duration::from_micros(50), Schedulers::None, Mode::Off)
     }
 
     fn with(
@@ -127,6 +133,7 @@ impl Server {
         topology: Topology,
         poll_max: Duration,
         schedulers: Schedulers,
+        mode: Mode,
     ) -> Server {
         let directory = TempDir::with_prefix("vlane-server-").unwrap();
         let config = VolumeConfig {
@@ -135,7 +142,7 @@ impl Server {
             topology,
             poll: PollMode::Balanced,
             poll_max,
-            express: Express::default(),
+            express: Express { mode, ..Express::default() },
         };
         let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
         let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
@@ -511,8 +518,13 @@ impl<'a> Ring<'a> {
 
     /// Writes a request's header and its chain: header, data (unless there are none), status.
     pub fn build(&self, slot: u16, kind: u32, sector: u64, len: u32) {
+        self.build_with(slot, kind, 0, sector, len);
+    }
+
+    /// The same with an I/O priority.
+    pub fn build_with(&self, slot: u16, kind: u32, ioprio: u32, sector: u64, len: u32) {
         let slot64 = u64::from(slot);
-        let mut header = halves(&[kind, 0]);
+        let mut header = halves(&[kind, ioprio]);
         header.extend(words(&[sector]));
         self.memory.put(self.at + HEADERS + slot64 * 16, &header);
         self.memory.put(self.at + STATUS + slot64, &[0xff]);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use vlane_boot::Install;
 use vlane_lab::Interrupt;
-use vlane_lab::loans::guests;
 use vlane_lab::loans::live::{self, Arm, Options};
+use vlane_lab::loans::{express, guests};
 use vlane_lab::report::{Report, text};
 
 use crate::output::Overwrite;
@@ -30,6 +30,16 @@ pub struct ProveArgs {
     /// With real guests and `vlane serve`: User-Mode Linux, or QEMU
     #[arg(long, value_enum)]
     real: Option<Real>,
+    /// Express requests and loans together, with real guests: neither, each alone, and both, for a program in the foreground of a guest
+    /// that also has readers in its background
+    #[arg(long, requires = "real", conflicts_with_all = ["only", "gaps"])]
+    express: bool,
+    /// Readers in that background
+    #[arg(long, value_name = "N", requires = "express", default_value_t = 16, value_parser = values::whole::<usize>(1..=200))]
+    readers: usize,
+    /// What the device takes for a request then; it works on four at a time
+    #[arg(long, value_name = "TIME", requires = "express", value_parser = values::time, default_value = "1ms")]
+    latency: Duration,
     /// Install or download what is missing for real guests
     #[arg(long, requires = "real")]
     install: bool,
@@ -97,6 +107,7 @@ pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
         Report::check_path(path, args.overwrite.force)?;
     }
     let report = match args.real {
+        Some(real) if args.express => express_and_loans(args, real)?,
         Some(real) => with_guests(args, real)?,
         None => natively(args)?,
     };
@@ -123,9 +134,20 @@ fn guests(args: &ProveArgs) -> usize {
     args.guests.unwrap_or(6 * cpus)
 }
 
-fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
+fn check_weights(args: &ProveArgs) -> anyhow::Result<()> {
     ensure_usage!(args.weights == [256], "--weights does not go with --real: all real guests weigh the same");
-    let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
+    Ok(())
+}
+
+const fn machines(real: Real) -> guests::Machines {
+    match real {
+        Real::Uml => guests::Machines::Uml,
+        Real::Qemu => guests::Machines::Qemu,
+    }
+}
+
+/// What is passed on to `vlane sched run`.
+fn scheduler_arguments(args: &ProveArgs) -> Vec<String> {
     let mut arguments = Vec::new();
     if let Some(config) = &args.config {
         arguments.extend(["--config".to_owned(), config.display().to_string()]);
@@ -133,23 +155,44 @@ fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     if let Some(hold_back) = args.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg)) {
         arguments.extend(["--hold-back".to_owned(), hold_back.get_name().to_owned()]);
     }
+    arguments
+}
+
+fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
+    check_weights(args)?;
+    let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
     let options = guests::Options {
         version: env!("CARGO_PKG_VERSION").into(),
         command: command(),
         program: std::env::current_exe()?,
-        machines: match real {
-            Real::Uml => guests::Machines::Uml,
-            Real::Qemu => guests::Machines::Qemu,
-        },
+        machines: machines(real),
         guests: guests(args),
         latencies: gaps(args, &[20, 5]),
         time: args.time,
         rounds: args.rounds,
         policies: Policy::ALL.iter().filter(wanted).map(|policy| policy.name().to_owned()).collect(),
-        arguments,
+        arguments: scheduler_arguments(args),
         install: if args.install { Install::Allowed } else { Install::Never },
     };
     Ok(guests::run(&options, &Interrupt::listen()?)?)
+}
+
+fn express_and_loans(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
+    check_weights(args)?;
+    let options = express::Options {
+        version: env!("CARGO_PKG_VERSION").into(),
+        command: command(),
+        program: std::env::current_exe()?,
+        machines: machines(real),
+        guests: guests(args),
+        readers: args.readers,
+        latency: args.latency,
+        time: args.time,
+        rounds: args.rounds,
+        arguments: scheduler_arguments(args),
+        install: if args.install { Install::Allowed } else { Install::Never },
+    };
+    Ok(express::run(&options, &Interrupt::listen()?)?)
 }
 
 fn natively(args: &ProveArgs) -> anyhow::Result<Report> {

@@ -16,16 +16,17 @@ use vlane_sched::live::backends::Backends;
 use vlane_sched::live::probe::{self, Ext, Wanted};
 use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
+use vlane_sched::live::state::Completions;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, repair};
 use vlane_sched::thread::Thread;
-use vlane_sched::{Classes, ErrorKind, ProcessId, VcpuThreads, Vehicle};
+use vlane_sched::{ErrorKind, ProcessId, VcpuThreads, Vehicle};
 use vlane_socket::Access;
 
 use crate::values;
 
-use super::settings::{Config, HoldBackArg, runtime_dir};
+use super::settings::{CompletionsArg, Config, HoldBackArg, runtime_dir};
 
 /// Schedule virtual CPUs: boost those whose I/O has completed, and give everybody the share of its weight.
 ///
@@ -76,6 +77,9 @@ pub struct RunArgs {
     /// Who is boosted: credit, always-boost, loan or adaptive [default: loan]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
+    /// Whose completions boost, of those that vlane's back ends tell of [default: all]
+    #[arg(long, value_enum)]
+    completions: Option<CompletionsArg>,
     /// How
     #[arg(long, value_enum, default_value_t = VehicleArg::Auto)]
     vehicle: VehicleArg,
@@ -118,13 +122,15 @@ enum VehicleArg {
 }
 
 impl RunArgs {
-    fn settings(&self) -> anyhow::Result<Settings> {
+    /// Settings of the vehicle, and whose completions boost.
+    fn settings(&self) -> anyhow::Result<(Settings, Completions)> {
         let mut config = Config::of(self.config.as_ref())?;
         config.rt_share = self.rt_share.or(config.rt_share);
         config.rt_user_share = self.rt_user_share.or(config.rt_user_share);
         config.rt_machine_share = self.rt_machine_share.or(config.rt_machine_share);
         config.hold_back = self.hold_back.or(config.hold_back);
-        config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))
+        let completions = self.completions.or(config.completions).map(Completions::from).unwrap_or_default();
+        Ok((config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))?, completions))
     }
 
     /// The claim of the machine that was named as the `at`-th: --tid's come first, then --pid's, --domain's and --qmp's.
@@ -165,7 +171,7 @@ impl RunArgs {
     }
 
     /// Where back ends register, and the machines that were named as a whole.
-    fn backends(&self) -> anyhow::Result<Option<Backends>> {
+    fn backends(&self, completions: Completions) -> anyhow::Result<Option<Backends>> {
         let whole = self.pid.len() + self.domain.len() + self.qmp.len();
         if !self.tid.is_empty() && whole == 0 && self.listen.is_none() {
             return Ok(None);
@@ -207,7 +213,7 @@ impl RunArgs {
                 self.listen_mode
             );
         }
-        let mut backends = Backends::new(link, Classes::ALL, Box::new(claims))?;
+        let mut backends = Backends::new(link, completions.classes(), Box::new(claims))?;
         for process in expected {
             backends.expect(process);
         }
@@ -304,7 +310,7 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
 ///
 /// Whatever keeps it from scheduling, in words; nothing is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
-    let settings = args.settings()?;
+    let (settings, completions) = args.settings()?;
     // Before anything is made or bound. The other vehicle has its own needs, and says them.
     if args.vehicle == VehicleArg::Realtime || probe::sched_ext() != Ext::Free || !cfg!(feature = "sched-ext")
     {
@@ -315,7 +321,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let named = args.named()?;
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
-    let mut backends = args.backends()?;
+    let mut backends = args.backends(completions)?;
     match repair::repair(&state_dir) {
         Ok(repaired) => {
             for problem in &repaired.problems {
@@ -348,7 +354,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     }
     let boost_ns = settings.params.boost_max_ns;
     let vehicle = args.vehicle(settings, &state_dir)?;
-    let mut daemon = Daemon::new(vehicle, policy.name());
+    let mut daemon = Daemon::new(vehicle, policy.name()).hearing_of(completions);
     if policy.lends() {
         daemon = daemon.telling_again(boost_ns);
     }
@@ -372,7 +378,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(backends) = backends {
         daemon.add_source(Box::new(backends.start()?));
     }
-    tracing::info!("{} vCPUs, policy {policy}", daemon.vcpus());
+    tracing::info!("{} vCPUs, policy {policy}, completions {}", daemon.vcpus(), completions.name());
     let ending = daemon.run(stop.as_fd())?;
     let last = daemon.state(vlane_sched::realtime::monotonic_ns());
     drop(daemon);
@@ -432,9 +438,10 @@ mod tests {
         let me = std::process::id().to_string();
         let listen = dir.path().join("sched.sock").display().to_string();
         let twice = parsed(&["--pid", &me, "--pid", &me, "--listen", &listen]).unwrap();
-        assert!(twice.backends().unwrap_err().to_string().contains("named before"));
+        assert!(twice.backends(Completions::All).unwrap_err().to_string().contains("named before"));
         let none = dir.path().join("qmp.sock").display().to_string();
-        let error = parsed(&["--qmp", &none, "--listen", &listen]).unwrap().backends().unwrap_err();
+        let error =
+            parsed(&["--qmp", &none, "--listen", &listen]).unwrap().backends(Completions::All).unwrap_err();
         assert!(format!("{error:#}").contains("no QEMU listens there"), "{error:#}");
         assert!(!dir.path().join("sched.sock").exists(), "something was made before the error");
     }

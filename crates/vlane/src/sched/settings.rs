@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Deserialize;
 use vlane_policy::loan::{Goal, Params, Policy};
+use vlane_sched::live::state::Completions;
 use vlane_sched::realtime::{HoldBack, Settings};
 
 /// A configuration file. Everything in it may be left out.
@@ -13,6 +14,8 @@ use vlane_sched::realtime::{HoldBack, Settings};
 pub struct Config {
     /// Who is boosted.
     pub policy: Option<Policy>,
+    /// Whose completions boost.
+    pub completions: Option<CompletionsArg>,
     /// Percent of the kernel's real-time budget.
     pub rt_share: Option<u8>,
     /// Percent of what all boosts may use, for the machines of one user.
@@ -41,6 +44,25 @@ pub enum HoldBackArg {
     Nice,
     /// Not at all
     Never,
+}
+
+/// Whose completions boost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum CompletionsArg {
+    /// Everybody's
+    All,
+    /// Those of express reads and writes (vlane serve --classes), and only an express request ends a boost
+    Express,
+}
+
+impl From<CompletionsArg> for Completions {
+    fn from(arg: CompletionsArg) -> Completions {
+        match arg {
+            CompletionsArg::All => Completions::All,
+            CompletionsArg::Express => Completions::Express,
+        }
+    }
 }
 
 impl Config {

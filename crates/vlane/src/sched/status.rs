@@ -89,10 +89,11 @@ fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "vlane sched: running (process {}), {} by {}, up {:.0} s, own CPU {:.2} %",
+        "vlane sched: running (process {}), {} by {}{}, up {:.0} s, own CPU {:.2} %",
         state.pid,
         printable(&state.policy),
         printable(&state.vehicle),
+        if state.is_express_only() { ", express completions only" } else { "" },
         state.uptime,
         state.daemon_cpu / state.uptime.max(1e-3) * 100.0
     );
@@ -237,6 +238,7 @@ mod tests {
         assert_eq!(seen, [(7, 2, 6, 1000), (8, 1, 3, 1000)]);
         let text = text(Path::new("/s"), &state, &machines);
         assert!(text.contains("process 42") && text.contains("3 vCPUs of 2 machines"), "{text}");
+        assert!(!text.contains("express"), "{text}");
         assert!(text.contains("47.5") && text.contains("\\u{1b}[2Ja"), "{text}");
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
     }

@@ -31,9 +31,10 @@ fn table(state: &State) -> String {
     let counter = |name: &str| state.counters.get(name).copied().unwrap_or(0);
     let _ = writeln!(
         text,
-        "vlane sched: {} by {}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, boosts timed out {}",
+        "vlane sched: {} by {}{}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, boosts timed out {}",
         printable(&state.policy),
         printable(&state.vehicle),
+        if state.is_express_only() { ", express completions only" } else { "" },
         state.uptime,
         state.daemon_cpu / state.uptime.max(1e-3) * 100.0,
         counter("denied_rt_budget"),
