@@ -128,9 +128,25 @@ impl Entry {
         }
     }
 
+    /// It is in the foreground again, or still. If it has lost what was set, that time is over: it returns it, and another one begins.
+    fn come_back(&mut self, now: Values, tick: u64) -> Option<Span> {
+        let (ending, span) = (self.ending, self.span(Some(tick)));
+        (self.ending, self.stuck) = (None, None);
+        if now == self.set {
+            return None;
+        }
+        // Where somebody else took it away, nobody knows when: the values decide on what was started meanwhile.
+        self.begin = (if ending.is_some() { tick } else { self.begin.0 }, u64::MAX);
+        ending.map(|_| span)
+    }
+
     /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
     /// change was to the very value that is there now, and stays.
-    fn absorb(&mut self, now: Values, image: &Image) {
+    fn absorb(&mut self, now: Values, image: &Image, tick: u64) {
+        if now == self.set && self.begin.1 == u64::MAX {
+            // Raised by one that was killed before it could note when.
+            self.begin.1 = tick;
+        }
         if now.nice != self.set.nice {
             let started_another = self.seen.as_ref().is_some_and(|seen| seen != image);
             if started_another && self.ending.is_none() {
@@ -212,7 +228,14 @@ impl Policy {
     }
 
     /// Goes on where another one, that was killed perhaps, has ended.
-    pub fn of(raise: Raise, memory: Memory) -> Self {
+    pub fn of(raise: Raise, mut memory: Memory) -> Self {
+        let threads = memory.known.values_mut().flat_map(|known| known.threads.values_mut());
+        for entry in threads.filter_map(|thread| thread.entry.as_mut()) {
+            if entry.begin.1 == u64::MAX {
+                // It ended before it knew whether that was done.
+                entry.seen = None;
+            }
+        }
         Self { known: memory.known, ghosts: memory.ghosts.into(), ..Self::new(raise) }
     }
 
@@ -267,7 +290,7 @@ impl Policy {
     pub fn gone(&mut self, pid: i32, now: u64) {
         let Some(known) = self.known.remove(&pid) else { return };
         let spans = known.spans();
-        if spans.is_empty() {
+        if spans.iter().all(|span| span.old == span.set) {
             return;
         }
         if self.ghosts.len() >= GHOSTS {
@@ -316,19 +339,24 @@ impl Policy {
             };
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
-                entry.absorb(thread.values, &image);
+                entry.absorb(thread.values, &image, now);
                 if old != entry.old {
                     past.push(span);
                 }
             }
-            let to = if foreground { self.foreground(&mut entry, thread, now, way) } else { background(&mut entry, thread, now, &mut past) };
+            let to = if foreground {
+                past.extend(entry.as_mut().and_then(|entry| entry.come_back(thread.values, now)));
+                self.foreground(&mut entry, thread, now, way, &image)
+            } else {
+                background(&mut entry, thread, now, &mut past)
+            };
             if to != thread.values {
                 let Thread { tid, start, values: from } = *thread;
                 changes.push(Change { pid: stat.pid, tid, start, from, to, raise: foreground });
             }
             threads.insert(thread.tid, KnownThread { start: thread.start, entry });
         }
-        past.retain(|span| span.old != span.set && span.end.is_none_or(|end| end.1 + REMEMBERED > now));
+        past.retain(|span| span.end.is_none_or(|end| end.1 + REMEMBERED > now));
         past.dedup();
         past.drain(..past.len().saturating_sub(PASTS));
         let (start, name) = (stat.start, stat.name.clone());
@@ -338,23 +366,26 @@ impl Policy {
     }
 
     /// What a thread in the foreground gets.
-    fn foreground(&self, entry: &mut Option<Entry>, thread: &Thread, now: u64, way: Way) -> Values {
+    fn foreground(
+        &self,
+        entry: &mut Option<Entry>,
+        thread: &Thread,
+        now: u64,
+        way: Way,
+        image: &Image,
+    ) -> Values {
         let own = thread.values;
         match entry {
             Some(entry) => {
-                entry.ending = None;
-                entry.stuck = None;
-                if entry.set != own {
-                    // It must be seen raised again before a change of its values can be somebody's.
-                    entry.seen = None;
-                }
+                // What it runs when it is raised again.
+                entry.seen = Some(image.clone());
                 entry.set
             }
             None => {
                 let set = self.raise.of(own);
                 if set != own {
-                    let begin = (now, u64::MAX);
-                    *entry = Some(Entry { old: own, set, begin, ending: None, seen: None, way, stuck: None });
+                    let (begin, seen) = ((now, u64::MAX), Some(image.clone()));
+                    *entry = Some(Entry { old: own, set, begin, ending: None, seen, way, stuck: None });
                 }
                 set
             }
@@ -367,6 +398,8 @@ impl Policy {
         let Some(thread) = known.threads.get_mut(&change.tid) else { return };
         let Some(entry) = &mut thread.entry else { return };
         if outcome.gone || thread.start != change.start {
+            // It was not raised: a change of its values from now on is not relative to that.
+            entry.seen = entry.seen.take().filter(|_| !change.raise);
             return;
         }
         if !change.raise {
@@ -391,8 +424,9 @@ impl Policy {
 
 /// A thread that has inherited what another one was given.
 fn born_raised(old: Values, thread: &Thread, way: Way) -> Entry {
-    // All that it starts has inherited it as well: it had that from the beginning.
-    Entry { old, set: thread.values, begin: (0, 0), ending: None, seen: None, way, stuck: None }
+    // From its own beginning: what other threads of its process have started before has not inherited that.
+    let begin = (thread.start, thread.start);
+    Entry { old, set: thread.values, begin, ending: None, seen: None, way, stuck: None }
 }
 
 /// What a thread that is not in the foreground gets.

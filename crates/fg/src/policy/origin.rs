@@ -34,7 +34,7 @@ impl Span {
     fn covers(&self, start: u64) -> Cover {
         if start < self.begin.0 || self.end.is_some_and(|end| start > end.1) {
             Cover::No
-        } else if (start > self.begin.1 || self.begin == (0, 0)) && self.end.is_none_or(|end| start < end.0) {
+        } else if start > self.begin.1 && self.end.is_none_or(|end| start < end.0) {
             Cover::Surely
         } else {
             Cover::Perhaps
