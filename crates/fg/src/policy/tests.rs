@@ -1,0 +1,459 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::values::IoPriority;
+
+const RAISE: Raise = Raise { nice: -10, io: Some(IoPriority::BEST) };
+const PLAIN: Values = Values { nice: 0, io: IoPriority::NONE };
+const TERMINAL: i32 = 34816;
+const INIT: i32 = 1;
+const SHELL: i32 = 100;
+
+/// A thread of the model: what it has, and what it would have if the program under test did not exist.
+#[derive(Debug, Clone)]
+struct Task {
+    tid: i32,
+    start: u64,
+    has: Values,
+    own: Values,
+}
+
+#[derive(Debug, Clone)]
+struct Process {
+    parent: i32,
+    group: i32,
+    session: i32,
+    terminal: i32,
+    stack: u64,
+    tasks: Vec<Task>,
+}
+
+/// Processes of a machine with one terminal, and the policy that looks at them now and then.
+struct World {
+    now: u64,
+    next: i32,
+    foreground: i32,
+    processes: BTreeMap<i32, Process>,
+    policy: Policy,
+}
+
+impl World {
+    fn new() -> Self {
+        let one = |tid| Task { tid, start: 1, has: PLAIN, own: PLAIN };
+        let process = |pid: i32, terminal| Process {
+            parent: if pid == INIT { 0 } else { INIT },
+            group: pid,
+            session: pid,
+            terminal,
+            stack: 7,
+            tasks: vec![one(pid)],
+        };
+        let processes = [(INIT, process(INIT, 0)), (SHELL, process(SHELL, TERMINAL))].into();
+        Self { now: 50, next: 101, foreground: SHELL, processes, policy: Policy::new(RAISE) }
+    }
+
+    fn pick(&self, index: usize) -> i32 {
+        // Not init.
+        *self.processes.keys().filter(|pid| **pid != INIT).nth(index % (self.processes.len() - 1)).unwrap()
+    }
+
+    fn at(&mut self, pid: i32) -> &mut Process {
+        self.processes.get_mut(&pid).unwrap()
+    }
+
+    fn task(&mut self, pid: i32) -> &mut Task {
+        &mut self.at(pid).tasks[0]
+    }
+
+    fn fork(&mut self, parent: i32) -> i32 {
+        let (pid, start) = (self.next, self.now);
+        self.next += 1;
+        let mut child = self.processes[&parent].clone();
+        child.parent = parent;
+        child.tasks.truncate(1);
+        (child.tasks[0].tid, child.tasks[0].start) = (pid, start);
+        self.processes.insert(pid, child);
+        pid
+    }
+
+    fn thread(&mut self, pid: i32) {
+        let (tid, start) = (self.next, self.now);
+        self.next += 1;
+        let task = Task { tid, start, ..self.processes[&pid].tasks[0].clone() };
+        self.at(pid).tasks.push(task);
+    }
+
+    /// nice(1): a change by some, and then another program.
+    fn nice(&mut self, pid: i32, by: i32) {
+        let task = self.task(pid);
+        if [task.has.nice + by, task.own.nice + by].iter().any(|nice| *nice != clamp(*nice)) {
+            // What is cut off at the end of the scale cannot be known.
+            return;
+        }
+        task.has.nice = clamp(task.has.nice + by);
+        task.own.nice = clamp(task.own.nice + by);
+        self.exec(pid);
+    }
+
+    fn exec(&mut self, pid: i32) {
+        let process = self.at(pid);
+        process.stack += 1;
+        process.tasks.truncate(1);
+    }
+
+    /// Ends; its children are init's.
+    fn exit(&mut self, pid: i32) {
+        self.processes.remove(&pid);
+        for process in self.processes.values_mut().filter(|process| process.parent == pid) {
+            process.parent = INIT;
+        }
+    }
+
+    fn seen(&self, pid: i32) -> Seen {
+        let process = &self.processes[&pid];
+        let stat = Stat {
+            pid,
+            name: String::new(),
+            state: 'S',
+            parent: process.parent,
+            group: process.group,
+            session: process.session,
+            terminal: process.terminal,
+            foreground: if process.terminal == 0 { -1 } else { self.foreground },
+            nice: 0,
+            threads: 1,
+            start: process.tasks[0].start,
+            stack: process.stack,
+        };
+        let thread = |task: &Task| Thread { tid: task.tid, start: task.start, values: task.has };
+        let owner = Some("0 0::/".to_owned());
+        Seen { stat, threads: process.tasks.iter().map(thread).collect(), owner }
+    }
+
+    /// One reading of some processes, with the parents of what is new among them.
+    fn decide(&mut self, wanted: impl Fn(i32) -> bool) -> Vec<Change> {
+        let ended: Vec<i32> =
+            self.policy.known().keys().copied().filter(|pid| !self.processes.contains_key(pid)).collect();
+        ended.into_iter().for_each(|pid| self.policy.gone(pid, self.now));
+        let mut pids: Vec<i32> = self.processes.keys().copied().filter(|pid| wanted(*pid)).collect();
+        let mut at = 0;
+        while at < pids.len() {
+            let parent = self.processes[&pids[at]].parent;
+            if !self.policy.knows(pids[at]) && parent > 0 && !self.policy.knows(parent) && !pids.contains(&parent) {
+                pids.push(parent);
+            }
+            at += 1;
+        }
+        let seen: Vec<Seen> = pids.into_iter().map(|pid| self.seen(pid)).collect();
+        self.policy.decide(&seen, self.now, Way::Look)
+    }
+
+    fn apply(&mut self, changes: &[Change]) {
+        for change in changes {
+            let found = self.processes.get_mut(&change.pid);
+            let task = found.and_then(|process| process.tasks.iter_mut().find(|task| task.tid == change.tid));
+            let mut outcome = Outcome { gone: true, ..Outcome::default() };
+            if let Some(task) = task.filter(|task| task.has == change.from) {
+                task.has = change.to;
+                outcome.gone = false;
+            }
+            self.policy.applied(change, &outcome, (self.now, self.now));
+        }
+    }
+
+    /// Looks at everything until nothing is left to do.
+    fn look(&mut self) {
+        self.now += 2;
+        for _ in 0..6 {
+            let changes = self.decide(|_| true);
+            if changes.is_empty() {
+                self.now += 2;
+                return;
+            }
+            self.apply(&changes);
+        }
+        panic!("it does not come to an end");
+    }
+
+    /// A daemon that is killed before it has made all of these changes, and another one that finds its record.
+    fn kill(&mut self, changes: &[Change], made: usize) {
+        let record = serde_json::to_string(&self.policy.memory()).unwrap();
+        self.apply(&changes[..made.min(changes.len())]);
+        self.policy = Policy::of(RAISE, serde_json::from_str(&record).unwrap());
+    }
+
+    fn all_is_given_back(&mut self) {
+        self.foreground = 0;
+        self.look();
+        for (pid, process) in &self.processes {
+            for task in &process.tasks {
+                assert_eq!(task.has, task.own, "process {pid} thread {}", task.tid);
+            }
+        }
+        assert!(self.policy.memory().is_clean());
+    }
+
+    fn has(&self, pid: i32) -> String {
+        self.processes[&pid].tasks[0].has.to_string()
+    }
+}
+
+/// What people, programs and the daemon do.
+#[derive(Debug, Clone)]
+enum Step {
+    Fork(usize),
+    Group(usize),
+    Session(usize),
+    Foreground(usize),
+    Exec(usize),
+    Nice(usize, i32),
+    Renice(usize, i32),
+    Ionice(usize, u32),
+    Thread(usize),
+    Exit(usize),
+    Wait(u64),
+    Look,
+    Glance(u64, usize),
+    Race(usize, usize),
+    Kill(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let who = 0..12_usize;
+    let step = prop_oneof![
+        6 => who.clone().prop_map(Step::Fork),
+        4 => who.clone().prop_map(Step::Group),
+        1 => who.clone().prop_map(Step::Session),
+        6 => who.clone().prop_map(Step::Foreground),
+        3 => who.clone().prop_map(Step::Exec),
+        2 => (who.clone(), -3..25).prop_map(|(who, by)| Step::Nice(who, by)),
+        2 => (who.clone(), -20..20).prop_map(|(who, to)| Step::Renice(who, to)),
+        2 => (who.clone(), prop_oneof![Just(2 << 13 | 2), Just(2 << 13 | 4), Just(3 << 13), Just(2 << 13 | 7)])
+            .prop_map(|(who, to)| Step::Ionice(who, to)),
+        2 => who.clone().prop_map(Step::Thread),
+        2 => who.clone().prop_map(Step::Exit),
+        2 => (1..9_u64).prop_map(Step::Wait),
+        5 => Just(Step::Look),
+        4 => (any::<u64>(), 1..4_usize).prop_map(|(which, passes)| Step::Glance(which, passes)),
+        2 => (who.clone(), who.clone()).prop_map(|(one, other)| Step::Race(one, other)),
+        1 => who.prop_map(Step::Kill),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+fn take(world: &mut World, step: &Step) {
+    match *step {
+        Step::Fork(who) => drop(world.fork(world.pick(who))),
+        Step::Group(who) => {
+            let pid = world.pick(who);
+            world.at(pid).group = pid;
+        }
+        Step::Session(who) => {
+            let pid = world.pick(who);
+            if pid != SHELL {
+                let process = world.at(pid);
+                (process.session, process.group, process.terminal) = (pid, pid, 0);
+            }
+        }
+        Step::Foreground(who) => world.foreground = world.processes[&world.pick(who)].group,
+        Step::Exec(who) => world.exec(world.pick(who)),
+        Step::Nice(who, by) => world.nice(world.pick(who), by),
+        Step::Renice(who, to) => {
+            // By hand, of a process that has been there for a while.
+            world.look();
+            let pid = world.pick(who);
+            let task = world.task(pid);
+            // What is the raised value, or the process's own one, is no other one.
+            if to != task.has.nice && to != task.own.nice {
+                (task.has.nice, task.own.nice) = (to, to);
+            }
+            world.look();
+        }
+        Step::Ionice(who, to) => {
+            world.look();
+            let pid = world.pick(who);
+            let task = world.task(pid);
+            if task.own.io != IoPriority::of(to) {
+                (task.has.io, task.own.io) = (IoPriority::of(to), IoPriority::of(to));
+            }
+            world.look();
+        }
+        Step::Thread(who) => world.thread(world.pick(who)),
+        Step::Exit(who) => {
+            let pid = world.pick(who);
+            let known = |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
+            if pid != SHELL && world.processes.iter().all(known) {
+                world.exit(pid);
+            }
+        }
+        Step::Wait(ticks) => world.now += ticks,
+        Step::Look => world.look(),
+        Step::Glance(which, passes) => {
+            world.now += 2;
+            for _ in 0..passes {
+                let changes = world.decide(|pid| which >> (pid % 64) & 1 == 1);
+                world.apply(&changes);
+            }
+            world.now += 2;
+        }
+        Step::Race(one, other) => {
+            // Processes that are started while the program works.
+            let changes = world.decide(|_| true);
+            world.fork(world.pick(one));
+            world.thread(world.pick(one));
+            world.apply(&changes);
+            world.fork(world.pick(other));
+            world.thread(world.pick(other));
+            world.look();
+        }
+        Step::Kill(made) => {
+            world.now += 2;
+            let changes = world.decide(|_| true);
+            world.kill(&changes, made);
+            world.now += 2;
+            // As the daemon does first of all.
+            world.look();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_has_happened_what_is_not_in_the_foreground_has_what_it_would_have_without_us(steps in steps()) {
+        let mut world = World::new();
+        for step in &steps {
+            take(&mut world, step);
+            if world.processes.len() > 11 {
+                let pid = world.pick(3);
+                world.look();
+                world.exit(if pid == SHELL { world.pick(4) } else { pid });
+            }
+        }
+        world.all_is_given_back();
+    }
+}
+
+#[test]
+fn a_job_is_raised_while_it_is_in_the_foreground_and_its_shell_when_it_is_not() {
+    let mut world = World::new();
+    world.look();
+    assert_eq!(world.has(SHELL), "nice -10 io be/0");
+    let job = world.fork(SHELL);
+    world.at(job).group = job;
+    world.foreground = job;
+    world.look();
+    assert_eq!((world.has(job).as_str(), world.has(SHELL).as_str()), ("nice -10 io be/0", "nice 0 io none"));
+    world.foreground = SHELL;
+    world.look();
+    assert_eq!((world.has(job).as_str(), world.has(SHELL).as_str()), ("nice 0 io none", "nice -10 io be/0"));
+}
+
+#[test]
+fn nice_in_a_raised_shell_adds_to_what_the_shell_has_of_its_own() {
+    for (by, own) in [(5, 5), (10, 10), (19, 19), (1, 1)] {
+        // The process is seen before nice(1) and after it, or after it only.
+        for seen_before in [true, false] {
+            let mut world = World::new();
+            world.look();
+            let job = world.fork(SHELL);
+            if seen_before {
+                world.look();
+            }
+            world.at(job).group = job;
+            world.nice(job, by);
+            world.look();
+            assert_eq!(world.has(job), format!("nice {own} io none"), "{seen_before}");
+        }
+    }
+}
+
+#[test]
+fn what_was_set_by_hand_while_raised_stays_in_the_foreground_and_after() {
+    let mut world = World::new();
+    let job = world.fork(SHELL);
+    (world.at(job).group, world.foreground) = (job, job);
+    world.look();
+    world.task(job).has = Values { nice: 7, io: "be/6".parse().unwrap() };
+    world.look();
+    assert_eq!(world.has(job), "nice 7 io be/6");
+    world.foreground = SHELL;
+    world.look();
+    assert_eq!(world.has(job), "nice 7 io be/6");
+}
+
+#[test]
+fn a_process_whose_parents_have_ended_unseen_has_what_its_session_had_before() {
+    for own_session in [false, true] {
+        let mut world = World::new();
+        world.task(SHELL).has.nice = 3;
+        world.task(SHELL).own.nice = 3;
+        world.look();
+        let between = world.fork(SHELL);
+        let left = world.fork(between);
+        if own_session {
+            let process = world.at(left);
+            (process.session, process.group, process.terminal) = (left, left, 0);
+        } else {
+            world.at(left).group = left;
+        }
+        world.exit(between);
+        world.look();
+        assert_eq!(world.has(left), "nice 3 io none", "{own_session}");
+        // And where the shell has ended as well.
+        let later = world.fork(SHELL);
+        world.at(later).group = later;
+        world.exit(SHELL);
+        world.look();
+        assert_eq!(world.has(later), "nice 3 io none");
+    }
+}
+
+#[test]
+fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
+    let mut world = World::new();
+    world.look();
+    world.task(SHELL).has.io = IoPriority::NONE;
+    world.look();
+    assert_eq!(world.has(SHELL), "nice -10 io be/0");
+}
+
+#[test]
+fn what_may_not_be_set_is_tried_once_and_what_cannot_be_restored_is_remembered() {
+    let mut world = World::new();
+    let refused = Some("not permitted".to_owned());
+    let changes = world.decide(|_| true);
+    world.task(SHELL).has.io = IoPriority::BEST;
+    for change in &changes {
+        let outcome = Outcome { nice: refused.clone(), ..Outcome::default() };
+        world.policy.applied(change, &outcome, (world.now, world.now));
+    }
+    assert_eq!(world.decide(|_| true), []);
+    world.foreground = 0;
+    let changes = world.decide(|_| true);
+    assert_eq!(changes.len(), 1);
+    let outcome = Outcome { io: refused, ..Outcome::default() };
+    world.policy.applied(&changes[0], &outcome, (world.now, world.now));
+    let memory = world.policy.memory();
+    let stuck = memory.known[&SHELL].entries().next().unwrap().1.stuck.clone();
+    assert_eq!(stuck.as_deref(), Some("not permitted"));
+    world.all_is_given_back();
+}
+
+#[test]
+fn another_process_with_the_number_of_a_raised_one_is_left_alone() {
+    let mut world = World::new();
+    let job = world.fork(SHELL);
+    (world.at(job).group, world.foreground) = (job, job);
+    world.look();
+    world.foreground = SHELL;
+    let now = world.now;
+    let task = world.task(job);
+    let other = Values { nice: -10, io: "be/1".parse().unwrap() };
+    (task.start, task.has, task.own) = (now, other, other);
+    world.look();
+    assert_eq!(world.has(job), "nice -10 io be/1");
+}
