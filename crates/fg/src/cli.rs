@@ -14,7 +14,11 @@ use crate::{daemon, dir, hook, run, status};
 
 /// Raises what you wait for: the foreground process group of each terminal, its nice value and its I/O priority.
 #[derive(Debug, Parser)]
-#[command(name = "vlane-fg", version, after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage.")]
+#[command(
+    name = "vlane-fg",
+    version,
+    after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage."
+)]
 struct Cli {
     #[command(subcommand)]
     command: What,
@@ -113,7 +117,8 @@ fn dispatch(what: What) -> Result<bool> {
     match what {
         What::Daemon { raise, state_dir, look_every, no_events } => {
             let (dir, every) = (one_dir(state_dir)?, Duration::from_millis(look_every));
-            daemon::run(&daemon::Options { raise: raise.into(), dir, every, events: !no_events }).map(|()| true)
+            daemon::run(&daemon::Options { raise: raise.into(), dir, every, events: !no_events })
+                .map(|()| true)
         }
         What::Run { raise, command } => run::run(raise.into(), &command).map(|()| true),
         What::Hook { shell, state_dir } => {

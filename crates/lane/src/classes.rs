@@ -43,7 +43,6 @@ pub(crate) struct LaneClasses {
     at_device: AtomicU64,
     turns: AtomicU64,
     full: AtomicU64,
-    handed_over: AtomicU64,
     kinds: [KindCounters; KINDS],
 }
 
@@ -134,12 +133,6 @@ impl LaneClasses {
         add(&self.full, u64::from(is_full));
     }
 
-    /// An express request went to another lane's submission queue.
-    #[allow(dead_code, reason = "for the hand-over")]
-    pub fn handed_over(&self) {
-        add(&self.handed_over, 1);
-    }
-
     /// What the others are to know. `window` is zero for none.
     pub(crate) fn tell(&self, told: Told, window: u32, at_device: u32) {
         self.told.store(told.0, Relaxed);
@@ -220,7 +213,6 @@ impl ClassBoard {
             }
             snapshot.turns += lane.turns.load(Relaxed);
             snapshot.full_turns += lane.full.load(Relaxed);
-            snapshot.handed_over += lane.handed_over.load(Relaxed);
             let window = lane.window.load(Relaxed);
             snapshot.lanes.push(LaneWindow {
                 window: (window != 0).then_some(window),
@@ -242,8 +234,6 @@ pub struct ClassSnapshot {
     pub turns: u64,
     /// ... after which the guest had as many requests in flight as its ring has entries: others may have waited in the guest.
     pub full_turns: u64,
-    /// Express requests that went to another lane's submission queue.
-    pub handed_over: u64,
     /// By queue.
     pub lanes: Vec<LaneWindow>,
 }

@@ -35,6 +35,8 @@ mod topology;
 mod watch;
 
 #[cfg(test)]
+mod classes_tests;
+#[cfg(test)]
 mod cost;
 #[cfg(test)]
 mod handing;

@@ -18,7 +18,7 @@ use vlane_engine::{
     Request as Taken, Slot, Status, StorageFile, What,
 };
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
-use vlane_policy::express::Express;
+use vlane_policy::express::{Express, Mode};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -196,7 +196,11 @@ impl Guest {
             counters: Arc::clone(&self.counters),
             events: event_channel().unwrap().0,
             watch: None,
-            express: Express::default(),
+            // Some order their requests by class.
+            express: Express {
+                mode: if self.index % 2 == 1 { Mode::On } else { Mode::Off },
+                ..Express::default()
+            },
             classes: None,
         };
         pool.start(self.index, config, &[]).unwrap();
@@ -215,9 +219,9 @@ impl Guest {
                 let block = (block + u64::from(left)) % BLOCKS;
                 *out = Some(block);
                 let sector = block * u64::from(BLOCK) / 512;
-                self.driver
-                    .submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio: 0 })
-                    .unwrap();
+                // Real time, none, idle, as Linux writes them.
+                let ioprio = [1 << 13, 0, 3 << 13][(block % 3) as usize];
+                self.driver.submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio }).unwrap();
             }
         }
         if self.driver.publish() {

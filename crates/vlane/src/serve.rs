@@ -583,8 +583,8 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
          QEMU reaches it with (memory must be shared):\n  \
          -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
          -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \
-         -device vhost-user-blk-pci,chardev=vlane,num-queues={queues}\n\
-         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={queues}"
+         -device vhost-user-blk-pci,chardev=vlane,num-queues={queues},queue-size=1024\n\
+         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={queues},queue_size=1024"
     );
     let _ = out.flush();
 }

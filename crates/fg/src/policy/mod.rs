@@ -333,9 +333,7 @@ impl Policy {
                 (None, Some(spans)) => {
                     inherited(spans, thread.start, thread.values).map(|old| born_raised(old, thread, way))
                 }
-                (None, None) => {
-                    self.origin(seen, thread.values).map(|old| born_raised(old, thread, way))
-                }
+                (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, way)),
             };
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));

@@ -10,7 +10,8 @@
 //! * **The service time** cannot be seen while requests wait in the device. So there is a **probe** every four seconds: the lane lets what
 //!   it has there run down to half of what the device works on, and takes the times of the next requests, in five groups of sixteen or more.
 //!   The median of the groups' means counts: a mean, because a device has quick and slow requests and is busy with both; a median of means,
-//!   because a pause of the thread spoils one of them and not the others. The mean of the last probes counts but for the highest.
+//!   because a pause of the thread spoils one of them and not the others. The mean of the last four probes counts; the first of them
+//!   follow each other faster.
 //! * Lanes that share a device probe **at the same time**, or each would measure the others' requests: at the whole multiples of four
 //!   seconds of a clock that they share, and whenever one of them needs it. Each waits until what all of them have there has run down, and
 //!   goes on when none of them measures any more. And they share what they find. ([`Shared`])
@@ -91,10 +92,10 @@ pub struct Window {
     /// What a request takes that does not wait at the device: what the last probes found.
     found: [f64; PROBES],
     known: usize,
-    next: usize,
     /// ... and what holds for all lanes.
     service: Option<f64>,
-    /// The multiple of [`PROBE_EVERY`] of the last regular probe, the last probe that somebody wanted, when the last one ended.
+    /// Since when there is a window, the number of the last regular probe, the last probe that somebody wanted, when the last one ended.
+    closed: Nanos,
     period: u64,
     wanted: Nanos,
     ended: Nanos,
@@ -111,8 +112,8 @@ impl Default for Window {
             rate: Rate::default(),
             found: [0.0; PROBES],
             known: 0,
-            next: 0,
             service: None,
+            closed: 0,
             period: 0,
             wanted: 0,
             ended: 0,
@@ -202,8 +203,8 @@ impl Window {
     /// More than one class is there from now on: until now, requests were begun without a bound. What was known of the rate is old. All lanes
     /// of the device are to probe at `now`.
     pub fn closes(&mut self, now: Nanos) {
-        *self =
-            Window { size: self.size, service: self.service, period: now / PROBE_EVERY, ..Window::default() };
+        *self = Window { size: self.size, service: self.service, closed: now, ..Window::default() };
+        self.period = self.period_of(now);
         self.rate = Rate::new(now);
     }
 
@@ -212,8 +213,7 @@ impl Window {
         let found = &self.found[..self.known];
         let mut told = 0;
         if !found.is_empty() {
-            let highest = if found.len() == 1 { 0.0 } else { found.iter().copied().fold(0.0, f64::max) };
-            let mean = (found.iter().sum::<f64>() - highest) / (found.len() - 1).max(1) as f64;
+            let mean = found.iter().sum::<f64>() / found.len() as f64;
             let when = (self.ended / PROBE_EVERY).min((1 << 20) - 1);
             told = when << Told::WHEN | (mean as u64).clamp(1, Told::FOUND);
         }
@@ -238,8 +238,8 @@ impl Window {
             if probe.is_done() && (!shared.measures || probe.is_late(now, self.service)) {
                 self.end_probe(now);
             }
-        } else if now / PROBE_EVERY != self.period || turn.probe_at > self.wanted {
-            self.period = now / PROBE_EVERY;
+        } else if self.period_of(now) != self.period || turn.probe_at > self.wanted {
+            self.period = self.period_of(now);
             self.wanted = turn.probe_at.max(self.wanted);
             self.probe = Some(Probe::new(now, self.probe_size()));
         } else if let Some(mean) = sample {
@@ -250,17 +250,35 @@ impl Window {
         None
     }
 
+    /// In the first seconds, probes follow each other faster.
+    fn period_of(&self, now: Nanos) -> u64 {
+        let is_young = now.saturating_sub(self.closed) < PROBE_EVERY;
+        if is_young { now / (PROBE_EVERY / 4) } else { now / PROBE_EVERY }
+    }
+
     /// Half of what the device works on.
     fn probe_size(&self) -> u32 {
         self.works_on().map_or(1, |works_on| (works_on / 2.0) as u32).clamp(1, MOST)
     }
 
+    /// The newest stands first. What two probes running contradict is forgotten: it was another device.
+    fn remember(&mut self, found: f64) {
+        self.found.rotate_right(1);
+        self.found[0] = found;
+        self.known = (self.known + 1).min(PROBES);
+        if self.known > 2 {
+            let [newer, older] = [&self.found[..2], &self.found[2..self.known]];
+            let mean = older.iter().sum::<f64>() / older.len() as f64;
+            let is_above = newer.iter().all(|found| *found > mean * ODD);
+            let is_below = newer.iter().all(|found| *found < mean / ODD);
+            self.known = if is_above || is_below { 2 } else { self.known };
+        }
+    }
+
     fn end_probe(&mut self, now: Nanos) {
         // Without a request there is nothing new.
         if let Some(found) = self.probe.take().and_then(|probe| probe.service(now)) {
-            self.found[self.next] = found;
-            self.next = (self.next + 1) % PROBES;
-            self.known = (self.known + 1).min(PROBES);
+            self.remember(found);
             self.ended = now;
             self.service = self.service.or(Some(found));
         }
@@ -296,7 +314,7 @@ impl Window {
         if self.odd < ODD_TIMES || since < PROBES_APART {
             return None;
         }
-        (self.odd, self.known, self.next) = (0, 0, 0);
+        (self.odd, self.known) = (0, 0);
         Some(now)
     }
 }

@@ -1,43 +1,152 @@
+//! Against a simulated device: the same random numbers each time, so the bounds are exact.
+
+use proptest::prelude::*;
+
 use super::simulation::{Queues, Result, Service, Setup, run};
 use super::*;
 
+fn ratio(a: u64, b: u64) -> f64 {
+    a as f64 / b as f64
+}
+
+/// With a window and without.
 fn both(setup: &Setup) -> (Result, Result) {
     (run(setup.clone()), run(Setup { bounded: false, ..setup.clone() }))
 }
 
+/// The device stays busy, and express requests are at least so many times quicker.
+fn pays(setup: &Setup, times: u64) {
+    let (bounded, unbounded) = both(setup);
+    let busy = ratio(bounded.all, unbounded.all);
+    assert!(busy >= 0.97, "{busy:.3} of the device's rate: {setup:?}");
+    let (p99, without) = (bounded.p99(), unbounded.p99());
+    assert!(p99 * times <= without, "express {p99} ns, {without} without: {setup:?}");
+}
+
 #[test]
-#[ignore = "prints"]
-fn explore() {
-    for (lanes, depth) in [(1, 512), (8, 64)] {
-        for queues in [Queues::One, Queues::PerLane] {
-            for service in [Service::Fixed, Service::Exponential, Service::Mixed] {
-                for (channels, takes) in [(4, MS), (1, 2 * MS), (16, 500_000)] {
-                    for pauses in [None, Some((1000 * MS, 25 * MS))] {
-                        let setup = Setup {
-                            lanes,
-                            depth,
-                            queues,
-                            service,
-                            channels,
-                            takes: vec![(0, takes)],
-                            pauses,
-                            ..Setup::default()
-                        };
-                        let (a, b) = both(&setup);
-                        println!(
-                            "{lanes} {queues:?} {service:?} {channels}x{takes} {}: bg {:.3} all {:.3} p50 {} vs {} p99 {} vs {} us, mean {:.1} most {}",
-                            pauses.is_some(),
-                            a.background as f64 / b.background as f64,
-                            a.all as f64 / b.all as f64,
-                            a.p50() / 1000,
-                            b.p50() / 1000,
-                            a.p99() / 1000,
-                            b.p99() / 1000,
-                            a.mean,
-                            a.most
-                        );
-                    }
-                }
+fn a_lane_keeps_its_device_busy_and_express_requests_do_not_wait() {
+    for service in [Service::Fixed, Service::Exponential, Service::Mixed] {
+        let setup = Setup { service, until: 8000 * MS, ..Setup::default() };
+        // Where requests differ, the slow ones are the device's own.
+        let times = match service {
+            Service::Fixed => 50,
+            Service::Exponential => 15,
+            Service::Mixed => 7,
+        };
+        pays(&setup, times);
+        pays(&Setup { channels: 16, takes: vec![(0, 2 * MS)], ..setup }, 4);
+    }
+    pays(&Setup { channels: 1, from: 3000 * MS, until: 8000 * MS, ..Setup::default() }, 30);
+}
+
+#[test]
+fn eight_lanes_on_a_device_of_four_channels_have_a_few_dozen_there_together() {
+    for queues in [Queues::One, Queues::PerLane] {
+        for service in [Service::Fixed, Service::Exponential] {
+            let setup = Setup { lanes: 8, depth: 64, queues, service, until: 8000 * MS, ..Setup::default() };
+            pays(&setup, 8);
+            let mean = run(setup).mean;
+            assert!((8.0..32.0).contains(&mean), "{mean:.1} of 512: {queues:?} {service:?}");
+        }
+    }
+}
+
+/// Climbing by throughput, a lane took its own pauses for the device's.
+#[test]
+fn a_thread_that_loses_its_cpu_now_and_then_keeps_its_window() {
+    let pauses = Some((1000 * MS, 25 * MS));
+    let one = Setup { pauses, until: 10_000 * MS, ..Setup::default() };
+    let (mean, p50) = (run(one.clone()).mean, run(one).p50());
+    assert!(mean < 16.0 && p50 <= 3 * MS, "{mean:.1} at the device, express {p50} ns");
+    let eight = Setup { lanes: 8, depth: 64, pauses, until: 10_000 * MS, ..Setup::default() };
+    let (bounded, unbounded) = both(&eight);
+    assert!(bounded.mean < 36.0, "{:.1} at the device", bounded.mean);
+    assert!(ratio(bounded.all, unbounded.all) >= 0.97 && bounded.p99() * 8 <= unbounded.p99());
+}
+
+#[test]
+fn a_device_that_becomes_slower_or_faster_is_found_again_in_seconds() {
+    for takes in [(MS, 8 * MS), (8 * MS, MS)] {
+        let takes = vec![(0, takes.0), (3500 * MS, takes.1)];
+        let after = Setup { takes, depth: 128, from: 10_000 * MS, until: 14_000 * MS, ..Setup::default() };
+        let (bounded, unbounded) = both(&after);
+        let busy = ratio(bounded.all, unbounded.all);
+        assert!(busy >= 0.95, "{busy:.3} of the device's rate: {after:?}");
+        assert!(bounded.mean < 20.0, "{:.1} at the device: {after:?}", bounded.mean);
+    }
+}
+
+#[test]
+fn a_guest_that_asks_for_little_is_not_held_up() {
+    // Two at a time, of a device that could do four.
+    let setup = Setup { depth: 2, until: 6000 * MS, ..Setup::default() };
+    let (bounded, unbounded) = both(&setup);
+    assert!(ratio(bounded.all, unbounded.all) >= 0.96, "{} of {}", bounded.all, unbounded.all);
+}
+
+#[test]
+fn whoever_is_due_has_room_that_express_requests_cannot_take() {
+    let mut window = Window::default();
+    window.closes(1);
+    let mut turns = Turns::default();
+    let (size, express) = (window.size(), window.express());
+    let waits = Each([true, false, true]);
+    // Express requests fill their window and that of the others.
+    assert_eq!(
+        window.next(&turns, waits, [express, 0]),
+        if express < size { Some(Class::Background) } else { None }
+    );
+    for _ in 0..crate::express::SHARE - 1 {
+        turns.begun(Class::Express, waits);
+    }
+    assert_eq!(window.next(&turns, waits, [express, 0]), Some(Class::Background));
+    assert_eq!(window.next(&turns, waits, [express - 1, size]), Some(Class::Express), "no room of its own");
+}
+
+#[test]
+fn what_lanes_found_long_ago_does_not_count_and_neither_do_a_few_that_were_late() {
+    let turn = Turn::default();
+    let found = |took: f64, at: Nanos| {
+        let window = Window { found: [took; PROBES], known: 1, ended: at, ..Window::default() };
+        window.told(turn)
+    };
+    let now = 10 * PROBE_EVERY;
+    let told = [found(90.0 * 1e6, now), found(1.0 * 1e6, now), found(1.1 * 1e6, now), found(80.0 * 1e6, now)];
+    assert_eq!(Shared::of(told.into_iter(), now).service, Some(1.1 * 1e6));
+    let old = [found(5.0 * 1e6, PROBE_EVERY), Told::default(), Told::unbounded(0)];
+    assert_eq!(Shared::of(old.into_iter(), now), Shared::default());
+    assert!(Shared::of([Told::unbounded(9)].into_iter(), now).drains);
+}
+
+proptest! {
+    /// Clocks that stand still or jump, answers that come from nowhere: there is always room for one, and never for more than there is.
+    #[test]
+    fn whatever_happens_there_is_room_for_one(
+        steps in prop::collection::vec((any::<[u16; 6]>(), any::<[bool; 4]>()), 1..300)
+    ) {
+        let mut window = Window::default();
+        let turns = Turns::default();
+        let mut now: Nanos = 1;
+        for ([step, scale, begun, at_device, took, others], [express, normal, background, is_wanted]) in steps {
+            now += u64::from(step) << (scale % 24);
+            if scale == 0 {
+                window.closes(now);
+            }
+            for n in 0..begun % 64 {
+                window.answered(now.saturating_sub(u64::from(took) << (n % 20)), now);
+            }
+            let turn = Turn { at_device: at_device.into(), begun: begun.into(), is_wanted, probe_at: now / 2 };
+            let shared = Shared::of([Told(u64::from(took) << (scale % 64)), window.told(turn)].into_iter(), now);
+            let wants = window.turn(now, turn, || shared);
+            prop_assert!(wants.is_none_or(|probe| probe <= now));
+            prop_assert!((1..=MOST).contains(&window.size()) && window.express() >= 2);
+            let waits = Each([express, normal, background]);
+            let next = window.next(&turns, waits, [0, 0]);
+            prop_assert_eq!(next.is_some(), express || normal || background);
+            let [express, others] = [u32::from(at_device), u32::from(others)];
+            if let Some(class) = window.next(&turns, waits, [express, others]) {
+                prop_assert!(waits.of(class));
+                prop_assert!(class == Class::Express || express + others < window.size());
             }
         }
     }

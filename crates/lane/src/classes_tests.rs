@@ -1,0 +1,229 @@
+//! Lanes whose requests have classes, with a guest in the same thread.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_engine::{Engine, Uring};
+use vlane_policy::express::{Express, Mode};
+use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+
+use crate::cost::device;
+use crate::lane::{Lane, Settled};
+use crate::{ClassBoard, Counters, JOURNAL, LaneConfig, event_channel};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// As Linux writes them: best effort 0, 3 and 7.
+const EXPRESS: u32 = 2 << 13;
+const EXT4: u32 = 2 << 13 | 3;
+const BACKGROUND: u32 = 2 << 13 | 7;
+
+struct Guest {
+    driver: BlkQueue,
+    lane: Lane,
+    uring: Uring,
+    board: Arc<ClassBoard>,
+    /// Slots that were answered and not used again.
+    free: Vec<u16>,
+    priorities: Vec<u32>,
+    /// The priorities of what was answered.
+    answered: Vec<u32>,
+    _arena: Arena,
+}
+
+fn guest(format: Format, depth: u16, latency: Option<Duration>, mode: Mode) -> Guest {
+    let options =
+        BlkOptions { format, size: None, depth, data: 4096, segments: 1, indirect: true, event_idx: false };
+    let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
+    let driver = BlkQueue::new(&arena, options).unwrap();
+    let engine: Arc<dyn Engine> =
+        Arc::new(NullEngine::new(NullConfig { size: 1 << 20, latency, parallelism: 4 }).unwrap());
+    let board = Arc::new(ClassBoard::new(1));
+    let config = LaneConfig {
+        queue: device(&arena, &driver, false),
+        engine,
+        kick: None,
+        call: None,
+        serial: [0; 20],
+        write_through: false,
+        counters: Arc::new(Counters::default()),
+        events: event_channel().unwrap().0,
+        watch: None,
+        express: Express { mode, ..Express::default() },
+        classes: Some(Arc::clone(&board)),
+    };
+    let mut uring = Uring::new(64).unwrap();
+    let lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+    let (free, priorities) = ((0..depth).collect(), vec![0; depth.into()]);
+    Guest { driver, lane, uring, board, free, priorities, answered: Vec::new(), _arena: arena }
+}
+
+impl Guest {
+    fn submit(&mut self, count: usize, ioprio: u32) {
+        for slot in self.free.split_off(self.free.len() - count) {
+            self.priorities[usize::from(slot)] = ioprio;
+            self.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+        }
+        self.driver.publish();
+    }
+
+    /// One round of its thread; what is answered is made again if it is of the background, and `again`.
+    fn round(&mut self, again: bool) {
+        self.lane.serve(&mut self.uring, false);
+        if self.lane.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            self.lane.poll_channel(&mut self.uring, Instant::now());
+        }
+        self.lane.round_ends();
+        let mut done = Vec::new();
+        self.driver.reap(&mut done).unwrap();
+        for completion in done {
+            let ioprio = self.priorities[usize::from(completion.slot)];
+            self.answered.push(ioprio);
+            self.free.push(completion.slot);
+            if again && ioprio == BACKGROUND {
+                self.submit(1, BACKGROUND);
+            }
+        }
+    }
+
+    fn rounds_until(&mut self, again: bool, is_over: impl Fn(&Guest) -> bool) {
+        let begin = Instant::now();
+        while !is_over(self) {
+            assert!(begin.elapsed() < LIMIT, "{} answers", self.answered.len());
+            self.round(again);
+        }
+    }
+
+    fn answered(&self, ioprio: u32) -> usize {
+        self.answered.iter().filter(|answered| **answered == ioprio).count()
+    }
+
+    /// How many of the background are answered before an express request that is made now.
+    fn passed(&mut self) -> usize {
+        let (express, background) = (self.answered(EXPRESS), self.answered(BACKGROUND));
+        self.submit(1, EXPRESS);
+        self.rounds_until(true, |guest| guest.answered(EXPRESS) > express);
+        self.answered(BACKGROUND) - background
+    }
+}
+
+/// Counted in answers, not in time: a busy machine changes nothing.
+#[test]
+fn an_express_request_passes_hundreds_that_came_before_it() {
+    for (mode, passes) in [(Mode::Order, true), (Mode::On, true), (Mode::Shortest, false), (Mode::Off, false)]
+    {
+        let mut guest = guest(Format::Split, 300, Some(Duration::from_millis(1)), mode);
+        guest.submit(290, BACKGROUND);
+        guest.round(true);
+        guest.passed();
+        // Until the device has run down, and the lane knows what it is like.
+        guest.rounds_until(true, |guest| guest.answered.len() > 1200);
+        let most = (0..5).map(|_| guest.passed()).max().unwrap();
+        if passes {
+            assert!(most < 64, "{mode:?}: {most} of 290 came first");
+            let windows = guest.board.snapshot().lanes;
+            assert!(windows[0].window.is_some_and(|window| window < 64), "{windows:?}");
+        } else {
+            assert!(most > 200, "{mode:?}: only {most} of 290 came first");
+        }
+    }
+}
+
+#[test]
+fn the_background_goes_on_beside_any_number_of_express_requests() {
+    let mut guest = guest(Format::Split, 64, Some(Duration::from_micros(200)), Mode::Order);
+    guest.submit(32, BACKGROUND);
+    for _ in 0..800 {
+        let free = guest.free.len();
+        guest.submit(free, EXPRESS);
+        let before = guest.answered.len();
+        guest.rounds_until(false, |guest| guest.answered.len() > before);
+        if guest.answered(BACKGROUND) == 32 {
+            return;
+        }
+    }
+    panic!("{} of 32 were answered beside {}", guest.answered(BACKGROUND), guest.answered(EXPRESS));
+}
+
+/// Whatever waits or was overtaken: each request is answered, or is in the ring for whoever serves it next.
+#[test]
+fn a_queue_that_stops_with_requests_of_all_classes_waiting_loses_none() {
+    for format in [Format::Split, Format::Packed] {
+        for rounds in [1, 2, 5, 40] {
+            let mut guest = guest(format, 96, Some(Duration::from_micros(100)), Mode::Order);
+            for ioprio in [BACKGROUND, EXPRESS, EXT4, u32::MAX].into_iter().cycle().take(96) {
+                guest.submit(1, ioprio);
+            }
+            (0..rounds).for_each(|_| guest.round(false));
+            let (reply, stopped) = channel();
+            guest.lane.stop(reply);
+            let begin = Instant::now();
+            while guest.lane.settle() != Settled::Ends {
+                assert!(begin.elapsed() < LIMIT, "{format:?}, {rounds} rounds: does not end");
+                guest.round(false);
+            }
+            guest.round(false);
+            let base = stopped.recv().unwrap().unwrap().base & 0x7fff;
+            assert_eq!(guest.answered.len(), base as usize, "{format:?}, {rounds} rounds");
+        }
+    }
+}
+
+/// Any number is just a number: it is counted where the table says, and ext4's journal apart.
+#[test]
+fn requests_are_counted_by_class_whatever_their_priority() {
+    for mode in [Mode::Order, Mode::Shortest] {
+        for latency in [None, Some(Duration::from_micros(50))] {
+            let mut guest = guest(Format::Split, 64, latency, mode);
+            for (count, ioprio) in [
+                (3, EXPRESS),
+                (5, BACKGROUND),
+                (7, EXT4),
+                (11, 0),
+                (2, u32::MAX),
+                (1, EXT4 | 1 << 16),
+                (4, 3 << 13),
+                (6, EXPRESS),
+            ] {
+                guest.submit(count, ioprio);
+            }
+            guest.rounds_until(false, |guest| guest.free.len() == 64);
+            let snapshot = guest.board.snapshot();
+            let requests = snapshot.kinds.each_ref().map(|kind| kind.requests);
+            assert_eq!((requests, requests[JOURNAL]), ([9, 14, 9, 7], 7), "{mode:?} {latency:?}");
+            assert!(snapshot.is_mixed && snapshot.turns > 0);
+            let at_device: u64 = snapshot.kinds.iter().map(|kind| kind.device.count).sum();
+            // Those of the first run may not have been timed.
+            assert!(if latency.is_none() { at_device == 0 } else { at_device >= 36 }, "{at_device}");
+        }
+    }
+}
+
+#[test]
+fn a_lane_whose_window_is_full_sleeps_and_asks_for_kicks() {
+    let mut guest = guest(Format::Split, 64, Some(Duration::from_secs(1)), Mode::Order);
+    guest.submit(1, EXPRESS);
+    guest.submit(50, BACKGROUND);
+    guest.round(false);
+    guest.round(false);
+    assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
+    // One that waits in the ring cannot overtake anything.
+    let slot = guest.free.pop().unwrap();
+    guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: EXPRESS }).unwrap();
+    assert!(guest.driver.publish(), "no kick for an express request");
+    guest.lane.after_sleep();
+    assert!(guest.lane.has_work());
+}
+
+#[test]
+fn one_class_alone_has_no_window() {
+    let mut guest = guest(Format::Split, 256, Some(Duration::from_millis(300)), Mode::Order);
+    guest.submit(256, BACKGROUND);
+    (0..4).for_each(|_| guest.round(false));
+    let snapshot = guest.board.snapshot();
+    assert_eq!((snapshot.lanes[0].window, snapshot.lanes[0].at_device), (None, 256));
+    assert!(snapshot.full_turns > 0, "others may wait in the guest");
+}
