@@ -108,6 +108,62 @@ pub struct Limits {
     pub waited_us: u64,
 }
 
+/// What `/v1/classes` says.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Classes {
+    /// `off`, `order`, `shortest` or `on`.
+    pub mode: String,
+    /// More than one class was seen in the last seconds.
+    pub is_mixed: bool,
+    /// Express, normal, background; without the journal.
+    pub classes: Vec<ClassCounted>,
+    /// Requests with the priority of ext4's journal.
+    pub journal: ClassCounted,
+    /// Express requests that went to another thread's submission queue.
+    pub handed_over: u64,
+    /// Turns in which lanes took requests.
+    pub turns: u64,
+    /// Those of them after which the ring was full.
+    pub full_turns: u64,
+    /// Each lane, by its number.
+    pub lanes: Vec<LaneWindow>,
+}
+
+/// What was counted of one class.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ClassCounted {
+    /// Its name.
+    pub class: String,
+    /// Requests that were taken.
+    pub requests: u64,
+    /// How long they waited in the lane.
+    pub queued: ClassTimes,
+    /// How long they were at the device.
+    pub device: ClassTimes,
+}
+
+/// Times of requests.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ClassTimes {
+    /// Requests that were timed.
+    pub timed: u64,
+    /// Nanoseconds; none without a time.
+    pub mean_ns: Option<u64>,
+    /// Half of them took no longer, nanoseconds.
+    pub p50_ns: Option<u64>,
+    /// 99 of 100 took no longer, nanoseconds.
+    pub p99_ns: Option<u64>,
+}
+
+/// How many requests a lane has at the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct LaneWindow {
+    /// ... and may have; none: as many as there are.
+    pub window: Option<u64>,
+    /// At the end of its last turn.
+    pub at_device: u64,
+}
+
 #[derive(Serialize)]
 struct NewLimits {
     iops: Option<u64>,
@@ -156,6 +212,14 @@ impl Control {
     /// As [`Control::get`].
     pub fn limits(&self) -> Result<Limits> {
         self.get("/v1/limits")
+    }
+
+    /// What `/v1/classes` says.
+    ///
+    /// # Errors
+    /// As [`Control::get`].
+    pub fn classes(&self) -> Result<Classes> {
+        self.get("/v1/classes")
     }
 
     /// Limits the volume so, from now on; gives what `/v1/limits` says then.

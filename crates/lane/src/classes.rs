@@ -86,8 +86,8 @@ fn bucket(nanos: Nanos) -> usize {
     (1 + 2 * octave as usize + usize::from(is_upper == 1)).min(BUCKETS - 1)
 }
 
-/// Where a bucket ends, nanoseconds.
-fn bucket_end(bucket: usize) -> Nanos {
+/// Where a bucket of a histogram ends, nanoseconds; the last one has no end.
+pub fn bucket_end(bucket: usize) -> Nanos {
     match bucket {
         0 => FIRST,
         _ if bucket % 2 == 1 => (FIRST / 2 * 3) << ((bucket - 1) / 2),

@@ -11,7 +11,7 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
-use vlane_policy::express::Express;
+use vlane_policy::express::{Express, Mode};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -59,7 +59,7 @@ fn engine() -> Arc<dyn Engine> {
 }
 
 /// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if `VLANE_COST_WRITES` is set; in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
-/// that is `off` or `armed`, if `VLANE_COST_HINT` says so.
+/// that is `off` or `armed`, if `VLANE_COST_HINT` says so; with classes, if `VLANE_COST_CLASSES` is `order` or `shortest`, and two of them if it is `mixed`.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
     let batches: u64 =
@@ -79,6 +79,14 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     let mut driver = BlkQueue::new(&arena, options).unwrap();
     let (events, _receiver) = event_channel().unwrap();
     let counters = Arc::new(Counters::default());
+    let classes = std::env::var("VLANE_COST_CLASSES").unwrap_or_default();
+    let mode = match classes.as_str() {
+        "order" | "mixed" => Mode::Order,
+        "shortest" => Mode::Shortest,
+        _ => Mode::Off,
+    };
+    // Best effort 0 and 7, as Linux writes them.
+    let ioprio = |slot: u16| if classes == "mixed" { 2 << 13 | u32::from(slot % 2) * 7 } else { 0 };
     // As with storage that can hang.
     let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
     let config = LaneConfig {
@@ -91,7 +99,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
         counters: Arc::clone(&counters),
         events,
         watch: watched.then(Arc::default),
-        express: Express::default(),
+        express: Express { mode, ..Express::default() },
         classes: None,
     };
     let mut uring = Uring::new(64).unwrap();
@@ -115,7 +123,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     for batch in 0..batches {
         for slot in 0..DEPTH {
             let sector = (batch * u64::from(DEPTH) + u64::from(slot)) % (1 << 20) * 8 % (1 << 21);
-            driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
+            driver.submit(slot, Request { kind, sector, len: 4096, ioprio: ioprio(slot) }).unwrap();
         }
         driver.publish();
         assert!(lane.serve(&mut uring, false));

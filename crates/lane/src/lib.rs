@@ -47,7 +47,7 @@ mod tests;
 
 pub use alarm::Alarm;
 pub use classes::{
-    BUCKETS, ClassBoard, ClassSnapshot, JOURNAL, KINDS, KindSnapshot, LaneWindow, TimesSnapshot,
+    BUCKETS, ClassBoard, ClassSnapshot, JOURNAL, KINDS, KindSnapshot, LaneWindow, TimesSnapshot, bucket_end,
 };
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};

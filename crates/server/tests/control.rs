@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use common::*;
 use serde_json::Value;
-use vlane_server::{Control, ControlError, ListenError};
+use vlane_policy::express::Mode;
+use vlane_server::{Control, ControlError, ListenError, Schedulers};
 use vlane_trace::{Entry, Kind, Reader};
 
 /// A volume with a control socket. The socket goes before the volume does.
@@ -138,7 +139,15 @@ fn every_resource_answers_as_the_openapi_document_says() {
         }
         assert_eq!(
             seen,
-            ["/openapi.json", "/v1/counters", "/v1/journal", "/v1/limits", "/v1/trace", "/v1/volume"]
+            [
+                "/openapi.json",
+                "/v1/classes",
+                "/v1/counters",
+                "/v1/journal",
+                "/v1/limits",
+                "/v1/trace",
+                "/v1/volume"
+            ]
         );
         assert_eq!(json(&path, "/v1/volume")["session"].is_null(), !with_session);
         drop(session);
@@ -168,6 +177,61 @@ fn only_the_owner_may_connect_and_only_one_may_listen() {
     assert!(matches!(refused, ControlError::Listen(ListenError::InUse { .. })), "{refused}");
     assert!(refused.to_string().contains("--control"), "{refused}");
     drop(control);
+}
+
+/// A guest that gives its requests priorities, as the driver writes them, and any other number.
+#[test]
+fn requests_are_told_by_class() {
+    let server = Server::classifying(null(None), Mode::Order, Schedulers::None);
+    let path = server.path().with_file_name("control");
+    let control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
+    let best_effort = |level: u32| 2 << 13 | level;
+    for sessions in 1..=2u64 {
+        let (wire, memory) = server.guest(USUAL);
+        let mut ring = Ring::new(&memory, 0);
+        assert!(wire.start(0, &ring));
+        let mut sent = 0;
+        for (count, ioprio) in [
+            (4, best_effort(0)),
+            (3, best_effort(3)),
+            (2, best_effort(4)),
+            (5, best_effort(7)),
+            (1, u32::MAX),
+        ] {
+            for _ in 0..count {
+                ring.build_with(0, IN, ioprio, 0, 512);
+                ring.offer(0);
+                ring.publish();
+                ring.kick();
+                ring.wait(1);
+                sent += 1;
+            }
+        }
+        assert_eq!(wire.get_base(0), Some(sent));
+        let told = json(&path, "/v1/classes");
+        assert_eq!((&told["mode"], &told["is_mixed"]), (&Value::from("order"), &Value::from(true)), "{told}");
+        let counts: Vec<u64> = told["classes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|class| class["requests"].as_u64().unwrap())
+            .collect();
+        assert_eq!(counts, [4 * sessions, 3 * sessions, 5 * sessions], "{told}");
+        let journal = &told["journal"];
+        assert_eq!(
+            (&journal["class"], &journal["requests"]),
+            (&"normal".into(), &(3 * sessions).into()),
+            "{told}"
+        );
+        // All that came after the second class are timed, and each is in one bucket.
+        let queued = &told["classes"][2]["queued"];
+        let in_buckets: u64 =
+            queued["buckets"].as_array().unwrap().iter().map(|pair| pair[1].as_u64().unwrap()).sum();
+        assert_eq!((queued["timed"].as_u64(), in_buckets), (Some(5 * sessions), 5 * sessions), "{told}");
+    }
+    drop(control);
+    let off = controlled();
+    assert_eq!(json(&off.path, "/v1/classes")["mode"], "off");
 }
 
 #[test]

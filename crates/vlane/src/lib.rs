@@ -15,6 +15,7 @@ mod analyze;
 mod bench;
 mod boot;
 mod caches;
+mod classes;
 mod compare;
 mod completions;
 mod explain;
@@ -62,6 +63,8 @@ enum Command {
     Boot(boot::BootArgs),
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
+    /// Show a volume's requests by class, while it is served
+    Classes(classes::ClassesArgs),
     /// Limit what a volume may do per second, while it is served
     Limit(limit::LimitArgs),
     /// Record every request of a volume while it is served
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Boot(args) => boot::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Classes(args) => classes::run(&args),
         Command::Limit(args) => limit::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -4,6 +4,7 @@
 //! lanes publish them, a recording is a message in their inboxes. Each resource is a file here: a handler with its description, from which
 //! the OpenAPI document is made, and a line in [`api`].
 
+mod classes;
 mod counters;
 mod error;
 mod journal;
@@ -140,6 +141,7 @@ struct Document;
 fn api() -> (Router<Context>, Arc<str>) {
     let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(volume::get))
+        .routes(routes!(classes::get))
         .routes(routes!(counters::get))
         .routes(routes!(journal::get))
         .routes(routes!(limits::get, limits::put))

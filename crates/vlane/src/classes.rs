@@ -1,0 +1,68 @@
+//! `vlane classes`: what a volume's control socket tells of its classes, as a table.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use vlane_lab::control::{ClassCounted, ClassTimes, Control};
+
+/// Show a volume's requests by class, while it is served with --control.
+///
+/// How many there were, how long they waited in vlane and at the device (the mean, and what 99 of 100 did not exceed), and how many requests each
+/// lane may have at the device now.
+#[derive(Debug, Args)]
+pub struct ClassesArgs {
+    /// The volume's control socket: vlane serve ... --control PATH
+    #[arg(value_name = "CONTROL_SOCKET")]
+    control: PathBuf,
+}
+
+/// Shows them.
+pub fn run(args: &ClassesArgs) -> Result<()> {
+    let told = Control::new(&args.control).classes()?;
+    if told.mode == "off" {
+        println!("no classes: the volume is served with --classes off");
+        return Ok(());
+    }
+    println!("--classes {}{}", told.mode, if told.is_mixed { ", mixed now" } else { "" });
+    println!("{:>12} {:>12} {:>22} {:>22}", "", "requests", "waited: mean, p99", "device: mean, p99");
+    for counted in &told.classes {
+        println!("{}", row(&counted.class, counted));
+    }
+    println!("{}", row("ext4 journal", &told.journal));
+    let windows: Vec<String> = told
+        .lanes
+        .iter()
+        .map(|lane| match lane.window {
+            Some(window) => format!("{} of {window}", lane.at_device),
+            None => lane.at_device.to_string(),
+        })
+        .collect();
+    println!("at the device, by lane: {}", windows.join(", "));
+    if told.handed_over > 0 {
+        println!("{} express requests went to another thread's queue", told.handed_over);
+    }
+    if told.full_turns > 0 {
+        println!(
+            "the guest's ring was full in {} of {} turns: other requests may have waited in the guest",
+            told.full_turns, told.turns
+        );
+    }
+    Ok(())
+}
+
+fn row(name: &str, counted: &ClassCounted) -> String {
+    let ClassCounted { requests, queued, device, .. } = counted;
+    format!("{name:>12} {requests:>12} {:>22} {:>22}", times(queued), times(device))
+}
+
+fn times(times: &ClassTimes) -> String {
+    match (times.mean_ns, times.p99_ns) {
+        (Some(mean), Some(p99)) => format!("{}, {}", micros(mean), micros(p99)),
+        _ => "-".to_owned(),
+    }
+}
+
+fn micros(nanos: u64) -> String {
+    format!("{:.1} us", nanos as f64 / 1e3)
+}
