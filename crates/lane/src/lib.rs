@@ -36,6 +36,8 @@ mod watch;
 #[cfg(test)]
 mod cost;
 #[cfg(test)]
+mod limited_tests;
+#[cfg(test)]
 mod moves;
 #[cfg(test)]
 mod tests;
