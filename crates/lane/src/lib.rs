@@ -41,6 +41,8 @@ mod cost;
 #[cfg(test)]
 mod handing;
 #[cfg(test)]
+mod limited_tests;
+#[cfg(test)]
 mod moves;
 #[cfg(test)]
 mod tests;

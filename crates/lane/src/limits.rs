@@ -94,6 +94,21 @@ impl Budget {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// What is used up of requests and of bytes: the time until nothing is.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> [Duration; 2] {
+        let now = self.now();
+        [&self.requests, &self.bytes].map(|rate| {
+            let level = rate.as_ref().map_or(0, |rate| rate.level.0.load(Ordering::Relaxed));
+            Duration::from_nanos(level.saturating_sub(now) / TICKS_PER_NS)
+        })
+    }
+
     fn now(&self) -> u64 {
         ticks(self.origin.elapsed())
     }

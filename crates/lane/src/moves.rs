@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use vlane_engine::{
 };
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_policy::express::{Express, Mode};
+use vlane_policy::throttle::Limits;
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
 
@@ -336,6 +338,10 @@ enum Act {
         lane: usize,
         hold: bool,
     },
+    /// So many thousand requests per second; 0: no limits.
+    Limit {
+        thousands: u64,
+    },
 }
 
 const LANES: u16 = 3;
@@ -356,6 +362,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (lane(), any::<bool>()).prop_map(|(lane, on)| Act::Record { lane, on }),
         1 => lane().prop_map(|lane| Act::Hint { lane }),
         1 => (lane(), any::<bool>()).prop_map(|(lane, hold)| Act::Restart { lane, hold }),
+        1 => prop_oneof![Just(0), 50..500_u64].prop_map(|thousands| Act::Limit { thousands }),
     ]
 }
 
@@ -430,6 +437,11 @@ fn perform(act: Act, pool: &Pool, guests: &mut [Guest]) {
             let (recorder, _) = recorder(guests[lane].index, config);
             pool.set_recorder(guests[lane].index, on.then(|| Box::new(recorder))).unwrap();
         }
+        Act::Limit { thousands } => pool.set_limits(Limits {
+            iops: NonZeroU64::new(thousands * 1000),
+            burst: Duration::from_millis(1),
+            ..Limits::default()
+        }),
         Act::Hint { lane } => pool.set_hint(guests[lane].index, None).unwrap(),
         Act::Restart { lane, hold } => {
             let guest = &mut guests[lane];

@@ -26,17 +26,17 @@ use crate::{
 };
 
 /// A guest's queue, and what makes a lane of it.
-struct Guest {
-    driver: BlkQueue,
+pub(crate) struct Guest {
+    pub(crate) driver: BlkQueue,
     counters: Arc<Counters>,
     arena: Arena,
 }
 
-fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
+pub(crate) fn null(latency: Option<Duration>) -> Arc<dyn Engine> {
     Arc::new(NullEngine::new(NullConfig { size: 1 << 20, latency, parallelism: 8 }).unwrap())
 }
 
-fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
+pub(crate) fn guest(engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
     guest_of(Format::Split, engine)
 }
 
@@ -67,12 +67,12 @@ fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> 
 }
 
 impl Guest {
-    fn submit(&mut self, slot: u16, kind: Kind, sector: u64) {
+    pub(crate) fn submit(&mut self, slot: u16, kind: Kind, sector: u64) {
         self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     }
 
     /// One range of zeroes.
-    fn zeroes(&mut self, slot: u16, sectors: u32) {
+    pub(crate) fn zeroes(&mut self, slot: u16, sectors: u32) {
         let mut range = [0; 16];
         range[8..12].copy_from_slice(&sectors.to_le_bytes());
         self.driver.data_mut(slot).unwrap().copy_in(0, &range).unwrap();
@@ -199,14 +199,14 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
 }
 
 /// Slots, and what was decided for them.
-type Submitted = Arc<Mutex<Vec<(u16, Decisions)>>>;
+pub(crate) type Submitted = Arc<Mutex<Vec<(u16, Decisions)>>>;
 
 /// Storage that never answers, or goes on for ever; what it was asked for is written down.
 #[derive(Debug, Default)]
-struct Stuck {
-    submitted: Submitted,
+pub(crate) struct Stuck {
+    pub(crate) submitted: Submitted,
     /// Wants to go on again and again.
-    is_busy: bool,
+    pub(crate) is_busy: bool,
 }
 
 #[derive(Debug)]
@@ -269,7 +269,7 @@ fn first(submitted: &Submitted) -> Slot {
 }
 
 /// A lane with such storage, and what that was asked for.
-fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Submitted) {
+pub(crate) fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Submitted) {
     let submitted = Arc::clone(&engine.submitted);
     let (guest, config) = guest_of(format, Arc::new(engine));
     let mut uring = Uring::new(64).unwrap();

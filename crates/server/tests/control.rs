@@ -363,3 +363,84 @@ fn polling_is_told_as_it_is_and_not_as_it_was_asked_for() {
         assert_eq!((&volume["poll"], &volume["poll_us"]), (&Value::from(told.0), &Value::from(told.1)));
     }
 }
+
+/// Sets the limits; status and answer.
+fn limit(path: &Path, body: &str) -> (u16, Value) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let head = format!(
+        "PUT /v1/limits HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}",
+        body.len()
+    );
+    stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+    let (status, _, body) = answer(stream);
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+#[test]
+fn limits_are_told_as_they_are_set_and_impossible_ones_change_nothing() {
+    let Controlled { control, path, server } = controlled();
+    let rates = |told: &Value| (told["iops"].as_u64(), told["bandwidth"].as_u64());
+    assert_eq!(rates(&json(&path, "/v1/limits")), (None, None));
+    let (status, told) = limit(&path, r#"{"iops": 1000, "bandwidth": 1048576, "burst_us": 5000}"#);
+    assert_eq!((status, rates(&told)), (200, (Some(1000), Some(1 << 20))));
+    for wrong in [
+        r#"{"iops": 0}"#,
+        r#"{"iops": 1000000001}"#,
+        r#"{"bandwidth": 511}"#,
+        r#"{"bandwidth": "1M"}"#,
+        r#"{"burst_us": 999}"#,
+        r#"{"iop": 5}"#,
+        r#"{"express": "sometimes"}"#,
+        // Nothing is express without classes.
+        r#"{"express": "exempt"}"#,
+        "none",
+    ] {
+        let (status, problem) = limit(&path, wrong);
+        assert_eq!(status, 400, "{wrong}");
+        assert!(problem["why"].is_string() && problem["advice"].is_string(), "{wrong}: {problem}");
+        assert_eq!(json(&path, "/v1/limits"), told, "{wrong}");
+    }
+    // What is not said is as without it.
+    let (_, told) = limit(&path, "{}");
+    assert_eq!((rates(&told), told["burst_us"].as_u64()), ((None, None), Some(100_000)));
+    drop((control, server));
+}
+
+/// A sector costs a second, and ten pass at once.
+#[test]
+fn limits_are_shared_by_all_queues_and_a_change_wakes_what_waits_for_them() {
+    let Controlled { control, path, server } = controlled();
+    assert_eq!(limit(&path, r#"{"bandwidth": 512, "burst_us": 10000000}"#).0, 200);
+    let (wire, memory) = server.guest(USUAL);
+    let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
+    assert!((0..).zip(&rings).all(|(index, ring)| wire.start(index, ring)));
+    let mut answered = 0;
+    for n in 0..32 {
+        let ring = &mut rings[n % 2];
+        ring.submit(u16::try_from(n / 2).unwrap(), IN, 0, 512);
+        if n < 10 {
+            ring.wait(1);
+            answered += 1;
+        }
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let after: usize = rings.iter_mut().map(|ring| ring.used().len()).sum();
+    // As many as there have been seconds.
+    assert!(answered + after < 28, "{answered} and {after} of 32 passed");
+    assert_eq!(limit(&path, "{}").0, 200);
+    let mut left = 32 - answered - after;
+    let begin = std::time::Instant::now();
+    while left > 0 {
+        left -= rings.iter_mut().map(|ring| ring.used().len()).sum::<usize>();
+        assert!(begin.elapsed() < LIMIT, "{left} still wait for limits that are no more");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // And the end does not wait for them.
+    assert_eq!(limit(&path, r#"{"bandwidth": 512, "burst_us": 1000}"#).0, 200);
+    for slot in 0..16 {
+        rings[0].submit(slot, IN, 0, 512);
+    }
+    assert!(server.stop_within(LIMIT).is_some(), "a session waits for its limits");
+    drop(control);
+}

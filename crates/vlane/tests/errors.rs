@@ -277,7 +277,11 @@ fn mistakes_in_the_topology_are_named() {
         misused_here(&place, &mut command, &["CPU 1 is outside", "affinity", "taskset"]);
     }
     // What the command line itself does not understand: its usage, and code 2.
-    let wrong: [&[&str]; 15] = [
+    let wrong: [&[&str]; 19] = [
+        &["--limit-iops", "0"],
+        &["--limit-bandwidth", "100"],
+        &["--limit-burst", "5ms"],
+        &["--limit-express", "exempt", "--limit-iops", "5"],
         &["--queues", "257"],
         &["--delay-flush", "2m"],
         &["--danger-flush-journal-only", "--cache", "writeback"],

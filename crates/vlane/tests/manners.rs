@@ -511,3 +511,34 @@ fn the_first_commands_of_the_manual_work() {
     assert_eq!(code(&output), 0, "{script}: {}", said(&output));
     assert!(!over, "it ended by itself");
 }
+
+#[test]
+fn limits_are_shown_and_changed_while_a_volume_is_served_and_are_an_upper_bound() {
+    let place = Place::new(MIB);
+    let (backend, socket, control) = null(&place, "l");
+    let path = control.path().display().to_string();
+    let told = |words: &[&str]| {
+        let output = run(&[&["limit", &path], words].concat());
+        assert_eq!(code(&output), 0, "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(told(&[]).trim(), "no limits");
+    let begin = Instant::now();
+    let shown = told(&["--iops", "2000", "--burst", "10ms"]);
+    assert!(shown.contains("2000 requests per second") && shown.contains("10ms"), "{shown}");
+    let before = control.counters().unwrap().sum["reads"];
+    let output = run(&["bench", &socket, "--ramp", "0", "--time", "300ms"]);
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    let done = control.counters().unwrap().sum["reads"] - before;
+    let most = (begin.elapsed() + Duration::from_millis(10)).as_secs_f64() * 2000.0;
+    // What is under way when a session ends is not waited for: as many as it had out.
+    assert!(done as f64 <= most + 32.0, "{done} of {most}");
+    // What is not named stays.
+    let shown = told(&["--bandwidth", "1M"]);
+    assert!(shown.contains("2000 requests per second and 1 MiB per second"), "{shown}");
+    assert_eq!(told(&["--iops", "none", "--bandwidth", "none"]).trim(), "no limits");
+    // It has no classes.
+    let output = run(&["limit", &path, "--express", "exempt"]);
+    assert!(code(&output) == 1 && said(&output).contains("--classes"), "{}", said(&output));
+    stop(backend);
+}

@@ -1,0 +1,236 @@
+//! Lanes whose volume has limits. Where it matters what is over the limits, a request costs eight seconds: no machine is that slow.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use vlane_engine::Uring;
+use vlane_policy::express::{Express, Mode};
+use vlane_policy::throttle::{ExpressBudget, Limits};
+use vlane_ring::driver::{Format, Kind, Request};
+
+use crate::lane::{Lane, Settled};
+use crate::limits::Budget;
+use crate::tests::{Guest, Stuck, guest, lane_of, null};
+
+/// What a read of 4 KiB costs with [`slow`].
+const EACH: Duration = Duration::from_secs(8);
+/// Reads that pass at once with it.
+const BURST: usize = 5;
+
+fn slow(express: ExpressBudget) -> Arc<Budget> {
+    let burst = EACH * u32::try_from(BURST).unwrap();
+    let limits = Limits { bandwidth: NonZeroU64::new(512), burst, express, iops: None };
+    Arc::new(Budget::new(limits).unwrap())
+}
+
+/// A lane on a null device; with classes.
+fn limited(budget: &Arc<Budget>) -> (Guest, Lane, Uring) {
+    let (guest, mut config) = guest(null(None));
+    config.express = Express { mode: Mode::On, ..Express::default() };
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+    lane.set_limits(Some(Arc::clone(budget)));
+    (guest, lane, uring)
+}
+
+fn answered(guest: &mut Guest) -> Vec<u16> {
+    let mut done = Vec::new();
+    guest.driver.reap(&mut done).unwrap();
+    assert!(done.iter().all(|completion| completion.status == 0));
+    done.iter().map(|completion| completion.slot).collect()
+}
+
+/// Whether so many reads were paid, give or take the time that the test takes.
+fn is_used(budget: &Budget, reads: usize) -> bool {
+    let (used, paid) = (budget.used()[1], EACH * u32::try_from(reads).unwrap());
+    used <= paid && used + EACH / 2 >= paid
+}
+
+#[test]
+fn what_is_over_the_limits_waits_and_the_lane_sleeps_until_it_is_due_without_asking_for_kicks() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    let begin = Instant::now();
+    assert!(lane.serve(&mut uring, false));
+    assert_eq!(answered(&mut guest), [0, 1, 2, 3, 4]);
+    for _ in 0..2 {
+        assert!(!lane.serve(&mut uring, false), "nothing can be done");
+        assert!(!lane.has_work() && !lane.before_sleep(), "it would never sleep");
+        lane.after_sleep();
+    }
+    let due = lane.deadline().unwrap();
+    assert!((begin + EACH..=Instant::now() + EACH).contains(&due), "{:?}", due - begin);
+    guest.submit(0, Kind::Read, 0);
+    assert!(!guest.driver.publish(), "the guest is asked for a kick that changes nothing");
+    assert_eq!(budget.waits().count, 0, "it still waits");
+}
+
+#[test]
+fn what_waits_is_put_back_when_the_queue_stops_and_so_is_what_was_taken_for_it() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert!(is_used(&budget, BURST + 1), "it has asked for the next one");
+    let (reply, stopped) = channel();
+    lane.stop(reply);
+    assert!(matches!(lane.settle(), Settled::Ends));
+    assert_eq!(stopped.recv().unwrap().unwrap().base, 5, "the three that wait are the next ones");
+    assert!(
+        is_used(&budget, BURST),
+        "a piece was taken for a request that was put back: {:?}",
+        budget.used()
+    );
+    assert_eq!(budget.waits().count, 1);
+}
+
+#[test]
+fn exempt_express_requests_overtake_those_that_wait_and_use_nothing() {
+    let budget = slow(ExpressBudget::Exempt);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..7).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest).len(), BURST);
+    // Best effort 0, behind two that wait; the lane has to hear of it.
+    assert!(!lane.before_sleep());
+    let ioprio = 2 << 13;
+    guest.driver.submit(7, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+    assert!(guest.driver.publish(), "the guest is not asked for a kick");
+    lane.after_sleep();
+    assert!(lane.has_work());
+    assert!(lane.serve(&mut uring, false));
+    assert_eq!(answered(&mut guest), [7]);
+    assert!(is_used(&budget, BURST + 1), "{:?}", budget.used());
+    assert!(!lane.serve(&mut uring, false) && !lane.has_work());
+    // Those that it has overtaken cannot be put back any more: they are done, and paid.
+    let (reply, stopped) = channel();
+    lane.stop(reply);
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest), [5, 6]);
+    assert!(matches!(lane.settle(), Settled::Ends));
+    assert_eq!(stopped.recv().unwrap().unwrap().base, 8);
+    assert!(is_used(&budget, BURST + 2), "{:?}", budget.used());
+}
+
+#[test]
+fn express_requests_that_count_go_first_and_wait_like_others() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.submit(6, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 2 << 13 }).unwrap();
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest).len(), BURST);
+}
+
+#[test]
+fn other_limits_hold_at_once_for_what_waits() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    // As before, so it is as empty as before.
+    let same = Arc::new(budget.replaced_by(budget.limits()).unwrap());
+    lane.set_limits(Some(Arc::clone(&same)));
+    assert!(!lane.serve(&mut uring, false) && lane.is_held());
+    // Eight times as much: the next request costs a second, in which what was used of the old burst is paid no sooner.
+    let burst = Duration::from_millis(1);
+    let more = Limits { bandwidth: NonZeroU64::new(1 << 30), burst, ..budget.limits() };
+    let more = Arc::new(same.replaced_by(more).unwrap());
+    lane.set_limits(Some(more));
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(lane.serve(&mut uring, false), "it waits for the old limits");
+    assert_eq!(answered(&mut guest).len(), 8);
+    // None: as if there had never been any.
+    lane.set_limits(Some(slow(ExpressBudget::Counted)));
+    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    lane.set_limits(None);
+    assert!(lane.has_work() && lane.serve(&mut uring, false));
+    assert_eq!(answered(&mut guest).len(), 8);
+    assert!(lane.deadline().is_none());
+}
+
+#[test]
+fn a_lane_without_requests_has_nothing_of_the_budget() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    for reads in 1..=3 {
+        guest.submit(0, Kind::Read, 0);
+        guest.driver.publish();
+        lane.serve(&mut uring, false);
+        assert_eq!(answered(&mut guest), [0]);
+        assert!(is_used(&budget, reads), "{:?}", budget.used());
+    }
+}
+
+#[test]
+fn a_large_request_that_is_put_back_half_done_has_its_budget_back() {
+    let limits = Limits { iops: NonZeroU64::new(1), burst: Duration::from_secs(60), ..Limits::default() };
+    let budget = Arc::new(Budget::new(limits).unwrap());
+    let engine = Stuck { is_busy: true, ..Stuck::default() };
+    let (mut guest, mut lane, mut uring, _) = lane_of(engine, Format::Split);
+    lane.set_limits(Some(Arc::clone(&budget)));
+    guest.zeroes(0, 4 << 20);
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert!(budget.used()[0] > Duration::ZERO);
+    let (reply, stopped) = channel();
+    lane.stop(reply);
+    lane.serve(&mut uring, false);
+    assert!(matches!(lane.settle(), Settled::Ends));
+    assert_eq!(stopped.recv().unwrap().unwrap().base, 0);
+    assert_eq!(budget.used()[0], Duration::ZERO);
+}
+
+#[test]
+fn threads_that_share_a_budget_never_have_more_together_than_it_has() {
+    let (rate, burst) = (20_000_u32, Duration::from_millis(5));
+    let limits = Limits { iops: NonZeroU64::new(rate.into()), burst, ..Limits::default() };
+    let budget = Arc::new(Budget::new(limits).unwrap());
+    let begin = Instant::now();
+    let end = begin + Duration::from_millis(200);
+    let taken: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let budget = Arc::clone(&budget);
+                scope.spawn(move || {
+                    let (mut guest, mut lane, mut uring) = limited(&budget);
+                    let mut taken = 0;
+                    let mut free: Vec<u16> = (0..8).collect();
+                    while Instant::now() < end {
+                        for slot in free.drain(..) {
+                            guest.submit(slot, Kind::Read, 0);
+                        }
+                        guest.driver.publish();
+                        if !lane.serve(&mut uring, false)
+                            && let Some(due) = lane.deadline()
+                        {
+                            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                        }
+                        free = answered(&mut guest);
+                        taken += free.len();
+                    }
+                    taken
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let most = (burst + begin.elapsed()).as_secs_f64() * f64::from(rate);
+    #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+    let taken = taken as f64;
+    assert!(taken <= most, "{taken} of {most}");
+    assert!(taken > burst.as_secs_f64() * f64::from(rate), "{taken}: only the burst");
+}
