@@ -138,6 +138,7 @@ impl Lane {
         let slots = queue.config().size;
         let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
+        channel.set_shortest(express.mode.hands_over());
         let files: &[StorageFile] = channel.files();
         let mut queue = IoQueue::new(queue, place, files, uring);
         queue.disable_notify();
@@ -242,7 +243,6 @@ impl Lane {
                 if self.express.mode.classifies() {
                     let ioprio = Ioprio(self.queue.request(slot).priority().0);
                     decisions.class = self.express.classes.of(ioprio);
-                    decisions.shortest = decisions.class == Class::Express && self.express.mode.hands_over();
                 }
                 self.decisions[usize::from(slot.0)] = decisions;
                 Some((slot, decisions))
@@ -316,13 +316,23 @@ impl Lane {
         }
         self.begun.add(request);
         if let Outcome::Whole(file) = outcome {
-            let durable = decisions.durable;
-            if !decisions.shortest || !self.queue.hand_over(uring, slot, file, durable) {
-                self.queue.begin_whole(uring, slot, file, durable);
+            match decisions.class {
+                Class::Express => self.begin_express(uring, slot, file),
+                _ => self.queue.begin_whole(uring, slot, file, decisions.durable),
             }
             return None;
         }
         self.proceed(uring, slot, outcome)
+    }
+
+    /// Somebody waits for it: it goes where the fewest are before it, if that pays.
+    #[cold]
+    #[inline(never)]
+    fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
+        let durable = self.decisions[usize::from(slot.0)].durable;
+        if !self.express.mode.hands_over() || !self.queue.hand_over(uring, slot, file, durable) {
+            self.queue.begin_whole(uring, slot, file, durable);
+        }
     }
 
     /// Does what the channel wants for a request; returns its answer if it has one.
