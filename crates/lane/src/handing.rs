@@ -80,20 +80,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn raw(&mut self, slot: u16, ioprio: u32, dice: &mut Dice) {
-        let sector = dice.below(1 << 17) * 8;
-        self.driver.submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio }).unwrap();
-    }
-
     fn new(index: u16, mode: Mode, engine: &Arc<dyn Engine>) -> Guest {
-        Guest::sized(index, mode, engine, DEPTH)
-    }
-
-    fn sized(index: u16, mode: Mode, engine: &Arc<dyn Engine>, depth: u16) -> Guest {
         let format = if index.is_multiple_of(2) { Format::Split } else { Format::Packed };
         let (segments, data) = (if index == 1 { 3 } else { 1 }, BLOCK);
         let options =
-            BlkOptions { format, size: None, depth, data, segments, indirect: true, event_idx: true };
+            BlkOptions { format, size: None, depth: DEPTH, data, segments, indirect: true, event_idx: true };
         let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
         let driver = BlkQueue::new(&arena, options).unwrap();
         Guest {
@@ -332,71 +323,5 @@ fn a_thread_that_ends_by_itself_takes_nothing_and_keeps_nothing() {
         guest.show();
         guest.wait();
         assert_eq!((threads.lost(), guest.handed_over()), (vec![1], before));
-    }
-}
-
-#[test]
-#[ignore]
-fn measure() {
-    use vlane_engine::model::{DeviceQueues, ModelConfig};
-    use vlane_engine::null::NullEngine;
-    let secs: u64 = std::env::var("SECS").map_or(5, |t| t.parse().unwrap());
-    for mode in [Mode::Off, Mode::Shortest, Mode::Off, Mode::Shortest] {
-        let model = ModelConfig {
-            latency: Duration::from_millis(1),
-            parallelism: 4,
-            queues: DeviceQueues::RoundRobin,
-        };
-        let engine: Arc<dyn Engine> = Arc::new(NullEngine::modelled(1 << 30, Some(model)).unwrap());
-        for all in [false, true] {
-            let threads = pool(8);
-            let mut dice = Dice(7);
-            let n = if all { 8 } else { 7 };
-            let mut guests: Vec<_> = (0..8).map(|lane| Guest::sized(lane, mode, &engine, 256)).collect();
-            guests.iter().for_each(|g| g.start(&threads, None));
-            let per = |i: u16| 512 / n + u16::from(i < 512 % n);
-            // slot 255 of lane 0 is the express one
-            let (mut lat, mut bg, mut sent) = (Vec::new(), 0u64, None::<Instant>);
-            for i in 0..n {
-                for slot in 0..per(i) {
-                    guests[usize::from(i)].raw(slot, 7 | 2 << 13, &mut dice);
-                }
-                guests[usize::from(i)].show();
-            }
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(secs) {
-                for i in 0..n {
-                    let g = &mut guests[usize::from(i)];
-                    let mut done = Vec::new();
-                    g.driver.reap(&mut done).unwrap();
-                    for c in done {
-                        if c.slot == 255 {
-                            lat.push(sent.take().unwrap().elapsed());
-                        } else {
-                            bg += 1;
-                            g.raw(c.slot, 7 | 2 << 13, &mut dice);
-                        }
-                    }
-                    if i == 0 && sent.is_none() {
-                        g.raw(255, EXPRESS, &mut dice);
-                        sent = Some(Instant::now());
-                    }
-                    g.show();
-                }
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            lat.sort();
-            let p = |q: f64| lat[((lat.len() - 1) as f64 * q) as usize];
-            let handed: u64 = guests.iter().map(Guest::handed_over).sum();
-            println!(
-                "{mode:?} queues busy {n}: express {} p50 {:?} p99 {:?}; background {}/s; total {}/s; handed over {handed}",
-                lat.len(),
-                p(0.5),
-                p(0.99),
-                bg / secs,
-                (bg + lat.len() as u64) / secs
-            );
-            drop(threads);
-        }
     }
 }
