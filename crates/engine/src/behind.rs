@@ -137,6 +137,11 @@ impl Channel for Delayed {
         [self.port.deadline(), self.inner.deadline()].into_iter().flatten().min()
     }
 
+    fn set_shortest(&mut self, on: bool) {
+        self.port.set_shortest(on);
+        self.inner.set_shortest(on);
+    }
+
     fn set_write_through(&mut self, on: bool) {
         self.inner.set_write_through(on);
     }

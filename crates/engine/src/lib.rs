@@ -194,6 +194,10 @@ pub trait Channel: Send + fmt::Debug {
         None
     }
 
+    /// From now on, express requests may go to the submission queue of another thread, if that is shorter; or no longer. For channels that
+    /// have such queues themselves; operations are submitted by the lane.
+    fn set_shortest(&mut self, _on: bool) {}
+
     /// From now on, answer writes only when they are durable; or no longer.
     fn set_write_through(&mut self, on: bool);
 

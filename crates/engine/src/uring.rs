@@ -26,9 +26,9 @@ const TAG_GUEST: u64 = 4 << 60;
 /// The seat's bell.
 const TAG_BELL: u64 = 5 << 60;
 
-/// By how many operations another thread's submission queue must be shorter for an operation to go there. There and back costs about 9 us
-/// (docs/src/shortest.md), in which a quick device serves eight requests of a queue.
-pub const HAND_OVER_MARGIN: usize = 8;
+/// By how many operations another thread's submission queue must be shorter for an operation to go there. There and back costs 6 to 32 us where that
+/// thread sleeps (docs/src/shortest.md), in which a device that serves 500,000 requests a second from a queue serves up to sixteen.
+pub const HAND_OVER_MARGIN: usize = 16;
 
 /// Something that arrived.
 #[derive(Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::time::Instant;
 use vlane_engine::{
     Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
 };
-use vlane_policy::express::Express;
+use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
@@ -153,6 +153,7 @@ impl Lane {
         let slots = queue.config().size;
         let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
+        channel.set_shortest(classed.as_ref().is_some_and(|classed| classed.hands_over()));
         let files: &[StorageFile] = channel.files();
         let mut queue = IoQueue::new(queue, place, files, uring);
         queue.disable_notify();
@@ -359,15 +360,25 @@ impl Lane {
             self.goes_to_device(slot, decisions.class);
         }
         if let Outcome::Whole(file) = outcome {
-            let durable = decisions.durable;
-            let is_handed_over =
-                CLASSED && decisions.shortest && self.queue.hand_over(uring, slot, file, durable);
-            if !is_handed_over {
-                self.queue.begin_whole(uring, slot, file, durable);
+            if CLASSED && decisions.class == Class::Express {
+                self.begin_express(uring, slot, file);
+            } else {
+                self.queue.begin_whole(uring, slot, file, decisions.durable);
             }
             return None;
         }
         self.proceed(uring, slot, outcome)
+    }
+
+    /// Somebody waits for it: it goes where the fewest are before it, if that pays.
+    #[cold]
+    #[inline(never)]
+    fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
+        let durable = self.decisions[usize::from(slot.0)].durable;
+        let hands_over = self.classed.as_ref().is_some_and(|classed| classed.hands_over());
+        if !hands_over || !self.queue.hand_over(uring, slot, file, durable) {
+            self.queue.begin_whole(uring, slot, file, durable);
+        }
     }
 
     /// Does what the channel wants for a request; returns its answer if it has one.

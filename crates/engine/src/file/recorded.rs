@@ -172,6 +172,10 @@ impl Channel for Recorded {
         self.inner.deadline()
     }
 
+    fn set_shortest(&mut self, on: bool) {
+        self.inner.set_shortest(on);
+    }
+
     fn set_write_through(&mut self, on: bool) {
         self.inner.set_write_through(on);
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Slot;
-use crate::operation::Decisions;
+use crate::operation::{Class, Decisions};
 
 /// What a modelled device is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,14 @@ impl Port {
     pub(crate) fn submit(&mut self, slot: Slot, decisions: Decisions) {
         match self {
             Port::Shared(port) => port.submit(slot),
-            Port::RoundRobin(port) => port.submit(slot, decisions.shortest),
+            Port::RoundRobin(port) => port.submit(slot, decisions.class == Class::Express),
+        }
+    }
+
+    /// Whether express requests go to the shortest queue.
+    pub(crate) fn set_shortest(&mut self, on: bool) {
+        if let Port::RoundRobin(port) = self {
+            port.set_shortest(on);
         }
     }
 

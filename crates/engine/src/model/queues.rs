@@ -62,6 +62,8 @@ pub(crate) struct Port {
     thread: u64,
     queue: usize,
     deadline: Option<Instant>,
+    /// Express requests go to the shortest queue.
+    shortest: bool,
     handed_over: u64,
 }
 
@@ -153,7 +155,7 @@ impl Port {
         *lane =
             Lane { is_there: true, generation, served: Vec::with_capacity(usize::from(slots)), pending: 0 };
         drop(state);
-        Port { queues, number, generation, thread, queue, deadline: None, handed_over: 0 }
+        Port { queues, number, generation, thread, queue, deadline: None, shortest: false, handed_over: 0 }
     }
 
     /// Brings the device up to date, and lets `change` do something with it; then looks when to come again. The lane is on that `thread`.
@@ -177,8 +179,12 @@ impl Port {
         self.deadline = next.map(|next| queues.start + Duration::from_nanos(next));
     }
 
-    pub(super) fn submit(&mut self, slot: Slot, shortest: bool) {
-        self.submit_from(present_thread(), slot, shortest);
+    pub(super) fn submit(&mut self, slot: Slot, is_express: bool) {
+        self.submit_from(present_thread(), slot, is_express && self.shortest);
+    }
+
+    pub(super) fn set_shortest(&mut self, on: bool) {
+        self.shortest = on;
     }
 
     fn submit_from(&mut self, thread: u64, slot: Slot, shortest: bool) {

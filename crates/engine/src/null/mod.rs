@@ -140,6 +140,10 @@ impl Channel for Modelled {
         self.0.deadline()
     }
 
+    fn set_shortest(&mut self, on: bool) {
+        self.0.set_shortest(on);
+    }
+
     fn set_write_through(&mut self, _on: bool) {}
 
     fn stats(&self) -> ChannelStats {

@@ -93,6 +93,11 @@ impl Classed {
         self.window.next(&self.turns, waits, self.at_device)
     }
 
+    /// Express requests go to the shortest queue.
+    pub(super) fn hands_over(&self) -> bool {
+        self.express.mode.hands_over()
+    }
+
     /// Where requests of the next run are counted.
     pub(super) fn class_of(&self, ioprio: u32) -> Class {
         self.express.classes.of(Ioprio(ioprio))
@@ -230,12 +235,10 @@ impl Lane {
         classed.end_run(taken);
         let class = classed.class_of(ioprio);
         classed.kind = kind(class, ioprio);
-        let hands_over = classed.express.mode.hands_over();
         self.ioprio = ioprio;
         if classed.class != class {
             classed.class = class;
             self.defaults.class = class;
-            self.defaults.shortest = class == Class::Express && hands_over;
             classed.sees(class);
             classed.follow();
             self.chooses();

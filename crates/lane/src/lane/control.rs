@@ -193,8 +193,7 @@ impl Lane {
 
     pub(crate) fn set_write_through(&mut self, on: bool) {
         self.channel.set_write_through(on);
-        let Decisions { class, shortest, .. } = self.defaults;
-        self.defaults = Decisions { class, shortest, ..self.channel.defaults() };
+        self.defaults = Decisions { class: self.defaults.class, ..self.channel.defaults() };
         if self.defaults.durable {
             // The guest is not going to flush what is under way.
             self.decisions.iter_mut().for_each(|decisions| decisions.durable = true);

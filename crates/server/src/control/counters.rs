@@ -24,7 +24,7 @@ pub(super) struct CountersInfo {
     monotonic_ns: u64,
     process: ProcessInfo,
     /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused, failed, no_space, short,
-    /// lost, retries, bounced, inline, fdatasyncs, flushes_skipped, flushes_shared, signals, kicks.
+    /// lost, retries, bounced, inline, fdatasyncs, flushes_skipped, flushes_shared, handed_over, signals, kicks.
     #[schema(value_type = BTreeMap<String, u64>)]
     sum: Counted,
     /// Each lane, by its number.
