@@ -72,7 +72,7 @@ const ARMS: [Arm; 5] = [
 ];
 
 /// What the guest with I/O does. The background is idle in the guest's I/O priorities, the foreground best effort 0, and real-time for the
-/// guest's CPU: its own CPU scheduler is not what is measured.
+/// guest's CPU: its own schedulers are not what is measured.
 fn first(readers: usize) -> String {
     format!(
         r#"
@@ -80,6 +80,8 @@ fn first(readers: usize) -> String {
 echo RESULT ready=1
 n=0
 while read -r disk; do
+    # mq-deadline holds back what is idle as long as anything else is on its way: the guest would do by itself what is measured.
+    echo none >/sys/block/$disk/queue/scheduler
     rm -f /tmp/use-*
     # One may be about to start when the others are ended.
     killall dd 2>/dev/null; sleep 1; killall dd 2>/dev/null
@@ -214,7 +216,7 @@ fn about(options: &Options, guests: &str) -> String {
          a program in the foreground (best effort 0, real-time for the guest's own CPU scheduler) that reads {READS} times 4 KiB, one after the \
          other, and is started again. The device works on {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the foreground's next \
          request; the service before it from the lane's taking the request to its answer. \
-         vlane's lanes are real-time under all arms.",
+         The guest's I/O scheduler is none. vlane's lanes are real-time under all arms.",
         options.guests, options.readers, options.latency
     )
 }
