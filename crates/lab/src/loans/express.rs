@@ -22,8 +22,10 @@ use crate::progress::Progress;
 use crate::report::Report;
 use crate::trace::Trace;
 
-/// Reads that the foreground's program does before it ends and is started again.
-const READS: usize = 50;
+/// So many reads of the foreground's are a job.
+const READS: u64 = 50;
+/// What one of them reads, in sectors.
+const READ: u64 = 8;
 /// Requests that the device works on at a time.
 const PARALLEL: usize = 4;
 
@@ -72,7 +74,7 @@ const ARMS: [Arm; 5] = [
 ];
 
 /// What the guest with I/O does. The background is idle in the guest's I/O priorities, the foreground best effort 0, and real-time for the
-/// guest's CPU: its own CPU scheduler is not what is measured.
+/// guest's CPU: its own schedulers are not what is measured.
 fn first(readers: usize) -> String {
     format!(
         r#"
@@ -80,6 +82,8 @@ fn first(readers: usize) -> String {
 echo RESULT ready=1
 n=0
 while read -r disk; do
+    # mq-deadline holds back what is idle as long as anything else is on its way: the guest would do by itself what is measured.
+    echo none >/sys/block/$disk/queue/scheduler
     rm -f /tmp/use-*
     # One may be about to start when the others are ended.
     killall dd 2>/dev/null; sleep 1; killall dd 2>/dev/null
@@ -89,9 +93,9 @@ while read -r disk; do
         while [ -e /tmp/use-$disk ]; do ionice -c 3 dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null; done &
         i=$((i + 1))
     done
-    while [ -e /tmp/use-$disk ]; do
-        chrt -f 1 ionice -c 2 -n 0 dd if=/dev/$disk of=/dev/null bs=4k count={READS} iflag=direct 2>/dev/null
-    done &
+    disk=$disk chrt -f 1 sh -c 'while [ -e /tmp/use-$disk ]; do
+        ionice -c 2 -n 0 dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null
+    done' &
     n=$((n + 1))
     echo RESULT load$n=1
 done
@@ -120,14 +124,14 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
     let pairs = foreground.windows(2);
     sample.responses = pairs.filter_map(|pair| pair[1].submit.checked_sub(pair[0].completed())).collect();
     sample.services = foreground.iter().map(|record| record.service).collect();
-    // Each program begins with the first sector.
-    let begins: Vec<u64> =
-        foreground.iter().filter(|record| record.sector == 0).map(|record| record.submit).collect();
+    // The program reads the disk from its beginning.
+    let begins = foreground.iter().filter(|record| record.sector.is_multiple_of(READS * READ));
+    let begins: Vec<u64> = begins.map(|record| record.submit).collect();
     sample.jobs = begins.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
     sample.background = background.len() as u64;
     if sample.jobs.is_empty() {
         let text = format!(
-            "the foreground did {} reads while it was measured, not a whole program's {READS}; measure longer (--time)",
+            "the foreground did {} reads while it was measured, too few for a whole job of {READS}; measure longer (--time)",
             foreground.len()
         );
         return Err(Error::new(ErrorKind::Process, text));
@@ -210,10 +214,9 @@ fn arguments(options: &Options, completions: &str) -> Vec<OsString> {
 fn about(options: &Options, guests: &str) -> String {
     format!(
         "{} guests ({guests}), each with a process that computes all the time. The first also has {} readers in the background (I/O priority idle) and \
-         a program in the foreground (best effort 0, real-time for the guest's own CPU scheduler) that reads {READS} times 4 KiB, one after the \
-         other, and is started again. The device works on {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the foreground's next \
+         a program in the foreground (best effort 0, real-time for the guest's own CPU scheduler) that reads 4 KiB after 4 KiB; {READS} of them are a job. The device works on {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the foreground's next \
          request; the service before it from the lane's taking the request to its answer. \
-         vlane's lanes are real-time under all arms.",
+         The guest's I/O scheduler is none. vlane's lanes are real-time under all arms.",
         options.guests, options.readers, options.latency
     )
 }
@@ -234,7 +237,7 @@ mod tests {
             submit,
             service,
             sector,
-            sectors: 8,
+            sectors: u32::try_from(READ).unwrap(),
             seq: 0,
             after: 0,
             more: false,
@@ -244,23 +247,20 @@ mod tests {
     }
 
     #[test]
-    fn the_foregrounds_programs_are_told_apart_from_the_background_and_from_each_other() {
+    fn the_foregrounds_jobs_are_told_apart_from_the_background_and_from_each_other() {
         let (foreground, background) = (2 << 13, 3 << 13);
         let mut records = Vec::new();
-        for program in 0..3 {
-            for read in 0..4 {
-                let submit = 1000 * program + 100 * read;
-                records.push(record(submit, 30, 8 * read, foreground));
-                records.push(record(submit + 1, 90, 0, background));
-            }
+        for read in 0..=2 * READS {
+            records.push(record(100 * read, 30, READ * read, foreground));
+            records.push(record(100 * read + 1, 90, 0, background));
         }
         let mut sample = Sample::default();
         let header = Header::default();
         add_trace(&mut sample, &Trace::from_records(header.clone(), records.clone())).unwrap();
-        assert_eq!(sample.jobs, [1000, 1000]);
-        assert_eq!((sample.services.len(), sample.services[0], sample.background), (12, 30, 12));
-        assert_eq!((sample.responses.len(), sample.responses[0]), (11, 70));
-        records.truncate(4);
+        assert_eq!(sample.jobs, [100 * READS; 2]);
+        assert_eq!((sample.services.len(), sample.services[0], sample.background), (101, 30, 101));
+        assert_eq!(sample.responses, [70; 100]);
+        records.truncate(90);
         assert!(add_trace(&mut sample, &Trace::from_records(header, records)).is_err());
     }
 }

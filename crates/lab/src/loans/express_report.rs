@@ -29,8 +29,8 @@ pub(super) struct Labels {
     pub(super) rounds: usize,
     /// Time of each measurement.
     pub(super) time: Duration,
-    /// Reads of the foreground's program.
-    pub(super) reads: usize,
+    /// Reads of the foreground's that are a job.
+    pub(super) reads: u64,
 }
 
 fn rows(labels: &Labels, cells: &[Figures], row: impl Fn(&Figures) -> Vec<Cell>) -> Vec<Vec<Cell>> {
@@ -136,9 +136,9 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
             Severity::Info,
             format!(
                 "{} rounds of {:?} each, the arms in turns; figures are medians over rounds, with the smallest and the largest. \
-                 \"All rounds\" adds up everybody's CPU time over them. Execution time: from the first read of the foreground's program to the \
-                 first read of the next one, the start of that included.",
-                labels.rounds, labels.time
+                 \"All rounds\" adds up everybody's CPU time over them. Execution time: of {} reads of the foreground's, one after the other, with all that is \
+                 between them.",
+                labels.rounds, labels.time, labels.reads
             ),
         ),
     ];

@@ -76,7 +76,7 @@ pub struct Sample {
     pub responses: Vec<u64>,
     /// Before each of them, how long the storage had it, ns; where that is measured.
     pub services: Vec<u64>,
-    /// How long each program of guest 1 took that ended, ns; where there are any.
+    /// How long each job of guest 1 took, ns; where there are any.
     pub jobs: Vec<u64>,
     /// Requests of its background.
     pub background: u64,

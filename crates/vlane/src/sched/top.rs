@@ -146,6 +146,9 @@ mod tests {
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[1].len(), lines[2].len(), "{text}");
         assert!(lines[2].contains("-3.2"), "{text}");
+        assert!(!text.contains("express"), "{text}");
+        let express = State { completions: "express".into(), ..state };
+        assert!(table(&express).contains("express completions only"));
     }
 
     #[test]
