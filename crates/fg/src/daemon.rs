@@ -37,6 +37,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// How often to look.
     pub every: Duration,
+    /// The device numbers of the terminals that count; all of them if there are none.
+    pub terminals: Vec<i32>,
     /// Whether to listen to process events.
     pub events: bool,
 }
@@ -74,7 +76,7 @@ pub fn run(options: &Options) -> Result<()> {
     give_back(&mut looker, "left by a daemon before this one")?;
     let dir = Dir::make(&options.dir)?;
     let mut daemon = Daemon {
-        looker: Looker::new(dir, possible.raise)?,
+        looker: Looker::new(dir, possible.raise)?.only(options.terminals.clone()),
         bell,
         events,
         signal,

@@ -307,6 +307,13 @@ impl Policy {
         for one in parents_first(seen) {
             self.decide_one(one, now, way, &mut changes);
         }
+        // From now on, not before: all that was read in this pass was started before any of it is restored.
+        for change in changes.iter().filter(|change| !change.raise) {
+            let thread = self.known.get_mut(&change.pid).and_then(|known| known.threads.get_mut(&change.tid));
+            if let Some(entry) = thread.and_then(|thread| thread.entry.as_mut()) {
+                entry.ending.get_or_insert(now);
+            }
+        }
         changes
     }
 
@@ -331,11 +338,11 @@ impl Policy {
             let mut entry = match (remembered.filter(|known| known.start == thread.start), &own_spans) {
                 (Some(known), _) => known.entry.clone(),
                 (None, Some(spans)) => {
-                    inherited(spans, thread.start, thread.values).map(|old| born_raised(old, thread, way))
+                    let old = inherited(spans, thread.start, thread.values);
+                    old.map(|old| born_raised(old, thread, thread.start, way))
                 }
-                (None, None) => {
-                    self.origin(seen, thread.values).map(|old| born_raised(old, thread, way))
-                }
+                // All of its life: whatever it has started has inherited that.
+                (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way)),
             };
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
@@ -422,11 +429,9 @@ impl Policy {
     }
 }
 
-/// A thread that has inherited what another one was given.
-fn born_raised(old: Values, thread: &Thread, way: Way) -> Entry {
-    // From its own beginning: what other threads of its process have started before has not inherited that.
-    let begin = (thread.start, thread.start);
-    Entry { old, set: thread.values, begin, ending: None, seen: None, way, stuck: None }
+/// A thread that has inherited what another one was given, and has it since.
+fn born_raised(old: Values, thread: &Thread, since: u64, way: Way) -> Entry {
+    Entry { old, set: thread.values, begin: (since, since), ending: None, seen: None, way, stuck: None }
 }
 
 /// What a thread that is not in the foreground gets.
@@ -436,8 +441,6 @@ fn background(entry: &mut Option<Entry>, thread: &Thread, now: u64, past: &mut V
     if thread.values == old {
         past.push(raised.span(Some(now)));
         *entry = None;
-    } else {
-        raised.ending.get_or_insert(now);
     }
     old
 }

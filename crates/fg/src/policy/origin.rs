@@ -50,6 +50,11 @@ impl Span {
         }
     }
 
+    /// Hardly anybody but this program sets just that.
+    fn is_telling(&self) -> bool {
+        self.set.io != self.old.io || (self.set.nice < 0 && self.set.nice < self.old.nice)
+    }
+
     /// What a child has without this program: its nice value differs by what nice(1) has added since.
     fn own(&self, now: Values) -> Values {
         Values {
@@ -63,6 +68,7 @@ impl Span {
 pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
     let covering = |cover: Cover| spans.iter().filter(move |span| span.covers(start) == cover);
     covering(Cover::Surely)
+        .chain(covering(Cover::Perhaps))
         .find(|span| span.set == now)
         .or_else(|| covering(Cover::Surely).next())
         .or_else(|| covering(Cover::Perhaps).find(|span| span.explains(now)))
@@ -120,7 +126,7 @@ impl Policy {
             .chain(ended)
             .filter(|(near, _)| *near != (false, false, false))
             .flat_map(|(near, spans)| spans.into_iter().map(move |span| (near, span)))
-            .filter(|(_, span)| span.set == now && span.old != span.set && span.covers(stat.start) != Cover::No)
+            .filter(|(_, span)| span.set == now && span.is_telling() && span.covers(stat.start) != Cover::No)
             .max_by_key(|(near, span)| (*near, span.begin))
             .map(|(_, span)| span.old)
     }
