@@ -214,7 +214,7 @@ impl Looker {
         let now = sys::ticks();
         self.young.retain(|(_, until)| *until > now);
         let raised: Vec<i32> =
-            self.policy.known().keys().copied().filter(|pid| self.policy.is_raised(*pid)).collect();
+            self.policy.known().keys().copied().filter(|pid| self.policy.is_watched(*pid, now)).collect();
         let from = if raised.is_empty() { 0 } else { self.turn % raised.len() };
         self.turn = from + AT_ONCE;
         let in_turn = raised.iter().cycle().skip(from).take(AT_ONCE.min(raised.len())).copied();
@@ -312,7 +312,7 @@ impl Looker {
         };
         let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead()).map(counts)?;
         let same = self.policy.known().get(&pid).is_some_and(|known| known.began(stat.start));
-        if same && !stat.is_foreground() && !self.policy.is_raised(pid) {
+        if same && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
             return Some(Seen { stat, threads: Vec::new(), owner: None });
         }
         let (stat, threads) = proc::process(pid).map(|(stat, threads)| (counts(stat), threads))?;

@@ -26,7 +26,7 @@ fn raised_by_the_hook(mut shell: Shell, name: &str) {
     let job = shell.job("JOB");
     until_it_has(shell.pid(), OWN);
     until_it_has(job, RAISED);
-    shell.keys("\x1a");
+    shell.stop();
     until_it_has(job, OWN);
     until_it_has(shell.pid(), RAISED);
     shell.line("fg");

@@ -24,7 +24,7 @@ fn a_job_goes_to_the_background_and_comes_back() {
     let job = shell.job("JOB");
     until_it_has(job, RAISED);
     until_it_has(shell.pid(), OWN);
-    shell.keys("\x1a");
+    shell.stop();
     until_it_has(job, OWN);
     until_it_has(shell.pid(), RAISED);
     shell.line("bg");
@@ -56,7 +56,7 @@ fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_amp
     let raised = || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some(RAISED)).count();
     until("three are raised", || (raised() == 3).then_some(()));
     assert_eq!(values(left).as_deref(), Some(OWN));
-    shell.keys("\x1a");
+    shell.stop();
     until("only the shell is raised", || (raised() == 1).then_some(()));
     Command::new("kill").args(["-9", &orphan.to_string()]).status().unwrap();
 }
@@ -81,7 +81,8 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
         return;
     }
     let mut shell = Shell::bash();
-    let _daemon = Daemon::new(&shell, &LOOKING);
+    // Values that no other test's daemon sets: what an orphan of that one has is not of this one's making.
+    let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
     let python = "import os,threading,time\n\
         for n in range(3): threading.Thread(target=time.sleep,args=(1000,),daemon=True).start()\n\
         time.sleep(1000)";
@@ -106,8 +107,8 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
     renice(threads[2], 3);
     set_io_priority(threads[3], 3 << 13);
     shell.line("fg");
-    all([RAISED, RAISED, "-7 be/0", "-10 idle"]);
-    shell.keys("\x1a");
+    all(["-11 be/0", "-11 be/0", "-8 be/0", "-11 idle"]);
+    shell.stop();
     all([OWN, "0 be/4", "3 none", "0 idle"]);
 }
 
@@ -124,7 +125,7 @@ fn what_was_set_by_hand_while_it_was_raised_stays() {
     until("a record of it", || daemon.status().contains(&format!("{job} sleep")).then_some(()));
     renice(job, 7);
     set_io_priority(job, 2 << 13 | 6);
-    shell.keys("\x1a");
+    shell.stop();
     until_it_has(shell.pid(), RAISED);
     shell.answer("echo");
     assert_eq!(values(job).as_deref(), Some("7 be/6"));
@@ -144,7 +145,7 @@ fn nice_in_a_raised_shell_means_what_it_always_means() {
     until_it_has(job, "10 none");
     let job = shell.job("nice -n 5 JOB");
     until_it_has(job, "-5 be/0");
-    shell.keys("\x1a");
+    shell.stop();
     until_it_has(job, "5 none");
 }
 
@@ -160,7 +161,7 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
         until_it_has(job, RAISED);
         let dir = daemon.dir.clone();
         let _temporary = daemon.kill();
-        shell.keys("\x1a");
+        shell.stop();
         // Started by a shell that nobody restores.
         shell.answer("echo");
         assert_eq!(values(job).as_deref(), Some(RAISED));
@@ -205,7 +206,7 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
     shell.line("fg");
     has(RAISED);
     // Ctrl-Z ends no thread: the others are stopped with the process.
-    shell.keys("\x1a");
+    shell.stop();
     has(OWN);
 }
 

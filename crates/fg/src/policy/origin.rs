@@ -1,13 +1,17 @@
 //! Where a process has its values from: a child inherits those of the thread that starts it, raised or not.
 //!
 //! What decides is when it was started, and by whom: a child of a raised process has inherited, whatever it has made of it since, and one
-//! that was started before has not. Start times are in ticks of 1/100 s; in the tick of a change the values decide. A process whose parent
+//! that was started before has not. Start times are in ticks of 1/100 s; near a change the values decide,
+//! for a fork takes its time. A process whose parent
 //! has ended is nobody's child any more: it has inherited if it has exactly what was set in its session, its group, or its control group.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Policy, Seen};
 use crate::values::{Values, clamp};
+
+/// How long a fork can be under way, in ticks: a child has its parent's values of an earlier time than its own start.
+pub(super) const UNDER_WAY: u64 = 50;
 
 /// A time in which a thread was raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,9 +36,10 @@ enum Cover {
 impl Span {
     /// Whether a child that began at this tick has inherited.
     fn covers(&self, start: u64) -> Cover {
-        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1) {
+        let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY) };
+        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY)) {
             Cover::No
-        } else if start > self.begin.1 && self.end.is_none_or(|end| start < end.0) {
+        } else if start >= began && self.end.is_none_or(|end| start < end.0) {
             Cover::Surely
         } else {
             Cover::Perhaps

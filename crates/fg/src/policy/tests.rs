@@ -175,11 +175,11 @@ impl World {
 
     /// Looks at everything until nothing is left to do.
     fn look(&mut self) {
-        self.now += 2;
+        self.now += 60;
         for _ in 0..6 {
             let changes = self.decide(|_| true);
             if changes.is_empty() {
-                self.now += 2;
+                self.now += 60;
                 return;
             }
             self.apply(&changes);
@@ -304,12 +304,12 @@ fn take(world: &mut World, step: &Step) {
         Step::Wait(ticks) => world.now += ticks,
         Step::Look => world.look(),
         Step::Glance(which, passes) => {
-            world.now += 2;
+            world.now += 60;
             for _ in 0..passes {
                 let changes = world.decide(|pid| which >> (pid % 64) & 1 == 1);
                 world.apply(&changes);
             }
-            world.now += 2;
+            world.now += 60;
         }
         Step::Race(one, other) => {
             // Processes that are started while the program works.
@@ -320,10 +320,10 @@ fn take(world: &mut World, step: &Step) {
             world.look();
         }
         Step::Kill(made) => {
-            world.now += 2;
+            world.now += 60;
             let changes = world.decide(|_| true);
             world.kill(&changes, made);
-            world.now += 2;
+            world.now += 60;
             // As the daemon does first of all.
             world.look();
         }

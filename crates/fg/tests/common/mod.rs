@@ -169,6 +169,21 @@ impl Shell {
         self.terminal.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// Presses Ctrl-Z until the shell has its terminal back: `fg` continues a job after it has made it the foreground, and a Ctrl-Z in
+    /// between is lost.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        let path = format!("/proc/{}/stat", self.pid());
+        let mut pressed = None;
+        until("the shell has its terminal back", || {
+            if pressed.is_none_or(|at: Instant| at.elapsed() > Duration::from_millis(500)) {
+                self.keys("\x1a");
+                pressed = Some(Instant::now());
+            }
+            (stat(&path)?[5] == self.pid().to_string()).then_some(())
+        });
+    }
+
     pub fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
