@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,11 +15,7 @@ use crate::{daemon, dir, hook, run, status};
 
 /// Raises what you wait for: the foreground process group of each terminal, its nice value and its I/O priority.
 #[derive(Debug, Parser)]
-#[command(
-    name = "vlane-fg",
-    version,
-    after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage."
-)]
+#[command(name = "vlane-fg", version, after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage.")]
 struct Cli {
     #[command(subcommand)]
     command: What,
@@ -36,6 +33,9 @@ enum What {
         /// How often to look where nothing rings, in milliseconds.
         #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
         look_every: u64,
+        /// Raise only what is in the foreground of this terminal, such as /dev/pts/3; may be given more than once [default: all].
+        #[arg(long, value_name = "DEVICE", value_parser = terminal)]
+        terminal: Vec<i32>,
         /// Do not listen to the kernel's process events.
         #[arg(long)]
         no_events: bool,
@@ -80,6 +80,16 @@ struct RaiseArgs {
     io_priority: Io,
 }
 
+/// A terminal's number, as the kernel gives it for a process.
+fn terminal(path: &str) -> Result<i32, String> {
+    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if !metadata.file_type().is_char_device() {
+        return Err("it is no terminal".to_owned());
+    }
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    Ok(((minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12)).cast_signed())
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Io(Option<IoPriority>);
 
@@ -115,10 +125,10 @@ pub fn main() -> ExitCode {
 
 fn dispatch(what: What) -> Result<bool> {
     match what {
-        What::Daemon { raise, state_dir, look_every, no_events } => {
+        What::Daemon { raise, state_dir, look_every, terminal, no_events } => {
             let (dir, every) = (one_dir(state_dir)?, Duration::from_millis(look_every));
-            daemon::run(&daemon::Options { raise: raise.into(), dir, every, events: !no_events })
-                .map(|()| true)
+            let (raise, terminals, events) = (raise.into(), terminal, !no_events);
+            daemon::run(&daemon::Options { raise, dir, every, terminals, events }).map(|()| true)
         }
         What::Run { raise, command } => run::run(raise.into(), &command).map(|()| true),
         What::Hook { shell, state_dir } => {

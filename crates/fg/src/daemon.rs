@@ -15,12 +15,12 @@ use crate::events::{Event, Events};
 use crate::look::Looker;
 use crate::policy::Way;
 use crate::privileges;
-use crate::proc;
 use crate::record::{self, About};
 use crate::values::Raise;
+use crate::proc;
 
 /// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
-const AFTER_BELL: [u64; 7] = [0, 1, 4, 10, 20, 50, 100];
+const AFTER_BELL: [u64; 9] = [0, 1, 4, 10, 20, 50, 100, 250, 600];
 /// And after an event: a shell takes its terminal back a moment after its job has ended.
 const AFTER_EVENT: [u64; 5] = [0, 1, 5, 20, 60];
 /// How often it looks whether root has a daemon.
@@ -37,6 +37,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// How often to look.
     pub every: Duration,
+    /// The device numbers of the terminals that count; all of them if there are none.
+    pub terminals: Vec<i32>,
     /// Whether to listen to process events.
     pub events: bool,
 }
@@ -53,9 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("a daemon runs already in {} (vlane-fg status)", dir.path().display());
     };
     if of_root(&options.dir).is_some() {
-        bail!(
-            "root's daemon runs already, and raises what you have in the foreground: none of yours is needed"
-        );
+        bail!("root's daemon runs already, and raises what you have in the foreground: none of yours is needed");
     }
     let (signal, from_signal) = UnixStream::pair()?;
     for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -76,7 +76,7 @@ pub fn run(options: &Options) -> Result<()> {
     give_back(&mut looker, "left by a daemon before this one")?;
     let dir = Dir::make(&options.dir)?;
     let mut daemon = Daemon {
-        looker: Looker::new(dir, possible.raise)?,
+        looker: Looker::new(dir, possible.raise)?.only(options.terminals.clone()),
         bell,
         events,
         signal,
@@ -280,10 +280,7 @@ pub fn restore(path: &Path) -> Result<bool> {
     drop(dir);
     let dir = Dir::make(path)?;
     let Some(_lock) = lock(&dir)? else {
-        bail!(
-            "a daemon runs in {}: it restores when it is ended (kill PID; vlane-fg status)",
-            path.display()
-        );
+        bail!("a daemon runs in {}: it restores when it is ended (kill PID; vlane-fg status)", path.display());
     };
     let left = record::read(&dir)?;
     let threads: usize = left.known.values().map(|known| known.entries().count()).sum();

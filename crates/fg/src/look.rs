@@ -20,6 +20,8 @@ const YOUNG: u64 = 60;
 const AT_ONCE: usize = 16;
 /// More new ids than these are found by listing all processes.
 const NEW_IDS: i32 = 64;
+/// So many ids without a process are kept in view.
+const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
 
@@ -35,8 +37,12 @@ struct Leader {
 pub struct Looker {
     policy: Policy,
     dir: Dir,
+    /// The terminals that count; all of them if there are none.
+    terminals: Vec<i32>,
     last: LastId,
     last_id: Option<i32>,
+    /// Ids that were given out, with no process: a process has its id for a while before it can be seen.
+    promised: Vec<(i32, u64)>,
     leaders: BTreeMap<i32, Leader>,
     marks: HashMap<i32, (i32, i32, i32, i32, u32, u64)>,
     young: Vec<(i32, u64)>,
@@ -55,8 +61,10 @@ impl Looker {
         Ok(Self {
             policy: Policy::of(raise, memory),
             dir,
+            terminals: Vec::new(),
             last: LastId::open()?,
             last_id: None,
+            promised: Vec::new(),
             leaders: BTreeMap::new(),
             marks: HashMap::new(),
             young: Vec::new(),
@@ -67,6 +75,11 @@ impl Looker {
             written: Memory::default(),
             unwritten: true,
         })
+    }
+
+    /// Only these terminals count.
+    pub fn only(self, terminals: Vec<i32>) -> Self {
+        Self { terminals, ..self }
     }
 
     /// Where its record is.
@@ -136,7 +149,7 @@ impl Looker {
     /// All processes are to be read.
     fn all(&mut self) -> Result<()> {
         self.everything = Some(Instant::now());
-        self.last_id = self.last.read();
+        self.new_ids()?;
         self.dirty.extend(proc::processes()?);
         let ended: Vec<i32> =
             self.policy.known().keys().copied().filter(|pid| !self.dirty.contains(pid)).collect();
@@ -146,17 +159,29 @@ impl Looker {
 
     /// Processes that were started since are to be read.
     fn new_ids(&mut self) -> Result<()> {
-        let last = self.last.read();
-        if last == self.last_id && last.is_some() {
-            return Ok(());
+        let (now, last) = (sys::ticks(), self.last.read());
+        if last != self.last_id || last.is_none() {
+            let to = last.unwrap_or(0);
+            let from = match self.last_id {
+                Some(before) if to > before && to - before <= NEW_IDS => before,
+                _ => {
+                    self.dirty.extend(proc::processes()?.into_iter().filter(|pid| !self.policy.knows(*pid)));
+                    (to - NEW_IDS / 4).max(0)
+                }
+            };
+            self.promised.extend((from + 1..=to).map(|id| (id, now + YOUNG)));
+            self.last_id = last;
         }
-        match (self.last_id, last) {
-            (Some(before), Some(now)) if now > before && now - before <= NEW_IDS => {
-                self.dirty.extend((before + 1..=now).filter(|id| sys::is_process(*id)));
+        let mut promised = std::mem::take(&mut self.promised);
+        promised.retain(|(id, until)| {
+            let is_there = sys::is_process(*id);
+            if is_there {
+                self.dirty.insert(*id);
             }
-            _ => self.dirty.extend(proc::processes()?.into_iter().filter(|pid| !self.policy.knows(*pid))),
-        }
-        self.last_id = last;
+            !is_there && *until > now
+        });
+        promised.drain(..promised.len().saturating_sub(PROMISED));
+        self.promised = promised;
         Ok(())
     }
 
@@ -189,7 +214,7 @@ impl Looker {
         let now = sys::ticks();
         self.young.retain(|(_, until)| *until > now);
         let raised: Vec<i32> =
-            self.policy.known().keys().copied().filter(|pid| self.policy.is_raised(*pid)).collect();
+            self.policy.known().keys().copied().filter(|pid| self.policy.is_watched(*pid, now)).collect();
         let from = if raised.is_empty() { 0 } else { self.turn % raised.len() };
         self.turn = from + AT_ONCE;
         let in_turn = raised.iter().cycle().skip(from).take(AT_ONCE.min(raised.len())).copied();
@@ -279,12 +304,18 @@ impl Looker {
     }
 
     fn read_one(&self, pid: i32) -> Option<Seen> {
-        let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead())?;
+        let counts = |mut stat: Stat| {
+            if !self.terminals.is_empty() && !self.terminals.contains(&stat.terminal) {
+                stat.terminal = 0;
+            }
+            stat
+        };
+        let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead()).map(counts)?;
         let same = self.policy.known().get(&pid).is_some_and(|known| known.began(stat.start));
-        if same && !stat.is_foreground() && !self.policy.is_raised(pid) {
+        if same && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
             return Some(Seen { stat, threads: Vec::new(), owner: None });
         }
-        let (stat, threads) = proc::process(pid)?;
+        let (stat, threads) = proc::process(pid).map(|(stat, threads)| (counts(stat), threads))?;
         let like_ours = threads.iter().any(|thread| self.policy.looks_raised(thread.values));
         let owner = if like_ours || stat.is_foreground() { proc::owner(pid) } else { None };
         (!threads.is_empty()).then_some(Seen { stat, threads, owner })

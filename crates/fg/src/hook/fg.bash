@@ -18,6 +18,8 @@ if [[ $- == *i* && -z ${__vlane_fg_dirs+x} ]]; then
             __vlane_fg_bell2=${__vlane_fg_dirs[1]}/bell
             if builtin true <"$__vlane_fg_bell2"; then builtin true; fi
         fi 2>/dev/null
+        # $(<file) ends such a shell if the file has gone since.
+        if [[ $- == *e* ]]; then __vlane_fg_bell1='' __vlane_fg_bell2=''; fi
         return 0
     }
 

@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 use crate::proc::{Stat, Thread};
 use crate::values::{Raise, Values, clamp};
 pub use origin::Span;
-use origin::{Ghost, inherited};
+use origin::{Ghost, UNDER_WAY, inherited};
 
 /// How long what has ended is remembered, in ticks of 1/100 s: a process that it has started is seen long before.
 const REMEMBERED: u64 = 6000;
+/// So long after its start, in ticks, nobody has changed a process's values by hand.
+const YOUTH: u64 = 50;
 /// How many pasts of a process, and ended processes, are remembered.
 const PASTS: usize = 8;
 const GHOSTS: usize = 256;
@@ -142,14 +144,15 @@ impl Entry {
 
     /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
     /// change was to the very value that is there now, and stays.
-    fn absorb(&mut self, now: Values, image: &Image, tick: u64) {
+    fn absorb(&mut self, now: Values, image: &Image, at_birth: bool, tick: u64) {
         if now == self.set && self.begin.1 == u64::MAX {
             // Raised by one that was killed before it could note when.
             self.begin.1 = tick;
         }
         if now.nice != self.set.nice {
-            let started_another = self.seen.as_ref().is_some_and(|seen| seen != image);
-            if started_another && self.ending.is_none() {
+            let another = self.seen.as_ref().is_some_and(|seen| seen != image);
+            // nice(1) itself, before it becomes the other program; and what it has become before it was seen at all.
+            if (another || at_birth) && self.ending.is_none() {
                 self.old.nice = clamp(self.old.nice + now.nice - self.set.nice);
                 self.set.nice = now.nice;
             } else if now.nice != self.old.nice {
@@ -268,6 +271,12 @@ impl Policy {
         self.known.get(&pid).is_some_and(|known| known.entries().next().is_some())
     }
 
+    /// Whether any of its threads is raised, or was a moment ago: a thread that was being started then is raised still.
+    pub fn is_watched(&self, pid: i32, now: u64) -> bool {
+        let recent = |span: &Span| span.end.is_none_or(|end| end.1 + UNDER_WAY > now);
+        self.is_raised(pid) || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
+    }
+
     /// Whether these could have been inherited.
     pub fn looks_raised(&self, values: Values) -> bool {
         self.raise.io.is_some_and(|io| io == values.io) || (self.raise.nice < 0 && values.nice < 0)
@@ -307,6 +316,13 @@ impl Policy {
         for one in parents_first(seen) {
             self.decide_one(one, now, way, &mut changes);
         }
+        // From now on, not before: all that was read in this pass was started before any of it is restored.
+        for change in changes.iter().filter(|change| !change.raise) {
+            let thread = self.known.get_mut(&change.pid).and_then(|known| known.threads.get_mut(&change.tid));
+            if let Some(entry) = thread.and_then(|thread| thread.entry.as_mut()) {
+                entry.ending.get_or_insert(now);
+            }
+        }
         changes
     }
 
@@ -321,8 +337,14 @@ impl Policy {
             return;
         }
         let foreground = stat.is_foreground() && !self.halted;
-        let image: Image = (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
+        let mut image: Image = (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
+        let is_young = now < stat.start + YOUTH;
         let before = self.known.remove(&stat.pid);
+        if stat.state == 'Z' {
+            // Its main thread has ended, and nothing tells its programs apart.
+            let entries = before.iter().flat_map(Known::entries);
+            image = entries.filter_map(|(_, entry)| entry.seen.clone()).next().unwrap_or(image);
+        }
         let own_spans = before.as_ref().map(Known::spans);
         let mut threads = BTreeMap::new();
         let mut past = before.as_ref().map(|known| known.past.clone()).unwrap_or_default();
@@ -331,13 +353,16 @@ impl Policy {
             let mut entry = match (remembered.filter(|known| known.start == thread.start), &own_spans) {
                 (Some(known), _) => known.entry.clone(),
                 (None, Some(spans)) => {
-                    inherited(spans, thread.start, thread.values).map(|old| born_raised(old, thread, way))
+                    let old = inherited(spans, thread.start, thread.values);
+                    old.map(|old| born_raised(old, thread, thread.start, way))
                 }
-                (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, way)),
+                // All of its life: whatever it has started has inherited that.
+                (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way)),
             };
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
-                entry.absorb(thread.values, &image, now);
+                let inherited = entry.begin == (0, 0);
+                entry.absorb(thread.values, &image, inherited && (stat.name == "nice" || is_young), now);
                 if old != entry.old {
                     past.push(span);
                 }
@@ -420,11 +445,9 @@ impl Policy {
     }
 }
 
-/// A thread that has inherited what another one was given.
-fn born_raised(old: Values, thread: &Thread, way: Way) -> Entry {
-    // From its own beginning: what other threads of its process have started before has not inherited that.
-    let begin = (thread.start, thread.start);
-    Entry { old, set: thread.values, begin, ending: None, seen: None, way, stuck: None }
+/// A thread that has inherited what another one was given, and has it since.
+fn born_raised(old: Values, thread: &Thread, since: u64, way: Way) -> Entry {
+    Entry { old, set: thread.values, begin: (since, since), ending: None, seen: None, way, stuck: None }
 }
 
 /// What a thread that is not in the foreground gets.
@@ -434,8 +457,6 @@ fn background(entry: &mut Option<Entry>, thread: &Thread, now: u64, past: &mut V
     if thread.values == old {
         past.push(raised.span(Some(now)));
         *entry = None;
-    } else {
-        raised.ending.get_or_insert(now);
     }
     old
 }

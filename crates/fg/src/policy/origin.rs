@@ -1,13 +1,17 @@
 //! Where a process has its values from: a child inherits those of the thread that starts it, raised or not.
 //!
 //! What decides is when it was started, and by whom: a child of a raised process has inherited, whatever it has made of it since, and one
-//! that was started before has not. Start times are in ticks of 1/100 s; in the tick of a change the values decide. A process whose parent
+//! that was started before has not. Start times are in ticks of 1/100 s; near a change the values decide,
+//! for a fork takes its time. A process whose parent
 //! has ended is nobody's child any more: it has inherited if it has exactly what was set in its session, its group, or its control group.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Policy, Seen};
 use crate::values::{Values, clamp};
+
+/// How long a fork can be under way, in ticks: a child has its parent's values of an earlier time than its own start.
+pub(super) const UNDER_WAY: u64 = 50;
 
 /// A time in which a thread was raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,9 +36,10 @@ enum Cover {
 impl Span {
     /// Whether a child that began at this tick has inherited.
     fn covers(&self, start: u64) -> Cover {
-        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1) {
+        let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY) };
+        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY)) {
             Cover::No
-        } else if start > self.begin.1 && self.end.is_none_or(|end| start < end.0) {
+        } else if start >= began && self.end.is_none_or(|end| start < end.0) {
             Cover::Surely
         } else {
             Cover::Perhaps
@@ -50,6 +55,11 @@ impl Span {
         }
     }
 
+    /// Hardly anybody but this program sets just that.
+    fn is_telling(&self) -> bool {
+        self.set.io != self.old.io || (self.set.nice < 0 && self.set.nice < self.old.nice)
+    }
+
     /// What a child has without this program: its nice value differs by what nice(1) has added since.
     fn own(&self, now: Values) -> Values {
         Values {
@@ -63,6 +73,7 @@ impl Span {
 pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
     let covering = |cover: Cover| spans.iter().filter(move |span| span.covers(start) == cover);
     covering(Cover::Surely)
+        .chain(covering(Cover::Perhaps))
         .find(|span| span.set == now)
         .or_else(|| covering(Cover::Surely).next())
         .or_else(|| covering(Cover::Perhaps).find(|span| span.explains(now)))
@@ -99,8 +110,7 @@ impl Policy {
         let mut at = pid;
         for _ in 0..8 {
             at = *self.lineage.get(&at)?;
-            let ghost =
-                self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
+            let ghost = self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
             if let Some(spans) = ghost.or_else(|| self.known.get(&at).map(super::Known::spans)) {
                 return inherited(&spans, start, now);
             }
@@ -115,17 +125,13 @@ impl Policy {
             let same_owner = seen.owner.is_some() && *owner == seen.owner;
             (session == stat.session, group == stat.group, same_owner)
         };
-        let living =
-            self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
-        let ended =
-            self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
+        let living = self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
+        let ended = self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
         living
             .chain(ended)
             .filter(|(near, _)| *near != (false, false, false))
             .flat_map(|(near, spans)| spans.into_iter().map(move |span| (near, span)))
-            .filter(|(_, span)| {
-                span.set == now && span.old != span.set && span.covers(stat.start) != Cover::No
-            })
+            .filter(|(_, span)| span.set == now && span.is_telling() && span.covers(stat.start) != Cover::No)
             .max_by_key(|(near, span)| (*near, span.begin))
             .map(|(_, span)| span.old)
     }

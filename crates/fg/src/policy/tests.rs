@@ -78,6 +78,16 @@ impl World {
         pid
     }
 
+    /// Starts a process and a thread in the very tick in which the program works. Only the values tell then which have inherited, and a
+    /// process whose I/O priority was set by hand has only the half of them.
+    fn race(&mut self, index: usize) {
+        let pid = self.pick(index);
+        if self.task(pid).own.io.is_default() {
+            self.fork(pid);
+            self.thread(pid);
+        }
+    }
+
     fn thread(&mut self, pid: i32) {
         let (tid, start) = (self.next, self.now);
         self.next += 1;
@@ -141,11 +151,7 @@ impl World {
         let mut at = 0;
         while at < pids.len() {
             let parent = self.processes[&pids[at]].parent;
-            if !self.policy.knows(pids[at])
-                && parent > 0
-                && !self.policy.knows(parent)
-                && !pids.contains(&parent)
-            {
+            if !self.policy.knows(pids[at]) && parent > 0 && !self.policy.knows(parent) && !pids.contains(&parent) {
                 pids.push(parent);
             }
             at += 1;
@@ -169,11 +175,11 @@ impl World {
 
     /// Looks at everything until nothing is left to do.
     fn look(&mut self) {
-        self.now += 2;
+        self.now += 60;
         for _ in 0..6 {
             let changes = self.decide(|_| true);
             if changes.is_empty() {
-                self.now += 2;
+                self.now += 60;
                 return;
             }
             self.apply(&changes);
@@ -233,7 +239,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => who.clone().prop_map(Step::Foreground),
         3 => who.clone().prop_map(Step::Exec),
         2 => (who.clone(), -3..25).prop_map(|(who, by)| Step::Nice(who, by)),
-        2 => (who.clone(), -20..20).prop_map(|(who, to)| Step::Renice(who, to)),
+        2 => (who.clone(), 0..20).prop_map(|(who, to)| Step::Renice(who, to)),
         2 => (who.clone(), prop_oneof![Just(2 << 13 | 2), Just(2 << 13 | 4), Just(3 << 13), Just(2 << 13 | 7)])
             .prop_map(|(who, to)| Step::Ionice(who, to)),
         2 => who.clone().prop_map(Step::Thread),
@@ -268,27 +274,29 @@ fn take(world: &mut World, step: &Step) {
             // By hand, of a process that has been there for a while.
             world.look();
             let pid = world.pick(who);
-            let task = world.task(pid);
-            // What is the raised value, or the process's own one, is no other one.
-            if to != task.has.nice && to != task.own.nice {
-                (task.has.nice, task.own.nice) = (to, to);
+            // All threads: which of them starts a process is not known.
+            for task in &mut world.at(pid).tasks {
+                // What is the raised value, or the process's own one, is no other one.
+                if to != task.has.nice && to != task.own.nice {
+                    (task.has.nice, task.own.nice) = (to, to);
+                }
             }
             world.look();
         }
         Step::Ionice(who, to) => {
             world.look();
             let pid = world.pick(who);
-            let task = world.task(pid);
-            if task.own.io != IoPriority::of(to) {
-                (task.has.io, task.own.io) = (IoPriority::of(to), IoPriority::of(to));
+            for task in &mut world.at(pid).tasks {
+                if task.own.io != IoPriority::of(to) {
+                    (task.has.io, task.own.io) = (IoPriority::of(to), IoPriority::of(to));
+                }
             }
             world.look();
         }
         Step::Thread(who) => world.thread(world.pick(who)),
         Step::Exit(who) => {
             let pid = world.pick(who);
-            let known =
-                |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
+            let known = |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
             if pid != SHELL && world.processes.iter().all(known) {
                 world.exit(pid);
             }
@@ -296,28 +304,26 @@ fn take(world: &mut World, step: &Step) {
         Step::Wait(ticks) => world.now += ticks,
         Step::Look => world.look(),
         Step::Glance(which, passes) => {
-            world.now += 2;
+            world.now += 60;
             for _ in 0..passes {
                 let changes = world.decide(|pid| which >> (pid % 64) & 1 == 1);
                 world.apply(&changes);
             }
-            world.now += 2;
+            world.now += 60;
         }
         Step::Race(one, other) => {
             // Processes that are started while the program works.
             let changes = world.decide(|_| true);
-            world.fork(world.pick(one));
-            world.thread(world.pick(one));
+            world.race(one);
             world.apply(&changes);
-            world.fork(world.pick(other));
-            world.thread(world.pick(other));
+            world.race(other);
             world.look();
         }
         Step::Kill(made) => {
-            world.now += 2;
+            world.now += 60;
             let changes = world.decide(|_| true);
             world.kill(&changes, made);
-            world.now += 2;
+            world.now += 60;
             // As the daemon does first of all.
             world.look();
         }
@@ -325,7 +331,7 @@ fn take(world: &mut World, step: &Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1500), ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_has_happened_what_is_not_in_the_foreground_has_what_it_would_have_without_us(steps in steps()) {

@@ -1,0 +1,235 @@
+//! A real bash in a pseudo-terminal: what it has in the foreground is raised, and nothing else.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{Daemon, PROGRAM, Shell, may_raise, members, renice, set_io_priority, until, until_it_has, values, values_of};
+
+const RAISED: &str = "-10 be/0";
+const OWN: &str = "0 none";
+/// Seldom enough that what a test sees is not by chance, often enough to be quick.
+const LOOKING: [&str; 3] = ["--no-events", "--look-every", "20"];
+
+#[test]
+fn a_job_goes_to_the_background_and_comes_back() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let _daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
+    let job = shell.job("JOB");
+    until_it_has(job, RAISED);
+    until_it_has(shell.pid(), OWN);
+    shell.stop();
+    until_it_has(job, OWN);
+    until_it_has(shell.pid(), RAISED);
+    shell.line("bg");
+    shell.answer("echo");
+    until_it_has(job, OWN);
+    shell.line("fg");
+    until_it_has(job, RAISED);
+    shell.keys("\x03");
+    until_it_has(shell.pid(), RAISED);
+}
+
+#[test]
+fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_ampersand() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let _daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
+    // It inherits what the raised shell has.
+    let left = shell.job("JOB &");
+    until_it_has(left, OWN);
+    // One that its parents have left, in a session of its own.
+    let orphan = shell.job("(setsid JOB &)");
+    until_it_has(orphan, OWN);
+    let last = shell.job("sleep 1001 | sleep 1002 | JOB");
+    until_it_has(last, RAISED);
+    let session = shell.pid();
+    let raised = || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some(RAISED)).count();
+    until("three are raised", || (raised() == 3).then_some(()));
+    assert_eq!(values(left).as_deref(), Some(OWN));
+    shell.stop();
+    until("only the shell is raised", || (raised() == 1).then_some(()));
+    Command::new("kill").args(["-9", &orphan.to_string()]).status().unwrap();
+}
+
+#[test]
+fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let _daemon = Daemon::new(&shell, &LOOKING);
+    let left = shell.job("JOB & disown -a");
+    shell.line("exit");
+    shell.wait();
+    until_it_has(left, OWN);
+    Command::new("kill").args(["-9", &left.to_string()]).status().unwrap();
+}
+
+#[test]
+fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    // Values that no other test's daemon sets: what an orphan of that one has is not of this one's making.
+    let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
+    let python = "import os,threading,time\n\
+        for n in range(3): threading.Thread(target=time.sleep,args=(1000,),daemon=True).start()\n\
+        time.sleep(1000)";
+    let script = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(script.path(), python).unwrap();
+    shell.line(&format!("python3 {} &", script.path().display()));
+    let job: i32 = shell.answer("echo $!").parse().unwrap();
+    let threads = until("its threads", || {
+        let threads = std::fs::read_dir(format!("/proc/{job}/task")).ok()?.flatten();
+        let threads: Vec<i32> = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        (threads.len() == 4).then_some(threads)
+    });
+    let all = |wanted: [&str; 4]| {
+        until(&format!("{wanted:?}"), || {
+            let has: Vec<_> = threads.iter().filter_map(|tid| values_of(job, *tid)).collect();
+            (has == wanted).then_some(())
+        });
+    };
+    all([OWN; 4]);
+    // Level 4 of best effort, said; a nice value; a class of one's own.
+    set_io_priority(threads[1], 2 << 13 | 4);
+    renice(threads[2], 3);
+    set_io_priority(threads[3], 3 << 13);
+    shell.line("fg");
+    all(["-11 be/0", "-11 be/0", "-8 be/0", "-11 idle"]);
+    shell.stop();
+    all([OWN, "0 be/4", "3 none", "0 idle"]);
+}
+
+#[test]
+fn what_was_set_by_hand_while_it_was_raised_stays() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let daemon = Daemon::new(&shell, &LOOKING);
+    let job = shell.job("JOB");
+    until_it_has(job, RAISED);
+    // The daemon has seen it with what it runs now.
+    until("a record of it", || daemon.status().contains(&format!("{job} sleep")).then_some(()));
+    renice(job, 7);
+    set_io_priority(job, 2 << 13 | 6);
+    shell.stop();
+    until_it_has(shell.pid(), RAISED);
+    shell.answer("echo");
+    assert_eq!(values(job).as_deref(), Some("7 be/6"));
+}
+
+#[test]
+fn nice_in_a_raised_shell_means_what_it_always_means() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let _daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
+    let job = shell.job("nice -n 5 JOB &");
+    until_it_has(job, "5 none");
+    let job = shell.job("nice JOB &");
+    until_it_has(job, "10 none");
+    let job = shell.job("nice -n 5 JOB");
+    until_it_has(job, "-5 be/0");
+    shell.stop();
+    until_it_has(job, "5 none");
+}
+
+#[test]
+fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    for by_restore in [true, false] {
+        let daemon = Daemon::new(&shell, &LOOKING);
+        let job = shell.job("JOB");
+        until_it_has(job, RAISED);
+        let dir = daemon.dir.clone();
+        let _temporary = daemon.kill();
+        shell.stop();
+        // Started by a shell that nobody restores.
+        shell.answer("echo");
+        assert_eq!(values(job).as_deref(), Some(RAISED));
+        if by_restore {
+            let restore = Command::new(PROGRAM).args(["restore", "--state-dir"]).arg(&dir).output().unwrap();
+            assert!(restore.status.success(), "{restore:?}");
+            assert_eq!(values(job).as_deref(), Some(OWN));
+            assert_eq!(values(shell.pid()).as_deref(), Some(OWN));
+        } else {
+            let _next = Daemon::at(&shell, &dir, &LOOKING);
+            until_it_has(job, OWN);
+            until_it_has(shell.pid(), RAISED);
+        }
+        assert_eq!(values(shell.pid()).as_deref(), Some(OWN), "an ended daemon gives back what it has raised");
+    }
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_alive() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let _daemon = Daemon::new(&shell, &LOOKING);
+    let python = "import ctypes,threading,time\n\
+        threading.Thread(target=time.sleep,args=(1000,)).start()\n\
+        ctypes.CDLL(None).pthread_exit(None)";
+    let script = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(script.path(), python).unwrap();
+    shell.line(&format!("python3 {} &", script.path().display()));
+    let job: i32 = shell.answer("echo $!").parse().unwrap();
+    let other = until("its main thread ends", || {
+        let stat = std::fs::read_to_string(format!("/proc/{job}/task/{job}/stat")).ok()?;
+        let threads = std::fs::read_dir(format!("/proc/{job}/task")).ok()?.flatten();
+        let other = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| *tid != job);
+        stat.contains(") Z ").then_some(other).flatten()
+    });
+    let has = |wanted: &str| {
+        until(wanted, || (values_of(job, other).as_deref() == Some(wanted)).then_some(()));
+    };
+    has(OWN);
+    shell.line("fg");
+    has(RAISED);
+    // Ctrl-Z ends no thread: the others are stopped with the process.
+    shell.stop();
+    has(OWN);
+}
+
+#[test]
+fn one_daemon_works_in_a_directory() {
+    let shell = Shell::bash();
+    let daemon = Daemon::new(&shell, &LOOKING);
+    let second = Command::new(PROGRAM).args(["daemon", "--state-dir"]).arg(&daemon.dir).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("runs already"), "{second:?}");
+}
+
+#[test]
+fn run_raises_a_command_without_a_daemon() {
+    let mut shell = Shell::bash();
+    let job = shell.job(&format!("{PROGRAM} run --nice -4 --io-priority be/1 -- JOB"));
+    let nice = values(job).unwrap().split(' ').next().unwrap().to_owned();
+    until_it_has(job, &format!("{nice} be/1"));
+    if may_raise() {
+        assert_eq!(nice, "-4");
+    }
+    let wrong = Command::new(PROGRAM).args(["run", "--", "/no/such/program"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(1));
+    let wrong = Command::new(PROGRAM).args(["run", "--io-priority", "be/8", "--", "true"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
