@@ -18,6 +18,7 @@ mod caches;
 mod compare;
 mod completions;
 mod explain;
+mod express;
 mod inspect;
 mod journal;
 mod logging;
@@ -87,6 +88,11 @@ enum Command {
     /// Do what a guest does that `caches` measures; it runs inside the guest
     #[command(hide = true)]
     CachesJob(caches::CachesJobArgs),
+    /// Measure what the foreground gains by classes, and what the background loses
+    Express(express::ExpressArgs),
+    /// Read as the foreground program does that `express guests` measures; it runs inside the guest
+    #[command(hide = true)]
+    ExpressRead(express::ExpressReadArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
     /// Check what a power cut could leave of a guest's file system
@@ -127,6 +133,8 @@ pub fn main() -> ExitCode {
         Command::Work(args) => work::run(&args),
         Command::Caches(args) => caches::run(&args),
         Command::CachesJob(args) => caches::run_job(&args),
+        Command::Express(args) => express::run(&args),
+        Command::ExpressRead(args) => express::run_read(&args),
         Command::Sched(args) => sched::run(&args),
         Command::PowerCut(args) => power_cut::run(&args),
         Command::Completions(args) => completions::run(&args),
