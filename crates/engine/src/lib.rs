@@ -3,6 +3,7 @@
 //! | engine | data | I/O |
 //! |---|---|---|
 //! | [`null::NullEngine`] | none | answers at once, or after a fixed latency, with a given parallelism: a model of a device |
+//! | [`behind::Behind`] | another engine's | that engine's, after the model of a device has served the request |
 //! | [`file::FileEngine`] | a regular file or a block device | io_uring; inline where that is cheaper |
 //!
 //! An [`Engine`] is the volume: one per volume, shared, asked rarely. A [`Channel`] is one lane's way into it: owned
@@ -26,9 +27,11 @@
 //!   was answered ([`Engine::lost_write`]), no flush of any channel, and no write that has begun since, is answered
 //!   `Ok`, for as long as the engine lives.
 
+pub mod behind;
 pub mod file;
 mod io_queue;
 mod lost;
+pub mod model;
 pub mod null;
 mod operation;
 pub mod pages;

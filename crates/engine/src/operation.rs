@@ -118,6 +118,8 @@ pub struct Decisions {
     pub placement: Placement,
     /// A write is answered only when it is on stable storage.
     pub durable: bool,
+    /// It may go to the submission queue of another thread, if that is shorter.
+    pub shortest: bool,
 }
 
 /// Which way a request's data goes.

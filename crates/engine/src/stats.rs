@@ -36,6 +36,8 @@ pub struct ChannelStats {
     pub flushes_skipped: u64,
     /// ... that another request's `fdatasync` served.
     pub flushes_shared: u64,
+    /// Requests that went to the submission queue of another thread, which was shorter.
+    pub handed_over: u64,
 }
 
 impl ChannelStats {
@@ -64,6 +66,7 @@ impl ChannelStats {
         self.fdatasyncs += other.fdatasyncs;
         self.flushes_skipped += other.flushes_skipped;
         self.flushes_shared += other.flushes_shared;
+        self.handed_over += other.handed_over;
     }
 }
 

@@ -92,6 +92,8 @@ counters! {
     flushes_skipped,
     /// ... that another request's `fdatasync` served.
     flushes_shared,
+    /// Requests that went to the submission queue of another thread, which was shorter.
+    handed_over,
     /// Times that the guest was signalled.
     signals,
     /// Times that the guest's kick woke the lane.
@@ -140,5 +142,6 @@ impl Snapshot {
         self.fdatasyncs = before.fdatasyncs + stats.fdatasyncs;
         self.flushes_skipped = before.flushes_skipped + stats.flushes_skipped;
         self.flushes_shared = before.flushes_shared + stats.flushes_shared;
+        self.handed_over = before.handed_over + stats.handed_over;
     }
 }

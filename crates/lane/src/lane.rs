@@ -11,7 +11,7 @@ use std::time::Instant;
 use vlane_engine::{
     Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
 };
-use vlane_policy::express::{Express, Ioprio};
+use vlane_policy::express::{Class, Express, Ioprio};
 use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
 
 use crate::call::Call;
@@ -242,6 +242,7 @@ impl Lane {
                 if self.express.mode.classifies() {
                     let ioprio = Ioprio(self.queue.request(slot).priority().0);
                     decisions.class = self.express.classes.of(ioprio);
+                    decisions.shortest = decisions.class == Class::Express && self.express.mode.hands_over();
                 }
                 self.decisions[usize::from(slot.0)] = decisions;
                 Some((slot, decisions))

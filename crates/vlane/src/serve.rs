@@ -16,8 +16,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vlane_driver::units::show_size;
 use vlane_engine::Engine;
+use vlane_engine::behind::Behind;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
-use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_engine::model::{DeviceQueues, ModelConfig};
+use vlane_engine::null::NullEngine;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
@@ -46,13 +48,18 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     null: Option<u64>,
 
-    /// How long the null device takes for a request: microseconds, or a time such as 1ms [default: nothing]
-    #[arg(long, value_name = "US", requires = "null", conflicts_with = "image", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
+    /// Serve as a model of a device that takes so long for a request: microseconds, or a time such as 1ms. An image's own time is added
+    /// [default: nothing]
+    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
     latency: Option<u64>,
 
-    /// Requests that the null device works on at the same time
-    #[arg(long, value_name = "N", requires = "latency", conflicts_with = "image", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
+    /// Requests that the modelled device works on at the same time
+    #[arg(long, value_name = "N", requires = "latency", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
+
+    /// Which request the modelled device works on next
+    #[arg(long, value_enum, value_name = "MODE", requires = "latency", default_value_t = DeviceQueuesArg::Shared)]
+    device_queues: DeviceQueuesArg,
 
     /// What the image is: raw. Without this, one that looks like another format is refused
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "null")]
@@ -171,6 +178,14 @@ enum PollArg {
     Balanced,
     /// Never
     Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceQueuesArg {
+    /// The first that came, of all lanes
+    Shared,
+    /// The first of each thread's submission queue in turn, as an NVMe drive does
+    RoundRobin,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -326,7 +341,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let opened = open(args)?;
     let engine: Arc<dyn Engine> = match &opened {
         Opened::Null(engine) => engine.clone(),
-        Opened::File(engine) => engine.clone(),
+        Opened::File(engine) => match model(args) {
+            Some(model) => Arc::new(Behind::new(engine.clone(), model)),
+            None => engine.clone(),
+        },
     };
     let recorder = match &opened {
         Opened::File(engine) => engine.recorder().cloned(),
@@ -440,6 +458,16 @@ fn with_sources(error: impl std::error::Error + Send + Sync + 'static) -> anyhow
     anyhow::Error::new(error)
 }
 
+/// The modelled device that is wanted.
+fn model(args: &ServeArgs) -> Option<ModelConfig> {
+    let latency = args.latency.map(Duration::from_micros)?;
+    let queues = match args.device_queues {
+        DeviceQueuesArg::Shared => DeviceQueues::Shared,
+        DeviceQueuesArg::RoundRobin => DeviceQueues::RoundRobin,
+    };
+    Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
+}
+
 fn open(args: &ServeArgs) -> Result<Opened> {
     if let Some(size) = args.null {
         if args.read_only {
@@ -450,9 +478,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
                 "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
             );
         }
-        let latency = args.latency.map(Duration::from_micros);
-        let config = NullConfig { size, latency, parallelism: usize::from(args.parallel) };
-        return Ok(Opened::Null(Arc::new(NullEngine::new(config)?)));
+        return Ok(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?)));
     }
     let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
@@ -534,13 +560,20 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
         },
     };
     let queues = volume.queues();
+    let model = match (args.latency, args.device_queues) {
+        (None, _) => String::new(),
+        (Some(us), DeviceQueuesArg::Shared) => format!(", modelled: {us} us, {} at a time", args.parallel),
+        (Some(us), DeviceQueuesArg::RoundRobin) => {
+            format!(", modelled: {us} us, {} at a time, a queue for each thread", args.parallel)
+        }
+    };
     let read_only = if geometry.read_only { ", read-only" } else { "" };
     let size = show_size(geometry.sectors * 512);
     let mut out = std::io::stdout().lock();
     // A reader that is gone is no reason to stop serving.
     let _ = writeln!(
         out,
-        "listening on {socket}: {size}, {how}{read_only}, {queues} queues\n\n\
+        "listening on {socket}: {size}, {how}{model}{read_only}, {queues} queues\n\n\
          QEMU reaches it with (memory must be shared):\n  \
          -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
          -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \

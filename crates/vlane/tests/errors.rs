@@ -291,8 +291,8 @@ fn mistakes_in_the_topology_are_named() {
         &["--poll-us", "9999999"],
         &["--null", "1G"],
         &["--cache", "sometimes"],
-        &["--latency", "5"],
         &["--parallel", "5"],
+        &["--device-queues", "round-robin"],
     ];
     for options in wrong {
         let (code, words) = ends(&mut place.command(options));

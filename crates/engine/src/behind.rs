@@ -1,0 +1,148 @@
+//! An engine behind the model of a device: real data, and the times of the model. For experiments: a guest with real programs on a drive that
+//! this machine has not got.
+//!
+//! A request waits until the model has served it, and then goes to the engine, whose time is added. So the engine should be quick: an
+//! image in the page cache, or in memory. A flush does not wait in the model.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use vlane_ring::Kind;
+
+use crate::model::{Model, ModelConfig, Port};
+use crate::{
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, LostWrite, Operation,
+    Outcome, Request, Slot, StorageFile, file,
+};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Behind {
+    inner: Arc<dyn Engine>,
+    model: Model,
+}
+
+impl Behind {
+    /// Puts a model before an engine.
+    pub fn new(inner: Arc<dyn Engine>, model: ModelConfig) -> Behind {
+        Behind { inner, model: Model::new(model) }
+    }
+}
+
+impl Engine for Behind {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn lost_write(&self) -> Option<LostWrite> {
+        self.inner.lost_write()
+    }
+
+    fn journal(&self) -> Option<file::JournalReport> {
+        self.inner.journal()
+    }
+
+    fn can_hang(&self) -> bool {
+        self.inner.can_hang()
+    }
+
+    fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+        Ok(Box::new(Delayed {
+            inner: self.inner.channel(slots)?,
+            port: self.model.port(slots),
+            is_in_model: vec![false; usize::from(slots)].into_boxed_slice(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Delayed {
+    inner: Box<dyn Channel>,
+    port: Port,
+    /// By slot: the engine has not been given the request yet.
+    is_in_model: Box<[bool]>,
+}
+
+impl Channel for Delayed {
+    fn files(&self) -> &[StorageFile] {
+        self.inner.files()
+    }
+
+    fn defaults(&self) -> Decisions {
+        self.inner.defaults()
+    }
+
+    fn submit(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        if request.kind() == Kind::Flush {
+            return self.inner.submit(slot, request, decisions, operations);
+        }
+        self.is_in_model[usize::from(slot.0)] = true;
+        self.port.submit(slot, decisions);
+        Outcome::Pending
+    }
+
+    fn completed(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        completion: Completion,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        self.inner.completed(slot, request, decisions, completion, operations)
+    }
+
+    fn go_on(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        match std::mem::take(&mut self.is_in_model[usize::from(slot.0)]) {
+            true => self.inner.submit(slot, request, decisions, operations),
+            false => self.inner.go_on(slot, request, decisions, operations),
+        }
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        match std::mem::take(&mut self.is_in_model[usize::from(slot.0)]) {
+            true => self.port.forget(slot),
+            false => self.inner.forget(slot),
+        }
+    }
+
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+        self.port.poll(now, ready);
+        self.inner.poll(now, ready);
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.doorbell()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        [self.port.deadline(), self.inner.deadline()].into_iter().flatten().min()
+    }
+
+    fn set_write_through(&mut self, on: bool) {
+        self.inner.set_write_through(on);
+    }
+
+    fn stats(&self) -> ChannelStats {
+        let stats = self.inner.stats();
+        ChannelStats { handed_over: stats.handed_over + self.port.handed_over(), ..stats }
+    }
+}

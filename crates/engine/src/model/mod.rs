@@ -1,0 +1,112 @@
+//! The model of a device: how long requests take, and which of them wait for which. It has no thread of its own: whoever asks it brings it
+//! up to date. It is there to measure with, so a lock inside it is as good as none; nothing else takes that lock.
+//!
+//! What it does is documented for users in docs/src/model-device.md.
+
+mod queues;
+mod round_robin;
+mod servers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::Slot;
+use crate::operation::Decisions;
+
+/// What a modelled device is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// How long it works on a request.
+    pub latency: Duration,
+    /// Requests that it works on at the same time. At least 1.
+    pub parallelism: usize,
+    /// Which of the waiting requests is next.
+    pub queues: DeviceQueues,
+}
+
+/// Which of the requests that wait a modelled device works on next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceQueues {
+    /// One queue for all: the first that came.
+    #[default]
+    Shared,
+    /// A submission queue for each thread that submits, as an NVMe drive has one for each CPU: they take turns, a request at a time.
+    RoundRobin,
+}
+
+/// A modelled device.
+#[derive(Debug, Clone)]
+pub(crate) enum Model {
+    Shared(Arc<servers::Servers>),
+    RoundRobin(Arc<queues::Queues>),
+}
+
+/// One lane's way into it. Each request is given to it once, and named by [`Port::poll`] once.
+#[derive(Debug)]
+pub(crate) enum Port {
+    Shared(servers::Port),
+    RoundRobin(queues::Port),
+}
+
+impl Model {
+    pub(crate) fn new(config: ModelConfig) -> Model {
+        match config.queues {
+            DeviceQueues::Shared => Model::Shared(Arc::new(servers::Servers::new(config))),
+            DeviceQueues::RoundRobin => Model::RoundRobin(Arc::new(queues::Queues::new(config))),
+        }
+    }
+
+    /// A way in for a lane that submits from the present thread.
+    pub(crate) fn port(&self, slots: u16) -> Port {
+        match self {
+            Model::Shared(servers) => Port::Shared(servers::Port::new(Arc::clone(servers), slots)),
+            Model::RoundRobin(queues) => Port::RoundRobin(queues::Port::new(Arc::clone(queues), slots)),
+        }
+    }
+}
+
+impl Port {
+    /// The device gets a request.
+    pub(crate) fn submit(&mut self, slot: Slot, decisions: Decisions) {
+        match self {
+            Port::Shared(port) => port.submit(slot),
+            Port::RoundRobin(port) => port.submit(slot, decisions.shortest),
+        }
+    }
+
+    /// Names the requests that the device has served.
+    pub(crate) fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+        match self {
+            Port::Shared(port) => port.poll(now, ready),
+            Port::RoundRobin(port) => port.poll(now, ready),
+        }
+    }
+
+    /// When to ask again: no request of this lane is served before.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self {
+            Port::Shared(port) => port.deadline(),
+            Port::RoundRobin(port) => port.deadline(),
+        }
+    }
+
+    /// A request is not to be named any more.
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        match self {
+            Port::Shared(port) => port.forget(slot),
+            Port::RoundRobin(port) => port.forget(slot),
+        }
+    }
+
+    /// Requests that went to the queue of another thread.
+    pub(crate) fn handed_over(&self) -> u64 {
+        match self {
+            Port::Shared(_) => 0,
+            Port::RoundRobin(port) => port.handed_over(),
+        }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
