@@ -1,0 +1,28 @@
+//! Makes a change that was decided on.
+
+use std::io;
+
+use crate::policy::{Change, Outcome};
+use crate::{proc, sys};
+
+/// Makes it, if the thread is still the one, with the values, that it was decided for.
+pub fn apply(change: &Change) -> Outcome {
+    let now = proc::thread(change.pid, change.tid);
+    if now.is_none_or(|thread| thread.start != change.start || thread.values != change.from) {
+        return Outcome { gone: true, ..Outcome::default() };
+    }
+    let mut outcome = Outcome::default();
+    if change.to.io != change.from.io {
+        outcome.io = said(sys::set_io_priority(change.tid, change.to.io), &mut outcome.gone);
+    }
+    if change.to.nice != change.from.nice {
+        outcome.nice = said(sys::set_nice(change.tid, change.to.nice), &mut outcome.gone);
+    }
+    outcome
+}
+
+fn said(result: io::Result<()>, gone: &mut bool) -> Option<String> {
+    let error = result.err()?;
+    *gone |= error.raw_os_error() == Some(libc::ESRCH);
+    Some(error.to_string())
+}

@@ -1,0 +1,65 @@
+//! How much of a CPU looking may take, whoever rings the bell and whatever is started.
+
+use std::time::{Duration, Instant};
+
+/// One part in this many of the time.
+const SHARE: u32 = 20;
+/// What can be saved up: some looks without a pause.
+const MOST: Duration = Duration::from_millis(60);
+
+/// Time that may be spent.
+#[derive(Debug)]
+pub struct Budget {
+    /// Saved up.
+    left: Duration,
+    /// Spent beyond that.
+    owed: Duration,
+    at: Instant,
+}
+
+impl Budget {
+    /// With all that can be saved up.
+    pub fn new(now: Instant) -> Self {
+        Self { left: MOST, owed: Duration::ZERO, at: now }
+    }
+
+    /// Takes note of work from `began` to `now`, and says from when on more can be done.
+    pub fn spend(&mut self, began: Instant, now: Instant) -> Instant {
+        let earned = now.saturating_duration_since(self.at) / SHARE;
+        let spent = now.saturating_duration_since(began);
+        let (have, need) = (self.left + earned, self.owed + spent);
+        self.left = have.saturating_sub(need).min(MOST);
+        // One that has stood still, in a machine that was stopped, does not stand still for as long again.
+        self.owed = need.saturating_sub(have).min(MOST);
+        self.at = now;
+        now + self.owed * SHARE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_without_end_takes_a_twentieth() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
+        let (mut now, mut worked) = (begin, Duration::ZERO);
+        while now < begin + Duration::from_secs(60) {
+            let began = now;
+            now += Duration::from_millis(1);
+            worked += Duration::from_millis(1);
+            now = now.max(budget.spend(began, now));
+        }
+        assert!(worked < Duration::from_millis(3200), "{worked:?}");
+        assert!(worked > Duration::from_millis(2800), "{worked:?}");
+    }
+
+    #[test]
+    fn what_was_saved_up_is_spent_without_waiting() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
+        let now = begin + Duration::from_millis(50);
+        assert_eq!(budget.spend(begin, now), now);
+    }
+}

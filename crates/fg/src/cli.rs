@@ -1,0 +1,140 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::hook::Shell;
+use crate::values::{IoPriority, Raise};
+use crate::{daemon, dir, hook, run, status};
+
+/// Raises what you wait for: the foreground process group of each terminal, its nice value and its I/O priority.
+#[derive(Debug, Parser)]
+#[command(name = "vlane-fg", version, after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage.")]
+struct Cli {
+    #[command(subcommand)]
+    command: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Raise what is in the foreground, as long as it is; restore it exactly.
+    Daemon {
+        #[command(flatten)]
+        raise: RaiseArgs,
+        /// Where the state is kept [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg].
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+        /// How often to look where nothing rings, in milliseconds.
+        #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+        look_every: u64,
+        /// Do not listen to the kernel's process events.
+        #[arg(long)]
+        no_events: bool,
+    },
+    /// Run a command raised, without a daemon.
+    Run {
+        #[command(flatten)]
+        raise: RaiseArgs,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// Print what a shell evaluates: eval "$(vlane-fg hook bash)" in its start file.
+    Hook {
+        /// The shell.
+        shell: Shell,
+        /// The daemon's directory [default: root's, and the user's].
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+    },
+    /// Show what is raised.
+    Status {
+        /// The daemon's directory [default: root's, and the user's].
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+    },
+    /// Give back what a daemon that was killed has left raised.
+    Restore {
+        /// The daemon's directory [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg].
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RaiseArgs {
+    /// What is added to nice values, -20 to 0.
+    #[arg(long, default_value = "-10", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=0))]
+    nice: i32,
+    /// The I/O priority: be/0 to be/7, rt/0 to rt/7; keep leaves it alone.
+    #[arg(long, default_value = "be/0", value_name = "CLASS", value_parser = io_priority)]
+    io_priority: Io,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Io(Option<IoPriority>);
+
+fn io_priority(text: &str) -> Result<Io, String> {
+    if text == "keep" {
+        return Ok(Io(None));
+    }
+    let wrong = || "it is one of be/0 to be/7, rt/0 to rt/7, keep".to_owned();
+    let (class, level) = text.split_once('/').ok_or_else(wrong)?;
+    if !matches!(class, "be" | "rt") || !matches!(level.as_bytes(), [b'0'..=b'7']) {
+        return Err(wrong());
+    }
+    Ok(Io(Some(text.parse()?)))
+}
+
+impl From<RaiseArgs> for Raise {
+    fn from(args: RaiseArgs) -> Self {
+        Self { nice: args.nice, io: args.io_priority.0 }
+    }
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("vlane-fg: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn dispatch(what: What) -> Result<bool> {
+    match what {
+        What::Daemon { raise, state_dir, look_every, no_events } => {
+            let (dir, every) = (one_dir(state_dir)?, Duration::from_millis(look_every));
+            daemon::run(&daemon::Options { raise: raise.into(), dir, every, events: !no_events }).map(|()| true)
+        }
+        What::Run { raise, command } => run::run(raise.into(), &command).map(|()| true),
+        What::Hook { shell, state_dir } => {
+            print!("{}", hook::text(shell, state_dir.as_deref())?);
+            Ok(true)
+        }
+        What::Status { state_dir } => {
+            let dirs = match state_dir {
+                Some(dir) => vec![dir],
+                None => {
+                    let mut dirs = vec![Path::new(dir::OF_ROOT).to_owned()];
+                    dirs.extend(dir::default_path().ok().filter(|own| *own != dirs[0]));
+                    dirs
+                }
+            };
+            status::print(&dirs)
+        }
+        What::Restore { state_dir } => daemon::restore(&one_dir(state_dir)?),
+    }
+}
+
+fn one_dir(given: Option<PathBuf>) -> Result<PathBuf> {
+    given.map_or_else(dir::default_path, Ok)
+}

@@ -1,0 +1,294 @@
+//! The daemon: sleeps until the bell rings, the kernel tells of a process, or it is time to look.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::bell::Bell;
+use crate::budget::Budget;
+use crate::dir::{Dir, OF_ROOT};
+use crate::events::{Event, Events};
+use crate::look::Looker;
+use crate::policy::Way;
+use crate::privileges;
+use crate::record::{self, About};
+use crate::values::Raise;
+use crate::proc;
+
+/// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
+const AFTER_BELL: [u64; 7] = [0, 1, 4, 10, 20, 50, 100];
+/// And after an event: a shell takes its terminal back a moment after its job has ended.
+const AFTER_EVENT: [u64; 5] = [0, 1, 5, 20, 60];
+/// How often it looks whether root has a daemon.
+const ROOT: Duration = Duration::from_secs(1);
+/// How long a daemon of root's waits for users' to withdraw.
+const WITHDRAWAL: Duration = Duration::from_secs(4);
+
+/// What was asked for.
+#[derive(Debug)]
+pub struct Options {
+    /// How to raise.
+    pub raise: Raise,
+    /// Where the state is.
+    pub dir: PathBuf,
+    /// How often to look.
+    pub every: Duration,
+    /// Whether to listen to process events.
+    pub events: bool,
+}
+
+/// Says something to whoever reads the log.
+fn say(what: &str) {
+    eprintln!("vlane-fg: {what}");
+}
+
+/// Runs until it is told to end.
+pub fn run(options: &Options) -> Result<()> {
+    let dir = Dir::make(&options.dir)?;
+    let Some(_lock) = lock(&dir)? else {
+        bail!("a daemon runs already in {} (vlane-fg status)", dir.path().display());
+    };
+    if of_root(&options.dir).is_some() {
+        bail!("root's daemon runs already, and raises what you have in the foreground: none of yours is needed");
+    }
+    let (signal, from_signal) = UnixStream::pair()?;
+    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        signal_hook::low_level::pipe::register(number, from_signal.try_clone()?).context("signals")?;
+    }
+    let possible = privileges::try_out(options.raise)?;
+    let bell = Bell::hang(&dir)?;
+    let (events, no_events) = listen(options.events);
+    let mut lacks = possible.lacks;
+    lacks.extend(no_events);
+    lacks.extend(privileges::autogroup());
+    lacks.extend(privileges::warning(options.raise));
+    let about = about(options, possible.raise, events.is_some(), &lacks)?;
+    about.write(&dir)?;
+    wait_for_withdrawal();
+
+    let mut looker = Looker::new(dir, possible.raise)?;
+    give_back(&mut looker, "left by a daemon before this one")?;
+    let dir = Dir::make(&options.dir)?;
+    let mut daemon = Daemon {
+        looker: Looker::new(dir, possible.raise)?,
+        bell,
+        events,
+        signal,
+        every: options.every,
+        dir: options.dir.clone(),
+        plan: Vec::new(),
+        way: Way::Start,
+    };
+    lacks.iter().for_each(|lack| say(lack));
+    say(&format!("ready; {}", about.wakes.join(", ")));
+    let result = daemon.work();
+    let given_back = give_back(&mut daemon.looker, "raised by this daemon");
+    record::remove_about(daemon.looker.dir());
+    result.and(given_back)
+}
+
+/// One that has just been killed can hold it for a moment.
+fn lock(dir: &Dir) -> Result<Option<std::fs::File>> {
+    for _ in 0..20 {
+        if let Some(lock) = dir.lock()? {
+            return Ok(Some(lock));
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    Ok(None)
+}
+
+/// The daemon of root's that runs, beside one in `dir` that is not root's.
+fn of_root(dir: &Path) -> Option<About> {
+    if dir == Path::new(OF_ROOT) || rustix::process::geteuid().is_root() {
+        return None;
+    }
+    About::of_living(&Dir::open(Path::new(OF_ROOT)).ok()?)
+}
+
+/// Root's daemon waits until users' have given everything back: it would take raised values for somebody's own.
+fn wait_for_withdrawal() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let users = std::fs::read_dir("/run/user").into_iter().flatten().flatten();
+    let dirs: Vec<Dir> = users.filter_map(|user| Dir::open(&user.path().join("vlane-fg")).ok()).collect();
+    let until = Instant::now() + WITHDRAWAL;
+    while dirs.iter().any(|dir| About::of_living(dir).is_some()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn listen(wanted: bool) -> (Option<Events>, Option<String>) {
+    if !wanted {
+        return (None, None);
+    }
+    match Events::listen() {
+        Ok(events) => (Some(events), None),
+        Err(why) => (None, Some(format!("no process events: {why}"))),
+    }
+}
+
+fn about(options: &Options, raise: Raise, events: bool, lacks: &[String]) -> Result<About> {
+    let pid = std::process::id().cast_signed();
+    let mut wakes = vec!["woken by shells' hooks".to_owned()];
+    wakes.extend(events.then(|| "by process events".to_owned()));
+    wakes.push(format!("looking every {} ms", options.every.as_millis()));
+    let io = raise.io.map_or_else(|| "left alone".to_owned(), |io| io.to_string());
+    let start = proc::stat(pid).context("/proc is not mounted here")?.start;
+    Ok(About { pid, start, wakes, lacks: lacks.to_vec(), nice: raise.nice, io })
+}
+
+/// Restores, and fails if something could not be.
+fn give_back(looker: &mut Looker, what: &str) -> Result<()> {
+    let stuck = looker.restore()?;
+    for one in &stuck {
+        say(&format!("{what}, not restored: {one}"));
+    }
+    Ok(())
+}
+
+struct Daemon {
+    looker: Looker,
+    bell: Bell,
+    events: Option<Events>,
+    signal: UnixStream,
+    every: Duration,
+    dir: PathBuf,
+    /// When to look beside the regular times.
+    plan: Vec<Instant>,
+    way: Way,
+}
+
+impl Daemon {
+    fn work(&mut self) -> Result<()> {
+        let mut regular = Instant::now();
+        let mut budget = Budget::new(regular);
+        let mut free = regular;
+        let mut root = regular;
+        let mut said = String::new();
+        loop {
+            let now = Instant::now();
+            let next = self.plan.iter().copied().chain([regular]).min().unwrap_or(regular).max(free);
+            if self.sleep(next.saturating_duration_since(now), now < free)? {
+                return Ok(());
+            }
+            let began = Instant::now();
+            if began < free {
+                continue;
+            }
+            self.hear();
+            let due = self.plan.iter().any(|at| *at <= began);
+            if due || regular <= began {
+                if !due {
+                    self.way = Way::Look;
+                }
+                self.plan.retain(|at| *at > began);
+                match self.looker.look(self.way) {
+                    Ok(true) => self.plan.push(began + Duration::from_millis(5)),
+                    Ok(false) => said.clear(),
+                    // Nothing was changed that is not written down; the next look tries again.
+                    Err(error) => {
+                        let error = format!("{error:#}");
+                        if error != said {
+                            say(&error);
+                        }
+                        said = error;
+                    }
+                }
+                if regular <= began {
+                    regular = began + self.every;
+                    let _ = self.looker.write_rest();
+                }
+            }
+            if root <= began {
+                root = began + ROOT;
+                if of_root(&self.dir).is_some() {
+                    say("root's daemon runs now: this one gives everything back and ends");
+                    return Ok(());
+                }
+            }
+            free = budget.spend(began, Instant::now());
+        }
+    }
+
+    /// Sleeps; whether it is told to end. Deaf, it hears nothing but that.
+    fn sleep(&self, time: Duration, deaf: bool) -> Result<bool> {
+        let timeout = Timespec::try_from(time).context("a time to sleep")?;
+        let mut fds = vec![PollFd::from_borrowed_fd(self.signal.as_fd(), PollFlags::IN)];
+        if !deaf {
+            fds.push(PollFd::from_borrowed_fd(self.bell.fd(), PollFlags::IN));
+            fds.extend(self.events.iter().map(|events| PollFd::from_borrowed_fd(events.fd(), PollFlags::IN)));
+        }
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+            Err(error) => Err(error).context("poll"),
+        }
+    }
+
+    /// Takes note of what has been heard.
+    fn hear(&mut self) {
+        if self.bell.has_rung() {
+            self.look_at(Way::Hook, &AFTER_BELL);
+        }
+        for _ in 0..1000 {
+            let Some(event) = self.events.as_mut().and_then(Events::next) else { break };
+            match event {
+                Event::Fork { parent, child } => self.looker.born(child, parent),
+                Event::Exec(pid) | Event::Session(pid) => {
+                    self.looker.touch(pid);
+                    self.look_at(Way::Event, &AFTER_EVENT[..1]);
+                }
+                Event::Exit(pid) if self.looker.is_raised(pid) => {
+                    self.looker.touch(pid);
+                    self.look_at(Way::Event, &AFTER_EVENT);
+                }
+                Event::Lost => {
+                    self.looker.touch_all();
+                    self.look_at(Way::Event, &AFTER_EVENT[..1]);
+                }
+                Event::Exit(_) | Event::Answer(_) => {}
+            }
+        }
+    }
+
+    fn look_at(&mut self, way: Way, after_ms: &[u64]) {
+        let now = Instant::now();
+        self.way = way;
+        // What is planned already is as good: the plan does not grow.
+        if way == Way::Hook || after_ms.len() > 1 {
+            self.plan.clear();
+        }
+        if after_ms.len() > 1 || !self.plan.iter().any(|at| *at <= now) {
+            self.plan.extend(after_ms.iter().map(|ms| now + Duration::from_millis(*ms)));
+        }
+    }
+}
+
+/// `vlane-fg restore`: what a killed daemon has left.
+pub fn restore(path: &Path) -> Result<bool> {
+    let Ok(dir) = Dir::open(path) else {
+        println!("{}: no daemon has run", path.display());
+        return Ok(true);
+    };
+    drop(dir);
+    let dir = Dir::make(path)?;
+    let Some(_lock) = lock(&dir)? else {
+        bail!("a daemon runs in {}: it restores when it is ended (kill PID; vlane-fg status)", path.display());
+    };
+    let left = record::read(&dir)?;
+    let threads: usize = left.known.values().map(|known| known.entries().count()).sum();
+    // What was raised is in the record; how, does not matter.
+    let mut looker = Looker::new(dir, Raise { nice: 0, io: None })?;
+    let stuck = looker.restore()?;
+    for one in &stuck {
+        eprintln!("vlane-fg: not restored: {one}");
+    }
+    println!("{}: {threads} threads were raised, {} could not be restored", path.display(), stuck.len());
+    record::remove_about(looker.dir());
+    Ok(stuck.is_empty())
+}

@@ -1,0 +1,306 @@
+//! Looks at the processes, as few as will do, and has the policy's changes made.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::apply::apply;
+use crate::dir::Dir;
+use crate::policy::{Memory, Policy, Seen, Way};
+use crate::proc::{self, LastId, OpenStat, Stat};
+use crate::values::Raise;
+use crate::{record, sys};
+
+/// How often everything is looked at: what has changed its session or its terminal long after it was started.
+const EVERYTHING: Duration = Duration::from_secs(10);
+/// How long a new process is looked at each time, in ticks: it will change its group or session at once, if it does.
+const YOUNG: u64 = 60;
+/// How many raised and how many new processes are looked at each time.
+const AT_ONCE: usize = 16;
+/// More new ids than these are found by listing all processes.
+const NEW_IDS: i32 = 64;
+/// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
+const PASSES: usize = 8;
+
+/// The session leader of a terminal.
+#[derive(Debug)]
+struct Leader {
+    file: OpenStat,
+    foreground: i32,
+}
+
+/// What is known of processes that are looked at.
+#[derive(Debug)]
+pub struct Looker {
+    policy: Policy,
+    dir: Dir,
+    last: LastId,
+    last_id: Option<i32>,
+    leaders: BTreeMap<i32, Leader>,
+    marks: HashMap<i32, (i32, i32, i32, i32, u32, u64)>,
+    young: Vec<(i32, u64)>,
+    dirty: BTreeSet<i32>,
+    turn: usize,
+    everything: Option<Instant>,
+    me: i32,
+    written: Memory,
+    unwritten: bool,
+}
+
+impl Looker {
+    /// Begins with what the record in this directory says.
+    pub fn new(dir: Dir, raise: Raise) -> Result<Self> {
+        let memory = record::read(&dir)?;
+        Ok(Self {
+            policy: Policy::of(raise, memory),
+            dir,
+            last: LastId::open()?,
+            last_id: None,
+            leaders: BTreeMap::new(),
+            marks: HashMap::new(),
+            young: Vec::new(),
+            dirty: BTreeSet::new(),
+            turn: 0,
+            everything: None,
+            me: std::process::id().cast_signed(),
+            written: Memory::default(),
+            unwritten: true,
+        })
+    }
+
+    /// Where its record is.
+    pub fn dir(&self) -> &Dir {
+        &self.dir
+    }
+
+    /// Looks, and does what is to be done; whether something is left to be done soon.
+    pub fn look(&mut self, way: Way) -> Result<bool> {
+        if self.everything.is_none_or(|last| last.elapsed() >= EVERYTHING) {
+            self.all()?;
+        } else {
+            self.new_ids()?;
+            self.changed_leaders();
+            self.changed_marks();
+        }
+        self.settle(way)
+    }
+
+    /// This one is read at the next look.
+    pub fn touch(&mut self, pid: i32) {
+        self.dirty.insert(pid);
+    }
+
+    /// Everything is read at the next look.
+    pub fn touch_all(&mut self) {
+        self.everything = None;
+    }
+
+    /// Process events have told who started whom.
+    pub fn born(&mut self, child: i32, parent: i32) {
+        self.policy.born(child, parent);
+    }
+
+    /// Whether any thread of it is raised.
+    pub fn is_raised(&self, pid: i32) -> bool {
+        self.policy.is_raised(pid)
+    }
+
+    /// Gives everything back. Says what could not be.
+    pub fn restore(&mut self) -> Result<Vec<String>> {
+        self.policy.halt();
+        let begin = Instant::now();
+        loop {
+            self.all()?;
+            let more = self.settle(Way::Start)?;
+            if !more || begin.elapsed() > Duration::from_secs(5) {
+                break;
+            }
+        }
+        let memory = self.policy.memory();
+        let mut stuck = Vec::new();
+        for (pid, known) in &memory.known {
+            for (tid, entry) in known.entries() {
+                let why = entry.stuck.as_deref().unwrap_or("it changes as fast as it is restored");
+                stuck.push(format!("{pid} ({}), thread {tid}: had {}: {why}", known.name, entry.old));
+            }
+        }
+        if stuck.is_empty() {
+            record::remove(&self.dir);
+        } else {
+            record::write(&self.dir, memory)?;
+        }
+        Ok(stuck)
+    }
+
+    /// All processes are to be read.
+    fn all(&mut self) -> Result<()> {
+        self.everything = Some(Instant::now());
+        self.last_id = self.last.read();
+        self.dirty.extend(proc::processes()?);
+        let ended: Vec<i32> =
+            self.policy.known().keys().copied().filter(|pid| !self.dirty.contains(pid)).collect();
+        ended.into_iter().for_each(|pid| self.gone(pid));
+        Ok(())
+    }
+
+    /// Processes that were started since are to be read.
+    fn new_ids(&mut self) -> Result<()> {
+        let last = self.last.read();
+        if last == self.last_id && last.is_some() {
+            return Ok(());
+        }
+        match (self.last_id, last) {
+            (Some(before), Some(now)) if now > before && now - before <= NEW_IDS => {
+                self.dirty.extend((before + 1..=now).filter(|id| sys::is_process(*id)));
+            }
+            _ => self.dirty.extend(proc::processes()?.into_iter().filter(|pid| !self.policy.knows(*pid))),
+        }
+        self.last_id = last;
+        Ok(())
+    }
+
+    /// The foreground of which terminals is another one now.
+    fn changed_leaders(&mut self) {
+        let mut changed = Vec::new();
+        self.leaders.retain(|pid, leader| match leader.file.read() {
+            Ok(stat) if !stat.is_dead() && stat.terminal != 0 => {
+                if stat.foreground != leader.foreground {
+                    leader.foreground = stat.foreground;
+                    changed.push(*pid);
+                }
+                true
+            }
+            _ => {
+                changed.push(*pid);
+                false
+            }
+        });
+        changed.into_iter().for_each(|leader| self.touch_session(leader));
+    }
+
+    fn touch_session(&mut self, session: i32) {
+        let of_it = self.policy.known().iter().filter(|(_, known)| known.session == session);
+        self.dirty.extend(of_it.map(|(pid, _)| *pid));
+    }
+
+    /// New processes, and some of the raised ones in turn: have they changed?
+    fn changed_marks(&mut self) {
+        let now = sys::ticks();
+        self.young.retain(|(_, until)| *until > now);
+        let raised: Vec<i32> =
+            self.policy.known().keys().copied().filter(|pid| self.policy.is_raised(*pid)).collect();
+        let from = if raised.is_empty() { 0 } else { self.turn % raised.len() };
+        self.turn = from + AT_ONCE;
+        let in_turn = raised.iter().cycle().skip(from).take(AT_ONCE.min(raised.len())).copied();
+        let young = self.young.iter().rev().take(AT_ONCE).map(|(pid, _)| *pid);
+        let pids: BTreeSet<i32> = in_turn.chain(young).filter(|pid| !self.dirty.contains(pid)).collect();
+        for pid in pids {
+            let mark = proc::stat(pid).ok().map(|stat| stat.mark());
+            if mark.is_none() || mark != self.marks.get(&pid).copied() {
+                self.dirty.insert(pid);
+            }
+        }
+    }
+
+    /// Reads what is to be read, decides, writes the record, makes the changes, and again until nothing is left.
+    fn settle(&mut self, way: Way) -> Result<bool> {
+        for _ in 0..PASSES {
+            if self.dirty.is_empty() {
+                break;
+            }
+            let now = sys::ticks();
+            let seen = self.read();
+            let changes = self.policy.decide(&seen, now, way);
+            self.unwritten = true;
+            if changes.is_empty() {
+                continue;
+            }
+            self.write()?;
+            let began = sys::ticks();
+            for change in &changes {
+                let outcome = apply(change);
+                let failed = outcome.nice.is_some() || outcome.io.is_some();
+                self.policy.applied(change, &outcome, (began, sys::ticks()));
+                if !failed || outcome.gone {
+                    self.dirty.insert(change.pid);
+                }
+            }
+            self.unwritten = true;
+            self.new_ids()?;
+        }
+        Ok(!self.dirty.is_empty())
+    }
+
+    /// Writes the record if it says something else than the last one.
+    fn write(&mut self) -> Result<()> {
+        let memory = self.policy.memory();
+        if memory != self.written {
+            record::write(&self.dir, memory.clone())?;
+            self.written = memory;
+        }
+        self.unwritten = false;
+        Ok(())
+    }
+
+    /// Writes what was found out since the last change; what matters for it was written before the change was made.
+    pub fn write_rest(&mut self) -> Result<()> {
+        if self.unwritten { self.write() } else { Ok(()) }
+    }
+
+    fn gone(&mut self, pid: i32) {
+        self.policy.gone(pid, sys::ticks());
+        self.marks.remove(&pid);
+    }
+
+    /// Reads what is to be read, and the parents of what is new.
+    fn read(&mut self) -> Vec<Seen> {
+        let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
+        let mut read: BTreeSet<i32> = pids.iter().copied().collect();
+        let mut seen = Vec::new();
+        while let Some(pid) = pids.pop() {
+            if pid <= 0 || pid == self.me {
+                continue;
+            }
+            let Some(one) = self.read_one(pid) else {
+                self.gone(pid);
+                continue;
+            };
+            let parent = one.stat.parent;
+            if !self.policy.knows(pid) && !self.policy.knows(parent) && read.insert(parent) {
+                pids.push(parent);
+            }
+            self.note(&one.stat);
+            // The other processes of a terminal that has just been found.
+            pids.extend(std::mem::take(&mut self.dirty).into_iter().filter(|pid| read.insert(*pid)));
+            seen.push(one);
+        }
+        seen
+    }
+
+    fn read_one(&self, pid: i32) -> Option<Seen> {
+        let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead())?;
+        let same = self.policy.known().get(&pid).is_some_and(|known| known.began(stat.start));
+        if same && !stat.is_foreground() && !self.policy.is_raised(pid) {
+            return Some(Seen { stat, threads: Vec::new(), owner: None });
+        }
+        let (stat, threads) = proc::process(pid)?;
+        let like_ours = threads.iter().any(|thread| self.policy.looks_raised(thread.values));
+        let owner = if like_ours || stat.is_foreground() { proc::owner(pid) } else { None };
+        (!threads.is_empty()).then_some(Seen { stat, threads, owner })
+    }
+
+    /// Remembers where a process is, and whether it leads a terminal's session.
+    fn note(&mut self, stat: &Stat) {
+        if !self.policy.knows(stat.pid) && !stat.is_kernels() {
+            self.young.push((stat.pid, sys::ticks() + YOUNG));
+        }
+        self.marks.insert(stat.pid, stat.mark());
+        let leads = stat.pid == stat.session && stat.terminal != 0;
+        if leads && !self.leaders.contains_key(&stat.pid) {
+            let Ok(file) = OpenStat::open(stat.pid) else { return };
+            self.leaders.insert(stat.pid, Leader { file, foreground: stat.foreground });
+            self.touch_session(stat.pid);
+        }
+    }
+}

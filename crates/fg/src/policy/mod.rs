@@ -1,0 +1,426 @@
+//! What each thread should have: decided from what is seen, and from what was done before; no system calls here.
+//!
+//! It goes by states, not by events: each look compares what is with what should be. A look that is missed, or a change that fails, is
+//! made good by the next one.
+
+mod origin;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::proc::{Stat, Thread};
+use crate::values::{Raise, Values, clamp};
+pub use origin::Span;
+use origin::{Ghost, inherited};
+
+/// How long what has ended is remembered, in ticks of 1/100 s: a process that it has started is seen long before.
+const REMEMBERED: u64 = 6000;
+/// How many pasts of a process, and ended processes, are remembered.
+const PASTS: usize = 8;
+const GHOSTS: usize = 256;
+/// How many children's parents are remembered that process events have told.
+const LINEAGE: usize = 4096;
+
+/// What made the program look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// The shell's hook.
+    Hook,
+    /// The kernel's process events.
+    Event,
+    /// Nothing: it looks every so often.
+    Look,
+    /// It has just begun, or ends.
+    Start,
+}
+
+/// A process as it was read.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Itself.
+    pub stat: Stat,
+    /// Its threads that live; none where a known process is neither raised nor in the foreground.
+    pub threads: Vec<Thread>,
+    /// Whose it is; read where its values are like raised ones.
+    pub owner: Option<String>,
+}
+
+/// A thread that was raised.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What it has without this program.
+    pub old: Values,
+    /// What it has in the foreground.
+    pub set: Values,
+    /// The ticks between which it was raised.
+    begin: (u64, u64),
+    /// When its restoring began.
+    ending: Option<u64>,
+    /// The program that it ran when it was last seen with what was set.
+    seen: Option<Image>,
+    /// What woke this program then.
+    pub way: Way,
+    /// Why it could not be restored.
+    pub stuck: Option<String>,
+}
+
+/// Tells one program of a process from the next one.
+type Image = (u64, String);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownThread {
+    start: u64,
+    entry: Option<Entry>,
+}
+
+/// A process that was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    start: u64,
+    /// Its session.
+    pub session: i32,
+    group: i32,
+    /// Its terminal's device number.
+    pub terminal: i32,
+    /// Its name.
+    pub name: String,
+    owner: Option<String>,
+    threads: BTreeMap<i32, KnownThread>,
+    /// When it was raised before: what it started then has inherited that.
+    past: Vec<Span>,
+}
+
+impl Known {
+    /// It is the one that began then, not another one with its number.
+    pub fn began(&self, start: u64) -> bool {
+        self.start == start
+    }
+
+    /// Entries of its threads.
+    pub fn entries(&self) -> impl Iterator<Item = (i32, &Entry)> {
+        self.threads.iter().filter_map(|(tid, thread)| Some((*tid, thread.entry.as_ref()?)))
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let mut spans: Vec<Span> = self.entries().map(|(_, entry)| entry.span(None)).collect();
+        spans.dedup();
+        spans.extend(self.past.iter().copied());
+        spans
+    }
+}
+
+impl Entry {
+    fn span(&self, end: Option<u64>) -> Span {
+        Span {
+            old: self.old,
+            set: self.set,
+            begin: self.begin,
+            end: match (self.ending, end) {
+                (None, None) => None,
+                // It is being restored: what it starts may have inherited, or not.
+                (Some(ending), end) => Some((ending, end.unwrap_or(u64::MAX))),
+                (None, Some(end)) => Some((end, end)),
+            },
+        }
+    }
+
+    /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
+    /// change was to the very value that is there now, and stays.
+    fn absorb(&mut self, now: Values, image: &Image) {
+        if now.nice != self.set.nice {
+            let started_another = self.seen.as_ref().is_some_and(|seen| seen != image);
+            if started_another && self.ending.is_none() {
+                self.old.nice = clamp(self.old.nice + now.nice - self.set.nice);
+                self.set.nice = now.nice;
+            } else if now.nice != self.old.nice {
+                self.old.nice = now.nice;
+                self.set.nice = now.nice;
+            }
+        }
+        if now.io != self.set.io && now.io != self.old.io {
+            self.old.io = now.io;
+            self.set.io = now.io;
+        }
+        if now == self.set {
+            self.seen = Some(image.clone());
+        }
+    }
+}
+
+/// What is to be done to a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its process.
+    pub pid: i32,
+    /// It.
+    pub tid: i32,
+    /// When it began: another one with its number is left alone.
+    pub start: u64,
+    /// What it had when that was decided; with anything else it is left alone.
+    pub from: Values,
+    /// What it gets.
+    pub to: Values,
+    /// It comes to the foreground, or leaves it.
+    pub raise: bool,
+}
+
+/// What came of a change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why the nice value could not be set.
+    pub nice: Option<String>,
+    /// Why the I/O priority could not be set.
+    pub io: Option<String>,
+    /// The thread has ended, or has other values by now.
+    pub gone: bool,
+}
+
+/// All that is remembered.
+#[derive(Debug)]
+pub struct Policy {
+    raise: Raise,
+    known: BTreeMap<i32, Known>,
+    ghosts: VecDeque<Ghost>,
+    lineage: HashMap<i32, i32>,
+    halted: bool,
+}
+
+/// What of it goes to disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Processes that are raised, or were a short while ago.
+    pub known: BTreeMap<i32, Known>,
+    ghosts: Vec<Ghost>,
+}
+
+impl Memory {
+    /// Nothing of it has to be restored.
+    pub fn is_clean(&self) -> bool {
+        self.known.values().all(|known| known.entries().next().is_none())
+    }
+}
+
+impl Policy {
+    /// With nothing remembered.
+    pub fn new(raise: Raise) -> Self {
+        let (known, ghosts, lineage) = (BTreeMap::new(), VecDeque::new(), HashMap::new());
+        Self { raise, known, ghosts, lineage, halted: false }
+    }
+
+    /// Goes on where another one, that was killed perhaps, has ended.
+    pub fn of(raise: Raise, memory: Memory) -> Self {
+        Self { known: memory.known, ghosts: memory.ghosts.into(), ..Self::new(raise) }
+    }
+
+    /// From now on nothing counts as foreground: all is restored.
+    pub fn halt(&mut self) {
+        self.halted = true;
+    }
+
+    /// What a later program needs in order to restore.
+    pub fn memory(&self) -> Memory {
+        let worth = |known: &&Known| !known.past.is_empty() || known.entries().next().is_some();
+        Memory {
+            known: self.known.iter().filter(|(_, k)| worth(k)).map(|(pid, k)| (*pid, k.clone())).collect(),
+            ghosts: self.ghosts.iter().cloned().collect(),
+        }
+    }
+
+    /// Whether this process has been seen.
+    pub fn knows(&self, pid: i32) -> bool {
+        self.known.contains_key(&pid)
+    }
+
+    /// All processes that were seen.
+    pub fn known(&self) -> &BTreeMap<i32, Known> {
+        &self.known
+    }
+
+    /// Whether any of its threads is raised.
+    pub fn is_raised(&self, pid: i32) -> bool {
+        self.known.get(&pid).is_some_and(|known| known.entries().next().is_some())
+    }
+
+    /// Whether these could have been inherited.
+    pub fn looks_raised(&self, values: Values) -> bool {
+        self.raise.io.is_some_and(|io| io == values.io) || (self.raise.nice < 0 && values.nice < 0)
+    }
+
+    /// A process event told who has started whom.
+    pub fn born(&mut self, child: i32, parent: i32) {
+        if !self.is_raised(parent) && !self.lineage.contains_key(&parent) {
+            // The number can be one of before.
+            self.lineage.remove(&child);
+            return;
+        }
+        if self.lineage.len() >= LINEAGE {
+            self.lineage.clear();
+        }
+        self.lineage.insert(child, parent);
+    }
+
+    /// A process has ended, or its number is another one's.
+    pub fn gone(&mut self, pid: i32, now: u64) {
+        let Some(known) = self.known.remove(&pid) else { return };
+        let spans = known.spans();
+        if spans.is_empty() {
+            return;
+        }
+        if self.ghosts.len() >= GHOSTS {
+            self.ghosts.pop_front();
+        }
+        let Known { session, group, owner, .. } = known;
+        self.ghosts.push_back(Ghost { pid, session, group, owner, spans, died: now });
+    }
+
+    /// Decides on these processes, parents before their children. `now` was read before they were.
+    pub fn decide(&mut self, seen: &[Seen], now: u64, way: Way) -> Vec<Change> {
+        self.ghosts.retain(|ghost| ghost.died + REMEMBERED > now);
+        let mut changes = Vec::new();
+        for one in parents_first(seen) {
+            self.decide_one(one, now, way, &mut changes);
+        }
+        changes
+    }
+
+    fn decide_one(&mut self, seen: &Seen, now: u64, way: Way, changes: &mut Vec<Change>) {
+        let stat = &seen.stat;
+        if self.known.get(&stat.pid).is_some_and(|known| known.start != stat.start) {
+            self.gone(stat.pid, now);
+        }
+        if let Some(known) = self.known.get_mut(&stat.pid).filter(|_| seen.threads.is_empty()) {
+            // Only where it is was read.
+            (known.session, known.group, known.terminal) = (stat.session, stat.group, stat.terminal);
+            return;
+        }
+        let foreground = stat.is_foreground() && !self.halted;
+        let image: Image = (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
+        let before = self.known.remove(&stat.pid);
+        let own_spans = before.as_ref().map(Known::spans);
+        let mut threads = BTreeMap::new();
+        let mut past = before.as_ref().map(|known| known.past.clone()).unwrap_or_default();
+        for thread in &seen.threads {
+            let remembered = before.as_ref().and_then(|known| known.threads.get(&thread.tid));
+            let mut entry = match (remembered.filter(|known| known.start == thread.start), &own_spans) {
+                (Some(known), _) => known.entry.clone(),
+                (None, Some(spans)) => {
+                    inherited(spans, thread.start, thread.values).map(|old| born_raised(old, thread, way))
+                }
+                (None, None) => {
+                    self.origin(seen, thread.values).map(|old| born_raised(old, thread, way))
+                }
+            };
+            if let Some(entry) = &mut entry {
+                let (old, span) = (entry.old, entry.span(Some(now)));
+                entry.absorb(thread.values, &image);
+                if old != entry.old {
+                    past.push(span);
+                }
+            }
+            let to = if foreground { self.foreground(&mut entry, thread, now, way) } else { background(&mut entry, thread, now, &mut past) };
+            if to != thread.values {
+                let Thread { tid, start, values: from } = *thread;
+                changes.push(Change { pid: stat.pid, tid, start, from, to, raise: foreground });
+            }
+            threads.insert(thread.tid, KnownThread { start: thread.start, entry });
+        }
+        past.retain(|span| span.old != span.set && span.end.is_none_or(|end| end.1 + REMEMBERED > now));
+        past.dedup();
+        past.drain(..past.len().saturating_sub(PASTS));
+        let (start, name) = (stat.start, stat.name.clone());
+        let owner = seen.owner.clone().or(before.and_then(|known| known.owner));
+        let (session, group, terminal) = (stat.session, stat.group, stat.terminal);
+        self.known.insert(stat.pid, Known { start, session, group, terminal, name, owner, threads, past });
+    }
+
+    /// What a thread in the foreground gets.
+    fn foreground(&self, entry: &mut Option<Entry>, thread: &Thread, now: u64, way: Way) -> Values {
+        let own = thread.values;
+        match entry {
+            Some(entry) => {
+                entry.ending = None;
+                entry.stuck = None;
+                if entry.set != own {
+                    // It must be seen raised again before a change of its values can be somebody's.
+                    entry.seen = None;
+                }
+                entry.set
+            }
+            None => {
+                let set = self.raise.of(own);
+                if set != own {
+                    let begin = (now, u64::MAX);
+                    *entry = Some(Entry { old: own, set, begin, ending: None, seen: None, way, stuck: None });
+                }
+                set
+            }
+        }
+    }
+
+    /// Takes note of what came of a change that began and ended at these times.
+    pub fn applied(&mut self, change: &Change, outcome: &Outcome, between: (u64, u64)) {
+        let Some(known) = self.known.get_mut(&change.pid) else { return };
+        let Some(thread) = known.threads.get_mut(&change.tid) else { return };
+        let Some(entry) = &mut thread.entry else { return };
+        if outcome.gone || thread.start != change.start {
+            return;
+        }
+        if !change.raise {
+            let why = outcome.nice.as_ref().or(outcome.io.as_ref());
+            entry.stuck = why.cloned();
+            return;
+        }
+        if entry.begin.1 == u64::MAX {
+            entry.begin.1 = between.1;
+        }
+        // What may not be set is not tried again while the thread lives.
+        if outcome.nice.is_some() {
+            entry.set.nice = change.from.nice;
+            entry.old.nice = change.from.nice;
+        }
+        if outcome.io.is_some() {
+            entry.set.io = change.from.io;
+            entry.old.io = change.from.io;
+        }
+    }
+}
+
+/// A thread that has inherited what another one was given.
+fn born_raised(old: Values, thread: &Thread, way: Way) -> Entry {
+    // All that it starts has inherited it as well: it had that from the beginning.
+    Entry { old, set: thread.values, begin: (0, 0), ending: None, seen: None, way, stuck: None }
+}
+
+/// What a thread that is not in the foreground gets.
+fn background(entry: &mut Option<Entry>, thread: &Thread, now: u64, past: &mut Vec<Span>) -> Values {
+    let Some(raised) = entry else { return thread.values };
+    let old = raised.old;
+    if thread.values == old {
+        past.push(raised.span(Some(now)));
+        *entry = None;
+    } else {
+        raised.ending.get_or_insert(now);
+    }
+    old
+}
+
+/// In an order in which none comes before its parent.
+fn parents_first(seen: &[Seen]) -> Vec<&Seen> {
+    let by_pid: HashMap<i32, &Seen> = seen.iter().map(|one| (one.stat.pid, one)).collect();
+    let mut placed = std::collections::HashSet::new();
+    let mut order = Vec::with_capacity(seen.len());
+    for one in seen {
+        let mut chain = Vec::new();
+        let mut at = Some(&one);
+        while let Some(one) = at.filter(|one| placed.insert(one.stat.pid)) {
+            chain.push(*one);
+            at = by_pid.get(&one.stat.parent);
+        }
+        order.extend(chain.into_iter().rev());
+    }
+    order
+}

@@ -1,0 +1,127 @@
+//! Where a process has its values from: a child inherits those of the thread that starts it, raised or not.
+//!
+//! What decides is when it was started, and by whom: a child of a raised process has inherited, whatever it has made of it since, and one
+//! that was started before has not. Start times are in ticks of 1/100 s; in the tick of a change the values decide. A process whose parent
+//! has ended is nobody's child any more: it has inherited if it has exactly what was set in its session, its group, or its control group.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Policy, Seen};
+use crate::values::{Values, clamp};
+
+/// A time in which a thread was raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// What it has without this program.
+    pub old: Values,
+    /// What it was given.
+    pub set: Values,
+    /// The ticks between which that began.
+    pub begin: (u64, u64),
+    /// The ticks between which it ended.
+    pub end: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cover {
+    Surely,
+    Perhaps,
+    No,
+}
+
+impl Span {
+    /// Whether a child that began at this tick has inherited.
+    fn covers(&self, start: u64) -> Cover {
+        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1) {
+            Cover::No
+        } else if (start > self.begin.1 || self.begin == (0, 0)) && self.end.is_none_or(|end| start < end.0) {
+            Cover::Surely
+        } else {
+            Cover::Perhaps
+        }
+    }
+
+    /// These values speak for having inherited.
+    fn explains(&self, now: Values) -> bool {
+        if self.set.io == self.old.io {
+            self.set.nice != self.old.nice && now.nice == self.set.nice
+        } else {
+            now.io == self.set.io
+        }
+    }
+
+    /// What a child has without this program: its nice value differs by what nice(1) has added since.
+    fn own(&self, now: Values) -> Values {
+        Values {
+            nice: clamp(self.old.nice + now.nice - self.set.nice),
+            io: if now.io == self.set.io { self.old.io } else { now.io },
+        }
+    }
+}
+
+/// What a child of a process with these times has without this program, if it has inherited.
+pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
+    let covering = |cover: Cover| spans.iter().filter(move |span| span.covers(start) == cover);
+    covering(Cover::Surely)
+        .find(|span| span.set == now)
+        .or_else(|| covering(Cover::Surely).next())
+        .or_else(|| covering(Cover::Perhaps).find(|span| span.explains(now)))
+        .map(|span| span.own(now))
+}
+
+/// A raised process that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ghost {
+    pub pid: i32,
+    pub session: i32,
+    pub group: i32,
+    pub owner: Option<String>,
+    pub spans: Vec<Span>,
+    pub died: u64,
+}
+
+impl Policy {
+    /// What a process that is seen for the first time has without this program, if it has inherited.
+    pub(super) fn origin(&self, seen: &Seen, now: Values) -> Option<Values> {
+        let stat = &seen.stat;
+        let parent = self.known.get(&stat.parent);
+        if let Some(own) = parent.and_then(|parent| inherited(&parent.spans(), stat.start, now)) {
+            return Some(own);
+        }
+        if stat.parent != 1 && parent.is_some_and(|parent| parent.session == stat.session) {
+            return None;
+        }
+        self.by_lineage(stat.pid, stat.start, now).or_else(|| self.orphan(seen, now))
+    }
+
+    /// By what process events have told of its parent, which has ended since.
+    fn by_lineage(&self, pid: i32, start: u64, now: Values) -> Option<Values> {
+        let mut at = pid;
+        for _ in 0..8 {
+            at = *self.lineage.get(&at)?;
+            let ghost = self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
+            if let Some(spans) = ghost.or_else(|| self.known.get(&at).map(super::Known::spans)) {
+                return inherited(&spans, start, now);
+            }
+        }
+        None
+    }
+
+    /// By having exactly what was set for one that is near.
+    fn orphan(&self, seen: &Seen, now: Values) -> Option<Values> {
+        let stat = &seen.stat;
+        let nearness = |session: i32, group: i32, owner: &Option<String>| {
+            let same_owner = seen.owner.is_some() && *owner == seen.owner;
+            (session == stat.session, group == stat.group, same_owner)
+        };
+        let living = self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
+        let ended = self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
+        living
+            .chain(ended)
+            .filter(|(near, _)| *near != (false, false, false))
+            .flat_map(|(near, spans)| spans.into_iter().map(move |span| (near, span)))
+            .filter(|(_, span)| span.set == now && span.old != span.set && span.covers(stat.start) != Cover::No)
+            .max_by_key(|(near, span)| (*near, span.begin))
+            .map(|(_, span)| span.old)
+    }
+}

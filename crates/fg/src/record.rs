@@ -1,0 +1,78 @@
+//! What a later program needs to know: what was raised, by whom, and what it had before.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::dir::Dir;
+use crate::policy::Memory;
+use crate::proc;
+
+const NAME: &str = "record";
+const DAEMON: &str = "daemon";
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Content {
+    /// The kernel's name for the time since it was booted: pids of another time say nothing.
+    boot: String,
+    memory: Memory,
+}
+
+fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// Writes it, before anything is changed.
+pub fn write(dir: &Dir, memory: Memory) -> Result<()> {
+    let content = Content { boot: boot(), memory };
+    dir.write(NAME, &serde_json::to_vec(&content).context("the record")?)
+}
+
+/// What was left; nothing if there is none, or if it is of another boot.
+pub fn read(dir: &Dir) -> Result<Memory> {
+    let Some(text) = dir.read(NAME)? else { return Ok(Memory::default()) };
+    let content: Content = serde_json::from_str(&text).with_context(|| {
+        format!("{}/{NAME} is no record of this version: what it says is lost if you remove it", dir.path().display())
+    })?;
+    Ok(if content.boot == boot() { content.memory } else { Memory::default() })
+}
+
+/// Nothing is left to restore.
+pub fn remove(dir: &Dir) {
+    dir.remove(NAME);
+}
+
+/// What a daemon says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct About {
+    /// Its process.
+    pub pid: i32,
+    /// When that began, in ticks.
+    pub start: u64,
+    /// What wakes it, in words.
+    pub wakes: Vec<String>,
+    /// What it cannot do, and why.
+    pub lacks: Vec<String>,
+    /// What is added to nice values.
+    pub nice: i32,
+    /// The I/O priority that it sets.
+    pub io: String,
+}
+
+impl About {
+    /// Says it.
+    pub fn write(&self, dir: &Dir) -> Result<()> {
+        dir.write(DAEMON, &serde_json::to_vec(self).context("what the daemon says of itself")?)
+    }
+
+    /// That of a daemon that runs.
+    pub fn of_living(dir: &Dir) -> Option<Self> {
+        let about: Self = serde_json::from_str(&dir.read(DAEMON).ok()??).ok()?;
+        let stat = proc::stat(about.pid).ok()?;
+        (stat.start == about.start && !stat.is_dead()).then_some(about)
+    }
+}
+
+/// It does not run any more.
+pub fn remove_about(dir: &Dir) {
+    dir.remove(DAEMON);
+}

@@ -1,0 +1,73 @@
+//! `vlane-fg status`: what is raised, in which terminal, and what has woken the daemon for it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::dir::Dir;
+use crate::policy::{Memory, Way};
+use crate::proc;
+use crate::record::{self, About};
+
+/// Prints it for these directories; whether a daemon runs in one of them.
+pub fn print(dirs: &[PathBuf]) -> Result<bool> {
+    let mut running = false;
+    for path in dirs {
+        let Ok(dir) = Dir::open(path) else {
+            println!("{}: no daemon runs", path.display());
+            continue;
+        };
+        let about = About::of_living(&dir);
+        running |= about.is_some();
+        let memory = record::read(&dir)?;
+        print!("{}", text(path, about.as_ref(), &memory));
+    }
+    Ok(running)
+}
+
+fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
+    let mut text = String::new();
+    let _ = match about {
+        Some(about) => writeln!(
+            text,
+            "{}: a daemon runs (pid {}); nice {:+}, I/O priority {}; {}",
+            path.display(),
+            about.pid,
+            about.nice,
+            about.io,
+            about.wakes.join(", ")
+        ),
+        None if memory.is_clean() => writeln!(text, "{}: no daemon runs", path.display()),
+        None => writeln!(
+            text,
+            "{}: no daemon runs, and one that was killed has left this raised (vlane-fg restore gives it back)",
+            path.display()
+        ),
+    };
+    for lack in about.iter().flat_map(|about| &about.lacks) {
+        let _ = writeln!(text, "  {lack}");
+    }
+    let mut terminals: BTreeMap<String, String> = BTreeMap::new();
+    for (pid, known) in &memory.known {
+        let Some((_, entry)) = known.entries().find(|(_, entry)| entry.old != entry.set) else { continue };
+        let lines = terminals.entry(proc::terminal_name(known.terminal)).or_default();
+        let threads = known.entries().count();
+        let way = match entry.way {
+            Way::Hook => "hook",
+            Way::Event => "event",
+            Way::Look => "look",
+            Way::Start => "start",
+        };
+        let _ = write!(lines, "    {pid} {}: {} -> {}; {threads} threads; {way}", known.name, entry.old, entry.set);
+        let _ = match &entry.stuck {
+            Some(why) => writeln!(lines, "; NOT RESTORED: {why}"),
+            None => writeln!(lines),
+        };
+    }
+    for (terminal, lines) in terminals {
+        let _ = write!(text, "  {terminal}\n{lines}");
+    }
+    text
+}
