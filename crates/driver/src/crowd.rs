@@ -13,7 +13,7 @@ use vlane_ring::driver::{Completion, Kind, Request};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::job::{Shared, Window, latency_histogram};
+use crate::job::{Shared, Window, latency_histogram, precise_sleep};
 use crate::report::{BackendUse, Buckets, Errors, Latency};
 use crate::run::{Body, OnProgress, Plan, drive};
 use crate::session::{Calls, GuestQueue, Session};
@@ -30,6 +30,8 @@ pub struct Crowd {
     pub queue: u16,
     /// The I/O priority of its requests.
     pub ioprio: u16,
+    /// What it does something else for between a read and the next (fio's thinktime). The crowd reads on at once.
+    pub think: Duration,
     /// Bytes per read: a multiple of 512.
     pub block: u32,
     /// Determines the addresses.
@@ -161,6 +163,8 @@ struct Driver<'a> {
     region: Region,
     window: Window,
     rng: Rng,
+    /// When the one reads again, while it thinks; in ns of the run's clock.
+    due: Option<u64>,
     stats: Stats,
 }
 
@@ -181,11 +185,12 @@ impl<'a> Driver<'a> {
         let stats =
             Stats { one: latency_histogram()?, readers: latency_histogram()?, errors: Errors::default() };
         let rng = Rng::new(crowd.seed);
-        Ok(Self { lanes: lanes.collect(), calls, crowd, region, window, rng, stats })
+        Ok(Self { lanes: lanes.collect(), calls, crowd, region, window, rng, due: None, stats })
     }
 
     /// Reads until the time is over and everything has come back.
     fn run(mut self, shared: &Shared, clock: &Clock) -> Result<Stats, Error> {
+        precise_sleep();
         let mut done: Vec<Completion> = Vec::new();
         self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
         for lane in 0..self.lanes.len() {
@@ -195,7 +200,7 @@ impl<'a> Driver<'a> {
             }
             self.publish(lane)?;
         }
-        while self.lanes.iter().any(|lane| lane.queue.blk.held() > 0) {
+        while self.due.is_some() || self.lanes.iter().any(|lane| lane.queue.blk.held() > 0) {
             let mut any = false;
             for lane in 0..self.lanes.len() {
                 self.lanes[lane].queue.blk.reap(&mut done)?;
@@ -209,12 +214,12 @@ impl<'a> Driver<'a> {
                 for completion in done.drain(..) {
                     self.record(lane, &completion, now, ended);
                     if !ended {
-                        self.read(lane, completion.slot, now)?;
+                        self.again(lane, completion.slot, now)?;
                     }
                 }
                 self.publish(lane)?;
             }
-            if any {
+            if self.think(shared, clock)? || any {
                 continue;
             }
             if shared.abort.load(Ordering::Relaxed) {
@@ -224,7 +229,7 @@ impl<'a> Driver<'a> {
                     false => Error::new(ErrorKind::Timeout, "reads never came back"),
                 });
             }
-            self.wait()?;
+            self.wait(clock)?;
         }
         // As an idle guest has it.
         self.lanes.iter_mut().for_each(|lane| {
@@ -247,6 +252,34 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Whose read is done reads again: at once, or when it has thought.
+    fn again(&mut self, lane: usize, slot: u16, now: u64) -> Result<(), Error> {
+        let is_one = slot == self.lanes[lane].readers && self.lanes[lane].has_one;
+        if !is_one || self.crowd.think.is_zero() {
+            return self.read(lane, slot, now);
+        }
+        self.due = Some(now + u64::try_from(self.crowd.think.as_nanos()).unwrap_or(u64::MAX >> 1));
+        Ok(())
+    }
+
+    /// Lets the one read if it has thought long enough; returns whether it did.
+    fn think(&mut self, shared: &Shared, clock: &Clock) -> Result<bool, Error> {
+        let Some(due) = self.due else { return Ok(false) };
+        let now = clock.now();
+        if now >= self.window.until || shared.stop.load(Ordering::Relaxed) {
+            self.due = None;
+            return Ok(true);
+        }
+        if now < due {
+            return Ok(false);
+        }
+        self.due = None;
+        let lane = usize::from(self.crowd.queue);
+        self.read(lane, self.lanes[lane].readers, now)?;
+        self.publish(lane)?;
+        Ok(true)
+    }
+
     fn publish(&mut self, lane: usize) -> Result<(), Error> {
         let queue = &mut self.lanes[lane].queue;
         if queue.blk.publish() { queue.kick() } else { Ok(()) }
@@ -267,15 +300,16 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Sleeps until a queue has something; an interrupt that came meanwhile is not missed.
-    fn wait(&mut self) -> Result<(), Error> {
+    /// Sleeps until a queue has something, or the one has thought; an interrupt that came meanwhile is not missed.
+    fn wait(&mut self, clock: &Clock) -> Result<(), Error> {
         let mut quiet = true;
         for lane in &mut self.lanes {
             // Every queue's interrupts have to be on, whatever another one has.
             quiet &= !lane.queue.blk.enable_interrupts();
         }
         if quiet {
-            self.calls.wait(None)?;
+            let now = clock.now();
+            self.calls.wait(self.due.map(|due| Duration::from_nanos(due.saturating_sub(now))))?;
         }
         self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
         Ok(())
@@ -288,7 +322,7 @@ mod tests {
 
     fn crowd(readers: Vec<u16>, queue: u16) -> Crowd {
         let (ramp, time) = (Duration::ZERO, Duration::from_secs(1));
-        Crowd { readers, readers_ioprio: 0, queue, ioprio: 1, block: 4096, seed: 1, ramp, time }
+        Crowd { readers, readers_ioprio: 0, queue, ioprio: 1, think: ramp, block: 4096, seed: 1, ramp, time }
     }
 
     #[test]

@@ -44,8 +44,8 @@ struct NativeArgs {
     /// What `serve --classes` is; the others are held against the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "off,order,shortest,on", value_parser = parse_mode)]
     modes: Vec<Mode>,
-    /// How the readers are spread over the queues: even, uneven (the last queue has none)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even,uneven", value_parser = parse_load)]
+    /// How the readers are spread over the queues: even, uneven (the last queue has none), greedy (uneven, without --think)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even,uneven,greedy", value_parser = parse_load)]
     loads: Vec<Load>,
     /// Queues of the volume, and threads of the back end
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
@@ -53,6 +53,9 @@ struct NativeArgs {
     /// Readers in the background
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::whole::<u16>(1..=8192))]
     readers: u16,
+    /// Time for which the foreground does something else between two reads
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
+    think: Duration,
     /// How long the drive takes for a request: microseconds, or a time such as 1ms
     #[arg(long, value_name = "US", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: u64,
@@ -66,7 +69,7 @@ struct NativeArgs {
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
     ramp: Duration,
     /// Time of each measurement
-    #[arg(long, value_name = "TIME", default_value = "6s", value_parser = values::time)]
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time)]
     time: Duration,
     #[command(flatten)]
     output: OutputArgs,
@@ -212,6 +215,7 @@ impl NativeArgs {
             loads: unique(&self.loads),
             queues: self.queues,
             readers: self.readers,
+            think: self.think,
             model: Model { latency: Duration::from_micros(self.latency), parallel: self.parallel },
             rounds: usize::from(self.rounds),
             ramp: self.ramp,
@@ -318,13 +322,16 @@ pub fn run_read(args: &ExpressReadArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]
     fn every_mode_that_is_measured_is_one_that_serve_has() {
-        for mode in Mode::ALL {
-            assert!(mode.name().parse::<vlane_policy::express::Mode>().is_ok(), "{}", mode.name());
-        }
+        let known = crate::serve::ClassesArg::value_variants().iter();
+        let known: Vec<_> =
+            known.filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned())).collect();
+        assert_eq!(known, Mode::ALL.map(Mode::name));
     }
 
     #[test]

@@ -171,8 +171,8 @@ while read -r command seq dev raise typed; do
     fi
     kill -INT $crowd
     wait $crowd
-    read -r line < /tmp/crowd || cat /tmp/crowd.said
-    echo "RESULT crowd.$seq=$line"
+    grep '^3;' /tmp/crowd > /tmp/crowd.line || cat /tmp/crowd /tmp/crowd.said
+    echo "RESULT crowd.$seq=$(cat /tmp/crowd.line)"
     echo "RESULT done.$seq=1"
 done
 "#;
@@ -409,7 +409,9 @@ impl Machine<'_> {
             Counters::parse(&text)
                 .ok_or_else(|| trouble(&self.guest, &format!("{key}: not understood: {text}")))
         };
-        let (_, crowd) = fio::parse(&said("crowd")?, u64::from(super::BLOCK))?;
+        let crowd = said("crowd")?;
+        let (_, crowd) = fio::parse(&crowd, u64::from(super::BLOCK))
+            .map_err(|error| trouble(&self.guest, &format!("the crowd: {error}")))?;
         let beside = Beside::of(&counters("before")?, &counters("after")?, &crowd);
         let values = keys.iter().map(|key| said(key)).collect::<Result<Vec<_>>>()?;
         Ok((values, beside))

@@ -28,17 +28,20 @@ pub enum Load {
     Even,
     /// The last queue has none.
     Uneven,
+    /// As uneven, and the foreground does not think: what it gains in time it takes from the others in reads.
+    Greedy,
 }
 
 impl Load {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Even, Self::Uneven];
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Even, Self::Uneven, Self::Greedy];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Even => "even",
             Self::Uneven => "uneven",
+            Self::Greedy => "greedy",
         }
     }
 
@@ -54,11 +57,17 @@ impl Load {
         (0..queues).map(|queue| if queue < busy { of(queue) } else { 0 }).collect()
     }
 
+    /// What the foreground does something else for between two reads.
+    fn think(self, think: Duration) -> Duration {
+        if self == Self::Greedy { Duration::ZERO } else { think }
+    }
+
     /// In words.
     pub fn title(self, readers: u16, queues: u16) -> String {
         match self {
             Self::Even => format!("{readers} readers on all {queues} queues"),
             Self::Uneven => format!("{readers} readers on {} of {queues} queues", queues - 1),
+            Self::Greedy => format!("{readers} readers on {} of {queues} queues, no think time", queues - 1),
         }
     }
 }
@@ -80,6 +89,8 @@ pub struct Options {
     pub queues: u16,
     /// Readers in the background.
     pub readers: u16,
+    /// What the foreground does something else for between two reads.
+    pub think: Duration,
     /// The drive.
     pub model: Model,
     /// How often everything is measured.
@@ -152,7 +163,7 @@ impl Options {
         if self.modes.is_empty() || self.loads.is_empty() || self.rounds == 0 {
             return usage("nothing is left to be measured: give --modes, --loads and --rounds");
         }
-        if self.queues < 2 && self.loads.contains(&Load::Uneven) {
+        if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
             return usage(
                 "--queues 1: where one queue has no readers there are two at least; or --loads even",
             );
@@ -211,6 +222,7 @@ fn measure(
         readers_ioprio: BACKGROUND,
         queue: 0,
         ioprio: FOREGROUND,
+        think: load.think(options.think),
         block: BLOCK,
         seed: 1,
         ramp: options.ramp,

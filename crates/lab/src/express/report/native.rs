@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::judge::{Arms, Bound, Measured, Verdict};
-use super::super::native::{LoadResult, Options, Sample};
+use super::super::native::{Load, LoadResult, Options, Sample};
 use super::super::{AGAIN, Mode};
 use super::{cell, few, goals, met, picture, says};
 use crate::machine::Machine;
@@ -68,7 +68,9 @@ fn judge(options: &Options, result: &LoadResult) -> Vec<Verdict> {
         ("the background's reads", BACKGROUND, |s| Some(s.background)),
         ("all reads", TOTAL, |s| Some(s.total())),
     ];
-    let goals = goals.into_iter();
+    // Without think time a foreground that is so much quicker takes more of a drive whose rate is given: nobody could leave it to the others.
+    let is_greedy = result.load == Load::Greedy;
+    let goals = goals.into_iter().filter(|(goal, ..)| !is_greedy || !goal.starts_with("the background"));
     goals
         .filter_map(|(goal, least, of)| result.arms.verdict(&place, on, goal, Bound::AtLeast(least), of))
         .collect()
@@ -99,6 +101,11 @@ fn notes(options: &Options) -> Vec<Note> {
             "Every reader has one request of 4 KiB out. The background's have the I/O priority that a task has to which nobody gave one (best effort 4: normal); \
              the foreground's have best effort 0 (express). One thread of the driver is all of them.",
         ),
+        Note::info(format!(
+            "The foreground does something else for {:?} between two reads, as a program does that somebody waits for. Where it does not (\"no think time\"), it reads as much \
+             more as it is quicker, of a drive whose rate is given: the background has less by that, and there is no goal for it. All reads together have one.",
+            options.think
+        )),
         Note::info(
             "The paper does not give figures for the back end alone: its goal here is vlane's own. The foreground's p99 with `off` is of few reads, since each waits \
              behind the crowd; their number is in the tables.",
