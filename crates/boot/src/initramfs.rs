@@ -186,11 +186,11 @@ fn shared_libraries(host: &Host, program: &Path) -> Result<Vec<PathBuf>> {
             format!("{}: its libraries cannot be found: {}", program.display(), output.text.trim()),
         ));
     }
-    Ok(parse_ldd(&output.text))
+    Ok(libraries_in(&output.text))
 }
 
-/// `libz.so.1 => /lib/libz.so.1 (0x...)` and `/lib64/ld-linux-x86-64.so.2 (0x...)`.
-fn parse_ldd(text: &str) -> Vec<PathBuf> {
+/// The files that `ldd` names: `libz.so.1 => /lib/libz.so.1 (0x...)` and `/lib64/ld-linux-x86-64.so.2 (0x...)`.
+pub fn libraries_in(text: &str) -> Vec<PathBuf> {
     text.lines()
         .filter_map(|line| {
             let line = line.rsplit_once(" (0x")?.0;
@@ -220,7 +220,7 @@ mod tests {
                     \tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f0bdfd52000)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f0bdfd91000)\n";
         let expected = ["/lib/x86_64-linux-gnu/libz.so.1", "/lib64/ld-linux-x86-64.so.2"];
-        assert_eq!(parse_ldd(text), expected.map(PathBuf::from));
-        assert!(parse_ldd("\tstatically linked\n").is_empty());
+        assert_eq!(libraries_in(text), expected.map(PathBuf::from));
+        assert!(libraries_in("\tstatically linked\n").is_empty());
     }
 }

@@ -57,7 +57,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use fio::BlkioFio;
 pub use guest::{Guest, Report};
 pub use host::{Host, Install};
-pub use initramfs::Initramfs;
+pub use initramfs::{Initramfs, libraries_in};
 pub use kernel::Kernel;
 pub use modules::Modules;
 pub use process::{Output, Spec, find_program, quote, run};

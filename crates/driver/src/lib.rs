@@ -2,6 +2,7 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`vlane_ring::driver`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`run_crowd`]: one reader that somebody waits for beside many others, with I/O priorities.
 //! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible, in an order that keeps its flushes' meaning.
 //! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
 //! - [`Report`]: the results, serializable.
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod crowd;
 pub mod device;
 mod error;
 mod job;
@@ -26,6 +28,7 @@ mod verify;
 mod watchdog;
 mod workload;
 
+pub use crowd::{Crowd, CrowdReport, Had, run_crowd};
 pub use device::{BlkConfig, Negotiated};
 pub use error::{Error, ErrorKind};
 pub use rate::{Arrivals, Rate};

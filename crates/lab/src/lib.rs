@@ -10,6 +10,7 @@ pub mod compare;
 pub mod control;
 pub mod date;
 pub mod error;
+pub mod express;
 mod guests;
 pub mod image;
 pub mod interrupt;

@@ -19,6 +19,7 @@ mod classes;
 mod compare;
 mod completions;
 mod explain;
+mod express;
 mod inspect;
 mod journal;
 mod limit;
@@ -94,6 +95,11 @@ enum Command {
     /// Do what a guest does that `caches` measures; it runs inside the guest
     #[command(hide = true)]
     CachesJob(caches::CachesJobArgs),
+    /// Measure what the foreground gains by classes, and what the background loses
+    Express(express::ExpressArgs),
+    /// Read as the foreground program does that `express guests` measures; it runs inside the guest
+    #[command(hide = true)]
+    ExpressRead(express::ExpressReadArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
     /// Check what a power cut could leave of a guest's file system
@@ -139,6 +145,8 @@ pub fn main() -> ExitCode {
         Command::Work(args) => work::run(&args),
         Command::Caches(args) => caches::run(&args),
         Command::CachesJob(args) => caches::run_job(&args),
+        Command::Express(args) => express::run(&args),
+        Command::ExpressRead(args) => express::run_read(&args),
         Command::Sched(args) => sched::run(&args),
         Command::PowerCut(args) => power_cut::run(&args),
         Command::Throttle(args) => throttle::run(&args),

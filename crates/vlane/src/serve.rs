@@ -193,7 +193,7 @@ enum DeviceQueuesArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ClassesArg {
+pub(crate) enum ClassesArg {
     /// Nothing: all requests alike
     Off,
     /// Express first

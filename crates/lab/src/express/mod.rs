@@ -1,0 +1,226 @@
+//! Foreground first, measured: what the one that somebody waits for gains, and what all others lose.
+//!
+//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). It runs 512 one-deep readers (fio, libaio,
+//! random reads) in the background and one foreground program, in five variants: the unchanged kernel (Vanilla), with the foreground's CPU
+//! priority raised (CPU), with its requests first (CPU+IO), with its requests to the shortest submission queue (CPU+SIZE), and all of it (Proposed).
+//!
+//! * [`native`]: vlane's own driver on a model of a drive with a queue for each thread. No guest decides anything, so what the back end does is
+//!   all that is seen.
+//! * [`guests`]: the five variants in a real guest on such a model, with a program that reads as the foreground job of a shell (Figure 4).
+//! * [`launch`]: how long real programs take to start there with a cold cache (Figure 5).
+//!
+//! All arms are measured in turns, each round beginning with another one, and the first one twice (A/A): a difference is one only if it is more than that.
+
+pub mod guests;
+pub mod judge;
+pub mod launch;
+pub mod machine;
+pub mod native;
+pub mod reader;
+mod report;
+pub mod root;
+
+use std::time::Duration;
+
+/// What a name gets that stands for the same arm again (A/A).
+pub const AGAIN: &str = " again";
+/// Where fewer rounds than this were measured, no figure says much.
+pub const ENOUGH: usize = 5;
+/// A volume that nobody fills.
+pub const VOLUME: u64 = 4 << 30;
+/// Bytes of each read.
+pub const BLOCK: u32 = 4096;
+
+/// I/O priority of what somebody waits for: best effort, level 0.
+pub const FOREGROUND: u16 = 2 << 13;
+/// I/O priority of everything else: best effort, level 4, which a task has that nobody has given one.
+pub const BACKGROUND: u16 = 2 << 13 | 4;
+
+/// What the back end does about classes: `vlane serve --classes`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Nothing.
+    Off,
+    /// Express requests first, in front of a bounded window.
+    Order,
+    /// Express requests to the submission queue with the fewest in flight.
+    Shortest,
+    /// Both.
+    On,
+}
+
+impl Mode {
+    /// All, in the paper's order.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Order, Self::Shortest, Self::On];
+
+    /// As the option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Order => "order",
+            Self::Shortest => "shortest",
+            Self::On => "on",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// One of the paper's variants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// Nothing is changed.
+    Vanilla,
+    /// The foreground is raised in the guest, and the back end does not look at that.
+    Cpu,
+    /// Raised, and its requests first.
+    CpuIo,
+    /// Raised, and its requests to the shortest queue.
+    CpuSize,
+    /// Everything.
+    Proposed,
+}
+
+impl Variant {
+    /// All, in the paper's order.
+    pub const ALL: [Self; 5] = [Self::Vanilla, Self::Cpu, Self::CpuIo, Self::CpuSize, Self::Proposed];
+
+    /// As the paper calls it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Vanilla => "Vanilla",
+            Self::Cpu => "CPU",
+            Self::CpuIo => "CPU+IO",
+            Self::CpuSize => "CPU+SIZE",
+            Self::Proposed => "Proposed",
+        }
+    }
+
+    /// As an option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vanilla => "vanilla",
+            Self::Cpu => "cpu",
+            Self::CpuIo => "cpu+io",
+            Self::CpuSize => "cpu+size",
+            Self::Proposed => "proposed",
+        }
+    }
+
+    /// The variant of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|variant| variant.name() == name)
+    }
+
+    /// What the back end does.
+    pub fn mode(self) -> Mode {
+        match self {
+            Self::Vanilla | Self::Cpu => Mode::Off,
+            Self::CpuIo => Mode::Order,
+            Self::CpuSize => Mode::Shortest,
+            Self::Proposed => Mode::On,
+        }
+    }
+
+    /// Whether the foreground is raised in the guest.
+    pub fn is_raised(self) -> bool {
+        self != Self::Vanilla
+    }
+
+    /// The paper's execution time of its foreground program, over Vanilla's (Figure 4).
+    pub fn published(self) -> f64 {
+        match self {
+            Self::Vanilla => 1.0,
+            Self::Cpu => 0.91,
+            Self::CpuIo => 0.89,
+            Self::CpuSize => 0.88,
+            Self::Proposed => 0.85,
+        }
+    }
+}
+
+/// A drive that is a model: each submission queue of the back end's (one per thread) is one of its queues, and they are served in turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Model {
+    /// How long each request takes once it is begun.
+    pub latency: Duration,
+    /// Requests that it works on at the same time.
+    pub parallel: u16,
+}
+
+impl Model {
+    /// Options of `vlane serve`.
+    pub fn options(self) -> Vec<String> {
+        let latency = format!("{}us", self.latency.as_micros());
+        let words = [
+            "--latency",
+            &latency,
+            "--parallel",
+            &self.parallel.to_string(),
+            "--device-queues",
+            "round-robin",
+        ];
+        words.map(str::to_owned).to_vec()
+    }
+
+    /// Requests per second that it can do.
+    pub fn rate(self) -> f64 {
+        f64::from(self.parallel) / self.latency.as_secs_f64()
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        format!("{} at a time, {:?} each: {:.0} per second", self.parallel, self.latency, self.rate())
+    }
+}
+
+/// One time through all arms for a round, beginning with another one each time.
+fn turns(arms: usize, round: usize) -> impl Iterator<Item = usize> {
+    (0..arms).map(move |turn| (turn + round) % arms.max(1))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_back_to_what_it_names() {
+        assert!(Mode::ALL.iter().all(|mode| Mode::named(mode.name()) == Some(*mode)));
+        assert!(Variant::ALL.iter().all(|variant| Variant::named(variant.name()) == Some(*variant)));
+        assert_eq!((Mode::named("all"), Variant::named("Vanilla")), (None, None));
+    }
+
+    #[test]
+    fn the_variants_are_the_papers_table_3() {
+        let table: Vec<_> = Variant::ALL.map(|v| (v.title(), v.mode().name(), v.is_raised())).into();
+        let expected = [
+            ("Vanilla", "off", false),
+            ("CPU", "off", true),
+            ("CPU+IO", "order", true),
+            ("CPU+SIZE", "shortest", true),
+            ("Proposed", "on", true),
+        ];
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn every_arm_is_first_once_and_none_is_left_out() {
+        let firsts: Vec<_> = (0..3).map(|round| turns(3, round).next().unwrap()).collect();
+        assert_eq!(firsts, [0, 1, 2]);
+        let mut order: Vec<_> = turns(5, 7).collect();
+        order.sort_unstable();
+        assert_eq!(order, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_model_says_what_it_can_do() {
+        let model = Model { latency: Duration::from_millis(1), parallel: 4 };
+        assert_eq!(model.options().join(" "), "--latency 1000us --parallel 4 --device-queues round-robin");
+        assert!((model.rate() - 4000.0).abs() < 1e-9);
+        assert_eq!(model.describe(), "4 at a time, 1ms each: 4000 per second");
+    }
+}

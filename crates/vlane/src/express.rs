@@ -1,0 +1,345 @@
+//! `vlane express`: foreground first, measured. What is measured and how is in [`vlane_lab::express`].
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use vlane_boot::{Host, Install};
+use vlane_lab::Interrupt;
+use vlane_lab::express::machine::Place;
+use vlane_lab::express::native::{self, Load};
+use vlane_lab::express::root::Program;
+use vlane_lab::express::{Mode, Model, Variant, guests, launch, reader};
+use vlane_lab::report::{Report, text};
+
+use crate::output::Overwrite;
+use crate::report::command_line;
+use crate::values;
+
+/// Measure what the foreground gains by `serve --classes` and `vlane-fg`, and what the background loses.
+///
+/// A crowd of readers nobody waits for, one request out each, and one that somebody waits for, on a model of a drive with a queue for each
+/// thread of the back end.
+#[derive(Debug, Args)]
+pub struct ExpressArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
+enum What {
+    /// The back end alone: this program reads, on many queues
+    Native(NativeArgs),
+    /// A program in a guest, as the foreground job of a shell, in the paper's five variants
+    Guests(GuestsArgs),
+    /// How long real programs take to start in a guest with a cold cache
+    Launch(LaunchArgs),
+}
+
+#[derive(Debug, Args)]
+struct NativeArgs {
+    /// What `serve --classes` is; the others are held against the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "off,order,shortest,on", value_parser = parse_mode)]
+    modes: Vec<Mode>,
+    /// How the readers are spread over the queues: even, uneven (the last queue has none), greedy (uneven, without --think)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even,uneven,greedy", value_parser = parse_load)]
+    loads: Vec<Load>,
+    /// Queues of the volume, and threads of the back end
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
+    queues: u16,
+    /// Readers in the background
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::whole::<u16>(1..=8192))]
+    readers: u16,
+    /// Time for which the foreground does something else between two reads
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
+    think: Duration,
+    /// How long the drive takes for a request: microseconds, or a time such as 1ms
+    #[arg(long, value_name = "US", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    latency: u64,
+    /// Requests that the drive works on at the same time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
+    parallel: u16,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    rounds: u16,
+    /// Time before each measurement that does not count
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// Time of each measurement
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time)]
+    time: Duration,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct GuestsArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
+    variants: Vec<Variant>,
+    /// Which guests: uml, qemu
+    #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml,qemu", value_parser = parse_place)]
+    places: Vec<Place>,
+    /// Readers in the background [default: 240 in uml, 512 in qemu]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
+    readers: Option<u16>,
+    /// Reads of the foreground program
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = values::whole::<u32>(1..=1_000_000))]
+    reads: u32,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    rounds: u16,
+}
+
+#[derive(Debug, Args)]
+struct LaunchArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,proposed", value_parser = parse_variant)]
+    variants: Vec<Variant>,
+    /// Which guests: uml, qemu
+    #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml", value_parser = parse_place)]
+    places: Vec<Place>,
+    /// What is launched
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "python3,git,sqlite3,gcc,vim", value_parser = parse_program)]
+    programs: Vec<Program>,
+    /// Readers in the background
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::whole::<u16>(1..=4096))]
+    readers: u16,
+    /// How often each is launched in each variant
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u16>(1..=1000))]
+    launches: u16,
+}
+
+/// What both kinds of guests have.
+#[derive(Debug, Args)]
+struct GuestArgs {
+    /// How long the drive takes for a request: microseconds, or a time such as 1ms [default: 1ms in uml, 2ms in qemu]
+    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    latency: Option<u64>,
+    /// Requests that the drive works on at the same time [default: 2]
+    #[arg(long, value_name = "N", requires = "latency", value_parser = values::whole::<u16>(1..))]
+    parallel: Option<u16>,
+    /// Time in which the crowd comes to rest
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// vlane-fg [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    fg: Option<PathBuf>,
+    /// Install what is missing: programs by apt-get (as root), guests' kernels into the cache directory
+    #[arg(long)]
+    install: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Where the report goes.
+#[derive(Debug, Args)]
+struct OutputArgs {
+    /// Write the report as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+/// The foreground program in the guest.
+#[derive(Debug, Args)]
+pub struct ExpressReadArgs {
+    /// The disk
+    disk: PathBuf,
+    /// Reads
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..))]
+    reads: u32,
+    /// Determines the places
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    seed: u64,
+    /// Stands behind each result's name
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    mark: u64,
+}
+
+fn parse_mode(text: &str) -> Result<Mode, String> {
+    named(text, "mode", &Mode::ALL, Mode::name)
+}
+
+fn parse_load(text: &str) -> Result<Load, String> {
+    named(text, "load", &Load::ALL, Load::name)
+}
+
+fn parse_variant(text: &str) -> Result<Variant, String> {
+    named(text, "variant", &Variant::ALL, Variant::name)
+}
+
+fn parse_place(text: &str) -> Result<Place, String> {
+    named(text, "guest", &Place::ALL, Place::name)
+}
+
+fn parse_program(text: &str) -> Result<Program, String> {
+    named(text, "program", &Program::ALL, Program::name)
+}
+
+/// The one of that name.
+fn named<T: Copy>(text: &str, what: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
+    values::one_of(text, what, all.iter().map(|one| name(*one)))?;
+    let found = all.iter().find(|one| name(**one) == text);
+    found.copied().ok_or_else(|| format!("`{text}` is no {what}"))
+}
+
+/// What is there, once each, in order.
+fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
+    let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
+    firsts.map(|(_, one)| *one).collect()
+}
+
+fn this_program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program's own file")
+}
+
+impl NativeArgs {
+    fn options(&self) -> anyhow::Result<native::Options> {
+        Ok(native::Options {
+            vlane: this_program()?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            modes: unique(&self.modes),
+            loads: unique(&self.loads),
+            queues: self.queues,
+            readers: self.readers,
+            think: self.think,
+            model: Model { latency: Duration::from_micros(self.latency), parallel: self.parallel },
+            rounds: usize::from(self.rounds),
+            ramp: self.ramp,
+            time: self.time,
+        })
+    }
+}
+
+impl GuestArgs {
+    /// Requests that the drive works on at the same time unless it is said.
+    const PARALLEL: u16 = 2;
+
+    fn model(&self) -> Option<Model> {
+        let latency = Duration::from_micros(self.latency?);
+        Some(Model { latency, parallel: self.parallel.unwrap_or(Self::PARALLEL) })
+    }
+
+    fn fg(&self) -> anyhow::Result<PathBuf> {
+        match &self.fg {
+            Some(path) => Ok(path.clone()),
+            None => Ok(this_program()?.with_file_name("vlane-fg")),
+        }
+    }
+
+    fn host(&self) -> anyhow::Result<Host> {
+        Ok(Host::new(if self.install { Install::Allowed } else { Install::Never })?)
+    }
+}
+
+impl GuestsArgs {
+    fn options(&self) -> anyhow::Result<guests::Options> {
+        Ok(guests::Options {
+            vlane: this_program()?,
+            fg: self.guest.fg()?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            places: unique(&self.places),
+            variants: unique(&self.variants),
+            model: self.guest.model(),
+            readers: self.readers,
+            reads: self.reads,
+            rounds: usize::from(self.rounds),
+            ramp: self.guest.ramp,
+        })
+    }
+}
+
+impl LaunchArgs {
+    fn options(&self) -> anyhow::Result<launch::Options> {
+        Ok(launch::Options {
+            vlane: this_program()?,
+            fg: self.guest.fg()?,
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: command_line(),
+            places: unique(&self.places),
+            variants: unique(&self.variants),
+            programs: unique(&self.programs),
+            launches: usize::from(self.launches),
+            model: self.guest.model(),
+            readers: self.readers,
+            ramp: self.guest.ramp,
+        })
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the measurements from being made, or the report from being written.
+pub fn run(args: &ExpressArgs) -> anyhow::Result<()> {
+    let output = match &args.what {
+        What::Native(args) => &args.output,
+        What::Guests(args) => &args.guest.output,
+        What::Launch(args) => &args.guest.output,
+    };
+    let files = || [&output.html, &output.json].into_iter().flatten();
+    for path in files() {
+        Report::check_path(path, output.overwrite.force)?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let report = match &args.what {
+        What::Native(args) => native::run(&args.options()?, &interrupt)?,
+        What::Guests(args) => guests::run(&args.options()?, &args.guest.host()?, &interrupt)?,
+        What::Launch(args) => launch::run(&args.options()?, &args.guest.host()?, &interrupt)?,
+    };
+    for path in files() {
+        report.write_to(path, output.overwrite.force)?;
+    }
+    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
+    print!("{}", text::render(&report, width));
+    Ok(())
+}
+
+/// Reads, in the guest, and tells of it.
+///
+/// # Errors
+/// If the disk cannot be read.
+pub fn run_read(args: &ExpressReadArgs) -> anyhow::Result<()> {
+    let done = reader::run(&args.disk, args.reads, args.seed)?;
+    println!("RESULT mean_us.{}={}", args.mark, done.mean_us);
+    println!("RESULT p99_us.{}={}", args.mark, done.p99_us);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn every_mode_that_is_measured_is_one_that_serve_has() {
+        let known = crate::serve::ClassesArg::value_variants().iter();
+        let known: Vec<_> =
+            known.filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned())).collect();
+        assert_eq!(known, Mode::ALL.map(Mode::name));
+    }
+
+    #[test]
+    fn names_that_are_none_are_told_with_those_that_there_are() {
+        assert!(parse_variant("fast").is_err_and(|why| why.contains("cpu+io")));
+        assert!(parse_place("xen").is_err_and(|why| why.contains("uml")));
+        assert!(parse_program("emacs").is_err_and(|why| why.contains("vim")));
+        assert!(parse_mode("all").is_err_and(|why| why.contains("shortest")));
+        assert!(parse_load("odd").is_err_and(|why| why.contains("uneven")));
+    }
+}
