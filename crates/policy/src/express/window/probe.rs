@@ -5,8 +5,8 @@ use super::{MS, Nanos, Turn};
 /// Groups of a probe, and requests of a group: as many, or as many as may be there at a time.
 const GROUPS: usize = 5;
 const GROUP: u32 = 16;
-/// How long a probe waits until what the device has has run down. Nothing is lost meanwhile, unless the device does not answer.
-const DRAINS: Nanos = 10_000 * MS;
+/// How long a probe waits until what the device has has run down; then some of it hangs, and the probe is given up.
+const DRAINS: Nanos = 4000 * MS;
 /// ... and for the requests that it takes the time of: so many times what one takes, but no shorter and no longer than that.
 const MEASURES: u64 = 24;
 const MEASURES_LEAST: Nanos = 50 * MS;
@@ -69,11 +69,11 @@ impl Probe {
     /// A turn ends, at `now`. `drains` says whether another lane has more at the device than in a probe; `service` is what was known before.
     pub(super) fn turn(&mut self, now: Nanos, turn: Turn, drains: bool, service: Option<f64>) {
         if self.measures.is_none() {
-            let has_drained = turn.at_device <= self.size && !drains;
-            if has_drained || now.saturating_sub(self.began) > DRAINS {
+            if turn.at_device <= self.size && !drains {
                 self.measures = Some(now);
                 self.begin_group(now + 1);
             }
+            self.is_done = now.saturating_sub(self.began) > DRAINS;
             return;
         }
         let most = GROUP.max(self.size);

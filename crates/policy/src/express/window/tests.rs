@@ -84,6 +84,19 @@ fn a_guest_that_asks_for_little_is_not_held_up() {
     assert!(ratio(bounded.all, unbounded.all) >= 0.96, "{} of {}", bounded.all, unbounded.all);
 }
 
+/// Of a lane that never answers, the others do not hear twice.
+#[test]
+fn a_probe_is_given_up_where_another_lane_hangs() {
+    let mut window = Window::default();
+    window.closes(1);
+    let hangs = Shared::of([Told::unbounded(9)].into_iter(), 1);
+    let size = window.size();
+    for second in 1..=7 {
+        window.turn(second * 1000 * MS, Turn { at_device: 1, begun: 1, ..Turn::default() }, || hangs);
+    }
+    assert_eq!((window.size(), window.service), (size, None));
+}
+
 #[test]
 fn whoever_is_due_has_room_that_express_requests_cannot_take() {
     let mut window = Window::default();
