@@ -15,7 +15,11 @@ use crate::{daemon, dir, hook, run, status};
 
 /// Raises what you wait for: the foreground process group of each terminal, its nice value and its I/O priority.
 #[derive(Debug, Parser)]
-#[command(name = "vlane-fg", version, after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage.")]
+#[command(
+    name = "vlane-fg",
+    version,
+    after_help = "Exit status: 0 done, 1 error (status: no daemon runs), 2 usage."
+)]
 struct Cli {
     #[command(subcommand)]
     command: What,

@@ -15,9 +15,9 @@ use crate::events::{Event, Events};
 use crate::look::Looker;
 use crate::policy::Way;
 use crate::privileges;
+use crate::proc;
 use crate::record::{self, About};
 use crate::values::Raise;
-use crate::proc;
 
 /// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
 const AFTER_BELL: [u64; 11] = [0, 1, 4, 10, 20, 50, 100, 250, 600, 1500, 4000];
@@ -55,7 +55,9 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("a daemon runs already in {} (vlane-fg status)", dir.path().display());
     };
     if of_root(&options.dir).is_some() {
-        bail!("root's daemon runs already, and raises what you have in the foreground: none of yours is needed");
+        bail!(
+            "root's daemon runs already, and raises what you have in the foreground: none of yours is needed"
+        );
     }
     let (signal, from_signal) = UnixStream::pair()?;
     for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -280,7 +282,10 @@ pub fn restore(path: &Path) -> Result<bool> {
     drop(dir);
     let dir = Dir::make(path)?;
     let Some(_lock) = lock(&dir)? else {
-        bail!("a daemon runs in {}: it restores when it is ended (kill PID; vlane-fg status)", path.display());
+        bail!(
+            "a daemon runs in {}: it restores when it is ended (kill PID; vlane-fg status)",
+            path.display()
+        );
     };
     let left = record::read(&dir)?;
     let threads: usize = left.known.values().map(|known| known.entries().count()).sum();

@@ -23,7 +23,10 @@ pub fn default_path() -> Result<PathBuf> {
         None => PathBuf::from(format!("/run/user/{}", uid.as_raw())),
     };
     if !runtime.is_dir() {
-        bail!("{} is not there, and holds this program's state: set XDG_RUNTIME_DIR or --state-dir", runtime.display());
+        bail!(
+            "{} is not there, and holds this program's state: set XDG_RUNTIME_DIR or --state-dir",
+            runtime.display()
+        );
     }
     Ok(runtime.join("vlane-fg"))
 }
@@ -53,7 +56,11 @@ impl Dir {
         let dir = Self::open(path)?;
         let stat = fs::fstat(&dir.fd).with_context(what)?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
-            bail!("{} belongs to user {}: remove it, or take another one with --state-dir", what(), stat.st_uid);
+            bail!(
+                "{} belongs to user {}: remove it, or take another one with --state-dir",
+                what(),
+                stat.st_uid
+            );
         }
         // Whatever the umask is.
         fs::fchmod(&dir.fd, Mode::from_raw_mode(if public { 0o755 } else { 0o700 })).with_context(what)?;

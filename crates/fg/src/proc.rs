@@ -155,10 +155,16 @@ pub fn thread(pid: i32, tid: i32) -> Option<Thread> {
 /// Whose a process is, and in which control group: two that agree in both can be of one origin.
 pub fn owner(pid: i32) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.to_owned();
+    let uid = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Uid:"))?
+        .split_ascii_whitespace()
+        .next()?
+        .to_owned();
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     // The one of the second version, or the first of the first.
-    let group = groups.lines().find(|line| line.starts_with("0::")).or(groups.lines().next()).unwrap_or_default();
+    let group =
+        groups.lines().find(|line| line.starts_with("0::")).or(groups.lines().next()).unwrap_or_default();
     Some(format!("{uid} {group}"))
 }
 
@@ -207,7 +213,8 @@ pub fn terminal_name(number: i32) -> String {
 mod tests {
     use super::*;
 
-    const LINE: &str = "77 (a) S (b) c) T 1 70 60 34817 70 4194304 1 2 3 4 5 6 7 8 20 -10 3 0 900 1 2 3 4 5 140 6 7";
+    const LINE: &str =
+        "77 (a) S (b) c) T 1 70 60 34817 70 4194304 1 2 3 4 5 6 7 8 20 -10 3 0 900 1 2 3 4 5 140 6 7";
 
     #[test]
     fn a_name_with_brackets_and_spaces_is_a_name() {
@@ -221,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_process_whose_main_thread_has_ended_is_alive() {
-        let ended = |threads: &str| Stat::parse(&LINE.replace(" T ", " Z ").replace(" 3 0 900", threads)).unwrap();
+        let ended =
+            |threads: &str| Stat::parse(&LINE.replace(" T ", " Z ").replace(" 3 0 900", threads)).unwrap();
         assert!(!ended(" 2 0 900").is_dead());
         assert!(ended(" 1 0 900").is_dead());
     }

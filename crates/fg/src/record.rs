@@ -31,7 +31,10 @@ pub fn write(dir: &Dir, memory: Memory) -> Result<()> {
 pub fn read(dir: &Dir) -> Result<Memory> {
     let Some(text) = dir.read(NAME)? else { return Ok(Memory::default()) };
     let content: Content = serde_json::from_str(&text).with_context(|| {
-        format!("{}/{NAME} is no record of this version: what it says is lost if you remove it", dir.path().display())
+        format!(
+            "{}/{NAME} is no record of this version: what it says is lost if you remove it",
+            dir.path().display()
+        )
     })?;
     Ok(if content.boot == boot() { content.memory } else { Memory::default() })
 }

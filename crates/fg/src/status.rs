@@ -60,7 +60,11 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
             Way::Look => "look",
             Way::Start => "start",
         };
-        let _ = write!(lines, "    {pid} {}: {} -> {}; {threads} threads; {way}", known.name, entry.old, entry.set);
+        let _ = write!(
+            lines,
+            "    {pid} {}: {} -> {}; {threads} threads; {way}",
+            known.name, entry.old, entry.set
+        );
         let _ = match &entry.stuck {
             Some(why) => writeln!(lines, "; NOT RESTORED: {why}"),
             None => writeln!(lines),

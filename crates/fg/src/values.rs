@@ -148,10 +148,13 @@ mod tests {
     fn every_number_is_printed_and_read_back() {
         for raw in 0..=0xffff {
             let priority = IoPriority::of(raw);
-            assert_eq!(priority.to_string().parse::<IoPriority>(), Ok(priority).map(|p: IoPriority| {
-                // Idle has levels that say nothing.
-                if p.raw() >> 13 == 3 { IoPriority(3 << 13) } else { p }
-            }));
+            assert_eq!(
+                priority.to_string().parse::<IoPriority>(),
+                Ok(priority).map(|p: IoPriority| {
+                    // Idle has levels that say nothing.
+                    if p.raw() >> 13 == 3 { IoPriority(3 << 13) } else { p }
+                })
+            );
         }
         for wrong in ["", "be", "be/", "best/0", "8/0", "be/x", "/"] {
             assert!(wrong.parse::<IoPriority>().is_err(), "{wrong}");

@@ -136,7 +136,8 @@ fn a_shell_that_ends_at_any_error_goes_on_and_so_does_one_with_variables_that_ca
 #[test]
 fn a_shell_that_is_not_interactive_gets_nothing() {
     let temporary = tempfile::tempdir().unwrap();
-    let script = format!("set -eu\n{}\ndeclare -p PROMPT_COMMAND PS0 || echo none", hook("bash", temporary.path()));
+    let script =
+        format!("set -eu\n{}\ndeclare -p PROMPT_COMMAND PS0 || echo none", hook("bash", temporary.path()));
     let output = Command::new("bash").args(["--norc", "-c", &script]).env_remove("PS0").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n");
 }

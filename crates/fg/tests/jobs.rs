@@ -6,7 +6,10 @@ mod common;
 
 use std::process::Command;
 
-use common::{Daemon, PROGRAM, Shell, may_raise, members, renice, set_io_priority, until, until_it_has, values, values_of};
+use common::{
+    Daemon, PROGRAM, Shell, may_raise, members, renice, set_io_priority, until, until_it_has, values,
+    values_of,
+};
 
 const RAISED: &str = "-10 be/0";
 const OWN: &str = "0 none";
@@ -53,7 +56,8 @@ fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_amp
     let last = shell.job("sleep 1001 | sleep 1002 | JOB");
     until_it_has(last, RAISED);
     let session = shell.pid();
-    let raised = || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some(RAISED)).count();
+    let raised =
+        || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some(RAISED)).count();
     until("three are raised", || (raised() == 3).then_some(()));
     assert_eq!(values(left).as_deref(), Some(OWN));
     shell.stop();
@@ -92,7 +96,8 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
     let job: i32 = shell.answer("echo $!").parse().unwrap();
     let threads = until("its threads", || {
         let threads = std::fs::read_dir(format!("/proc/{job}/task")).ok()?.flatten();
-        let threads: Vec<i32> = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let threads: Vec<i32> =
+            threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         (threads.len() == 4).then_some(threads)
     });
     let all = |wanted: [&str; 4]| {
@@ -177,7 +182,11 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
             until_it_has(job, OWN);
             until_it_has(shell.pid(), RAISED);
         }
-        assert_eq!(values(shell.pid()).as_deref(), Some(OWN), "an ended daemon gives back what it has raised");
+        assert_eq!(
+            values(shell.pid()).as_deref(),
+            Some(OWN),
+            "an ended daemon gives back what it has raised"
+        );
     }
 }
 
@@ -202,7 +211,8 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
     let other = until("its main thread ends", || {
         let stat = std::fs::read_to_string(format!("/proc/{job}/task/{job}/stat")).ok()?;
         let threads = std::fs::read_dir(format!("/proc/{job}/task")).ok()?.flatten();
-        let other = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| *tid != job);
+        let other =
+            threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| *tid != job);
         stat.contains(") Z ").then_some(other).flatten()
     });
     let has = |wanted: &str| {

@@ -26,7 +26,9 @@ pub fn text(shell: Shell, dir: Option<&Path>) -> Result<String> {
             format!("('{dir}')")
         }
         // For root they are one.
-        None => format!("({OF_ROOT}); if (( UID != 0 )); then __vlane_fg_dirs+=(\"${{XDG_RUNTIME_DIR:-/run/user/$UID}}/vlane-fg\"); fi"),
+        None => format!(
+            "({OF_ROOT}); if (( UID != 0 )); then __vlane_fg_dirs+=(\"${{XDG_RUNTIME_DIR:-/run/user/$UID}}/vlane-fg\"); fi"
+        ),
     };
     let template = match shell {
         Shell::Bash => include_str!("fg.bash"),

@@ -122,7 +122,8 @@ impl Policy {
         let mut at = pid;
         for _ in 0..8 {
             at = *self.lineage.get(&at)?;
-            let ghost = self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
+            let ghost =
+                self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
             if let Some(spans) = ghost.or_else(|| self.known.get(&at).map(super::Known::spans)) {
                 return inherited(&spans, start, now);
             }
@@ -137,8 +138,10 @@ impl Policy {
             let same_owner = seen.owner.is_some() && *owner == seen.owner;
             (session == stat.session, group == stat.group, same_owner)
         };
-        let living = self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
-        let ended = self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
+        let living =
+            self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
+        let ended =
+            self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
         living
             .chain(ended)
             .filter(|(near, _)| *near != (false, false, false))

@@ -152,7 +152,11 @@ impl World {
         let mut at = 0;
         while at < pids.len() {
             let parent = self.processes[&pids[at]].parent;
-            if !self.policy.knows(pids[at]) && parent > 0 && !self.policy.knows(parent) && !pids.contains(&parent) {
+            if !self.policy.knows(pids[at])
+                && parent > 0
+                && !self.policy.knows(parent)
+                && !pids.contains(&parent)
+            {
                 pids.push(parent);
             }
             at += 1;
@@ -297,7 +301,8 @@ fn take(world: &mut World, step: &Step) {
         Step::Thread(who) => world.thread(world.pick(who)),
         Step::Exit(who) => {
             let pid = world.pick(who);
-            let known = |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
+            let known =
+                |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
             if pid != SHELL && world.processes.iter().all(known) {
                 world.exit(pid);
             }

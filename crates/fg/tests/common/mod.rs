@@ -120,7 +120,8 @@ impl Shell {
     }
 
     pub fn start(program: &str, arguments: &[&str]) -> Self {
-        let main = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let main =
+            rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         rustix::pty::grantpt(&main).unwrap();
         rustix::pty::unlockpt(&main).unwrap();
         let name = rustix::pty::ptsname(&main, Vec::new()).unwrap();
@@ -129,7 +130,12 @@ impl Shell {
             rustix::fs::open(&name, flags, rustix::fs::Mode::empty()).unwrap()
         };
         let mut command = Command::new(program);
-        command.args(arguments).env("PS1", "").env("HISTFILE", "").env("TERM", "dumb").env_remove("PROMPT_COMMAND");
+        command
+            .args(arguments)
+            .env("PS1", "")
+            .env("HISTFILE", "")
+            .env("TERM", "dumb")
+            .env_remove("PROMPT_COMMAND");
         command.stdin(open()).stdout(open()).stderr(open());
         // SAFETY: the two calls are safe between fork and exec.
         unsafe {
@@ -208,7 +214,9 @@ impl Shell {
         self.commands += 1;
         let (open, close) = (format!("<{}<", self.commands), format!(">{}>", self.commands));
         let n = self.commands;
-        self.line(&line.replace("JOB", &format!("sh -c 'printf \"<%s<%s>%s>\" {n} $$ {n}; exec sleep 1000'")));
+        self.line(
+            &line.replace("JOB", &format!("sh -c 'printf \"<%s<%s>%s>\" {n} $$ {n}; exec sleep 1000'")),
+        );
         until(&format!("the job {line}: {}", self.said()), || {
             let said = self.said();
             said.split_once(&open)?.1.split_once(&close)?.0.parse().ok()
@@ -241,7 +249,8 @@ fn stat(path: &str) -> Option<Vec<String>> {
 pub fn members(session: i32) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| stat(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat[3] == session.to_string())).collect()
+    pids.filter(|pid| stat(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat[3] == session.to_string()))
+        .collect()
 }
 
 /// Nice value and I/O priority of a thread.
