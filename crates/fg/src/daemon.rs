@@ -20,9 +20,9 @@ use crate::record::{self, About};
 use crate::values::Raise;
 
 /// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
-const AFTER_BELL: [u64; 9] = [0, 1, 4, 10, 20, 50, 100, 250, 600];
+const AFTER_BELL: [u64; 11] = [0, 1, 4, 10, 20, 50, 100, 250, 600, 1500, 4000];
 /// And after an event: a shell takes its terminal back a moment after its job has ended.
-const AFTER_EVENT: [u64; 5] = [0, 1, 5, 20, 60];
+const AFTER_EVENT: [u64; 8] = [0, 1, 5, 20, 60, 250, 1000, 4000];
 /// How often it looks whether root has a daemon.
 const ROOT: Duration = Duration::from_secs(1);
 /// How long a daemon of root's waits for users' to withdraw.

@@ -150,6 +150,7 @@ impl Events {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
@@ -183,7 +184,7 @@ mod tests {
         for kinds in [None, Some(FORK)] {
             let message = request(kinds);
             assert_eq!(message.len(), HEADERS + if kinds.is_some() { 8 } else { 4 });
-            assert_eq!(message[..4], u32::to_ne_bytes(message.len() as u32));
+            assert_eq!(Some(message.len()), usize::try_from(u32::from_ne_bytes(message[..4].try_into().unwrap())).ok());
         }
     }
 }

@@ -144,6 +144,8 @@ fn nice_in_a_raised_shell_means_what_it_always_means() {
     let mut shell = Shell::bash();
     let _daemon = Daemon::new(&shell, &LOOKING);
     until_it_has(shell.pid(), RAISED);
+    // What is started in the very moment in which its shell is raised may have inherited or not.
+    std::thread::sleep(std::time::Duration::from_millis(200));
     let job = shell.job("nice -n 5 JOB &");
     until_it_has(job, "5 none");
     let job = shell.job("nice JOB &");
@@ -195,9 +197,13 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
     }
     let mut shell = Shell::bash();
     let _daemon = Daemon::new(&shell, &LOOKING);
-    let python = "import ctypes,threading,time\n\
-        threading.Thread(target=time.sleep,args=(1000,)).start()\n\
-        ctypes.CDLL(None).pthread_exit(None)";
+    // The system call itself: pthread_exit would unwind through the interpreter.
+    let python = format!(
+        "import ctypes,threading,time\n\
+         threading.Thread(target=time.sleep,args=(1000,)).start()\n\
+         ctypes.CDLL(None).syscall({}, 0)",
+        libc::SYS_exit
+    );
     let script = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(script.path(), python).unwrap();
     shell.line(&format!("python3 {} &", script.path().display()));
@@ -210,7 +216,10 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
         stat.contains(") Z ").then_some(other).flatten()
     });
     let has = |wanted: &str| {
-        until(wanted, || (values_of(job, other).as_deref() == Some(wanted)).then_some(()));
+        until(wanted, || {
+            let has = values_of(job, other).expect("the job lives");
+            (has == wanted).then_some(())
+        });
     };
     has(OWN);
     shell.line("fg");

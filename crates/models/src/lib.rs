@@ -153,7 +153,7 @@ pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
     });
     let counting = || steps.iter().filter(|step| armed.meets(step.classes()));
     let signals = counting().filter(|step| step.is_signal()).count();
-    let unanswered = counting().last().is_some_and(|step| step.is_signal());
+    let unanswered = counting().next_back().is_some_and(|step| step.is_signal());
     let (mut counted, mut pending) = (0, false);
     loop {
         for (_, mark) in watch.collect(u64::MAX) {

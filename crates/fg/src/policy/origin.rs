@@ -36,7 +36,7 @@ enum Cover {
 impl Span {
     /// Whether a child that began at this tick has inherited.
     fn covers(&self, start: u64) -> Cover {
-        let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY) };
+        let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY / 10) };
         if start < self.begin.0 || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY)) {
             Cover::No
         } else if start >= began && self.end.is_none_or(|end| start < end.0) {
@@ -46,13 +46,20 @@ impl Span {
         }
     }
 
-    /// These values speak for having inherited.
-    fn explains(&self, now: Values) -> bool {
-        if self.set.io == self.old.io {
-            self.set.nice != self.old.nice && now.nice == self.set.nice
-        } else {
-            now.io == self.set.io
+    /// What a child has without this program that may have inherited, if its values speak for that. A fork copies the nice value first and
+    /// the I/O priority a moment later: a change in between leaves it with one of them.
+    fn perhaps_own(&self, start: u64, now: Values) -> Option<Values> {
+        let near_end = self.end.is_some_and(|end| start >= end.0);
+        let io = self.set.io != self.old.io && now.io == self.set.io;
+        // At the beginning it has the I/O priority if it has the nice value; at the end, the other way round.
+        let same = now.nice == self.set.nice && (near_end || io || self.set.io == self.old.io);
+        let nice = self.set.nice != self.old.nice && (same || (near_end && now.nice < self.old.nice.min(0)));
+        if !io && !nice {
+            return None;
         }
+        let own = self.own(now);
+        let copied_before = io && !nice && now.nice == self.old.nice;
+        Some(if copied_before { Values { nice: self.old.nice, ..own } } else { own })
     }
 
     /// Hardly anybody but this program sets just that.
@@ -71,13 +78,18 @@ impl Span {
 
 /// What a child of a process with these times has without this program, if it has inherited.
 pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
+    if spans.iter().any(|span| span.old == now && span.set.io != now.io && span.covers(start) != Cover::No) {
+        // A fork that took longer than most, or a process that somebody has given just that.
+        let exactly = |span: &&Span| span.set == now && span.covers(start) == Cover::Surely;
+        return spans.iter().find(exactly).map(|span| span.own(now));
+    }
     let covering = |cover: Cover| spans.iter().filter(move |span| span.covers(start) == cover);
     covering(Cover::Surely)
         .chain(covering(Cover::Perhaps))
         .find(|span| span.set == now)
         .or_else(|| covering(Cover::Surely).next())
-        .or_else(|| covering(Cover::Perhaps).find(|span| span.explains(now)))
         .map(|span| span.own(now))
+        .or_else(|| covering(Cover::Perhaps).find_map(|span| span.perhaps_own(start, now)))
 }
 
 /// A raised process that has ended.
