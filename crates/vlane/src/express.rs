@@ -88,9 +88,9 @@ struct GuestsArgs {
     /// Readers in the background [default: 240 in uml, 512 in qemu]
     #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
     readers: Option<u16>,
-    /// Reads of the foreground program
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = values::whole::<u32>(1..=1_000_000))]
-    reads: u32,
+    /// Reads of the foreground program [default: 100 in uml, 40 in qemu]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
+    reads: Option<u32>,
     /// How often everything is measured
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,

@@ -83,7 +83,7 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
             result.about,
             result.disks,
             result.readers,
-            options.reads,
+            result.reads,
             result.model.describe()
         )));
         let samples: Vec<_> = result.arms.0.iter().flat_map(|arm| &arm.rounds).map(|s| s.beside).collect();
@@ -185,7 +185,7 @@ fn figures(result: &PlaceResult) -> Section {
             |s| s.p99_ms,
             |s| s.background,
             |s| s.beside.crowd_ms,
-            |s| s.beside.tag_ms(),
+            |s| s.beside.tag_ms,
             |s| s.beside.in_flight,
             |s| s.beside.busy * 100.0,
         ];
@@ -207,8 +207,7 @@ fn figures(result: &PlaceResult) -> Section {
     ];
     let rows = result.arms.0.iter().map(row).collect();
     let mut text = vec![
-        "For a tag: what the background's reads waited in the guest until they were requests of the disk, where no back end can order anything: fio's mean less what the guest's \
-         block layer counts from the tag on."
+        "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too."
             .into(),
     ];
     if let Some(noise) = result.arms.noise(|s| Some(s.seconds)) {

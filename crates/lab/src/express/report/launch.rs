@@ -163,7 +163,7 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
         let each = (0..options.programs.len()).map(|at| cell(arm, of(at)));
         let beside = [
             cell(arm, |s| Some(s.beside.reads / s.beside.seconds.max(1e-3))),
-            cell(arm, |s| Some(s.beside.tag_ms())),
+            cell(arm, |s| Some(s.beside.tag_ms)),
             cell(arm, |s| Some(s.beside.busy * 100.0)),
         ];
         std::iter::once(arm.arm.clone().into()).chain(each).chain(beside).collect()
@@ -176,7 +176,7 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
     let shown: Vec<&str> =
         variants(std::iter::once(&result.arms)).iter().map(|variant| variant.title()).collect();
     let text = format!(
-        "{} in turns. For a tag: what the background's reads waited in the guest until they were requests of the disk, where no back end can order anything.",
+        "{} in turns. For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.",
         shown.join(", ")
     );
     section(result.place.name(), &result.about, vec![text], blocks)
