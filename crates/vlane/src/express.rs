@@ -110,7 +110,7 @@ struct LaunchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "python3,git,sqlite3,gcc,vim", value_parser = parse_program)]
     programs: Vec<Program>,
     /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::whole::<u16>(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=4096))]
     readers: u16,
     /// How often each is launched in each variant
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u16>(1..=1000))]

@@ -86,8 +86,7 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
             result.reads,
             result.model.describe()
         )));
-        let samples: Vec<_> = result.arms.0.iter().flat_map(|arm| &arm.rounds).map(|s| s.beside).collect();
-        notes.extend(busy(name, &samples));
+        notes.extend(busy(name, &result.arms, |s| &s.beside));
     }
     notes.push(Note::info(
         "The foreground program is a foreground job of bash in a pseudo-terminal; vlane-fg, with its hook in bash, raises it (nice, and I/O priority \

@@ -100,8 +100,7 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
             options.readers,
             result.model.describe()
         )));
-        let samples: Vec<_> = result.arms.0.iter().flat_map(|arm| &arm.rounds).map(|s| s.beside).collect();
-        notes.extend(busy(name, &samples));
+        notes.extend(busy(name, &result.arms, |s| &s.beside));
     }
     let each = options.programs.iter().map(|program| format!("`{}`", program.command()));
     notes.push(Note::info(format!(

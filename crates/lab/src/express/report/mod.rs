@@ -65,22 +65,26 @@ fn few(rounds: usize) -> Option<Note> {
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
 
-/// What is to be said of a guest's CPUs.
-fn busy(place: &str, samples: &[Beside]) -> Option<Note> {
-    let shares: Vec<f64> = samples.iter().map(|beside| beside.busy).collect();
-    let busy = Spread::of(&shares)?;
+/// What is to be said of a guest's CPUs: by the first arm, in which the crowd is nearly all that there is. Where the foreground is quick, its shell and its
+/// own start are much of the time.
+fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
+    let first = arms.0.first()?;
+    let busy = spread(&first.rounds, |sample| Some(of(sample).busy))?;
     let text = format!(
-        "{place}: the guest's CPUs were {:.0} % busy ({:.0}-{:.0} %)",
+        "{place}: the guest's CPUs were {:.0} % busy with {} ({:.0}-{:.0} %)",
         busy.median * 100.0,
+        first.arm,
         busy.min * 100.0,
         busy.max * 100.0
     );
-    Some(match busy.max > BUSY {
+    Some(match busy.median > BUSY {
         true => Note::warning(format!(
             "{text}: above {:.0} % the guest's CPU scheduler decides who is served.",
             BUSY * 100.0
         )),
-        false => Note::info(format!("{text}.")),
+        false => Note::info(format!(
+            "{text}. Where the foreground is quicker they are busier: its shell and its own start are more of the time."
+        )),
     })
 }
 
