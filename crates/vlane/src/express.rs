@@ -101,7 +101,7 @@ struct LaunchArgs {
     #[command(flatten)]
     guest: GuestArgs,
     /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,proposed", value_parser = parse_variant)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
     variants: Vec<Variant>,
     /// Which guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml", value_parser = parse_place)]

@@ -21,13 +21,15 @@ pub(in super::super) fn fill(
     created: String,
     time: Duration,
 ) -> Report {
+    type Figure = fn(&Sample) -> Option<f64>;
+
     let verdicts: Vec<Verdict> = results.iter().filter_map(judge).collect();
     let places: Vec<(String, &Arms<Sample>)> =
         results.iter().map(|result| (result.place.name().to_owned(), &result.arms)).collect();
     let mut sections =
         vec![goals(&verdicts, "The paper's foreground program takes 15 % less with everything (Proposed).")];
     sections.push(beside_the_paper(results));
-    let pictures: [(&str, &str, (&str, &str), fn(&Sample) -> Option<f64>); 4] = [
+    let pictures: [(&str, &str, (&str, &str), Figure); 4] = [
         ("execution", "Execution time (Figure 4 a)", ("time", "s"), |s| Some(s.seconds)),
         ("iops", "IOPS of the foreground (Figure 4 b)", ("IOPS", "/s"), |s| Some(s.iops)),
         ("bandwidth", "Bandwidth of the foreground (Figure 4 c)", ("bandwidth", "MB/s"), |s| {
