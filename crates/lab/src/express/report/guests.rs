@@ -138,8 +138,8 @@ fn beside_the_paper(results: &[PlaceResult]) -> Section {
     if let crate::report::Block::Chart(chart) = &mut block {
         chart.series = series;
     }
-    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive, 12 hardware threads and about as many queues, and \
-                its figures are of one run.";
+    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive and 12 hardware threads. It does not say \
+                by how much its figures differ from run to run.";
     let table = table("Execution time over Vanilla's, published and here", &columns, rows);
     section("paper", "Beside the paper", vec![text.into()], vec![block, table])
 }
