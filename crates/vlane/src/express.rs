@@ -88,9 +88,9 @@ struct GuestsArgs {
     /// Readers in the background [default: 240 in uml, 512 in qemu]
     #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
     readers: Option<u16>,
-    /// Reads of the foreground program
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = values::whole::<u32>(1..=1_000_000))]
-    reads: u32,
+    /// Reads of the foreground program [default: 100 in uml, 40 in qemu]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
+    reads: Option<u32>,
     /// How often everything is measured
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
@@ -101,7 +101,7 @@ struct LaunchArgs {
     #[command(flatten)]
     guest: GuestArgs,
     /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,proposed", value_parser = parse_variant)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
     variants: Vec<Variant>,
     /// Which guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml", value_parser = parse_place)]
@@ -110,7 +110,7 @@ struct LaunchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "python3,git,sqlite3,gcc,vim", value_parser = parse_program)]
     programs: Vec<Program>,
     /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::whole::<u16>(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=4096))]
     readers: u16,
     /// How often each is launched in each variant
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u16>(1..=1000))]

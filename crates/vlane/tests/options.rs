@@ -19,10 +19,16 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 31] = [
+const ZERO: [(&str, &str); 37] = [
     ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
+    ("express native", "ramp"),
+    ("express native", "think"),
+    ("express guests", "ramp"),
+    ("express launch", "ramp"),
+    ("express-read", "seed"),
+    ("express-read", "mark"),
     ("serve", "delay-flush"),
     ("serve", "poll-us"),
     ("serve", "stop-timeout"),

@@ -39,8 +39,8 @@ pub struct Options {
     pub model: Option<Model>,
     /// Readers in the background; none: as many as each guest can hold ([`Place::readers`]).
     pub readers: Option<u16>,
-    /// Reads of the foreground program.
-    pub reads: u32,
+    /// Reads of the foreground program; none: what takes seconds in each guest ([`Place::reads`]).
+    pub reads: Option<u32>,
     /// How often everything is measured.
     pub rounds: usize,
     /// Time in which the crowd comes to rest.
@@ -101,6 +101,8 @@ pub struct PlaceResult {
     pub model: Model,
     /// Readers in the background.
     pub readers: u16,
+    /// Reads of the foreground program.
+    pub reads: u32,
     /// What was measured.
     pub arms: Arms<Sample>,
 }
@@ -117,16 +119,15 @@ impl Options {
     fn names(&self) -> Vec<String> {
         self.variants.iter().map(|variant| variant.title().to_owned()).collect()
     }
+}
 
-    /// What is typed at the shell.
-    fn typed(&self) -> String {
-        // The mark of a result is in two pieces: the terminal echoes what is typed.
-        format!(
-            "A=$EPOCHREALTIME\nvlane express-read /dev/@DEV@ --reads {} --seed @SEQ@ --mark @SEQ@\n\
-             echo \"RES\"\"ULT exec.@SEQ@=$A $EPOCHREALTIME $?\"\n",
-            self.reads
-        )
-    }
+/// What is typed at the shell.
+fn typed(reads: u32) -> String {
+    // The mark of a result is in two pieces: the terminal echoes what is typed.
+    format!(
+        "A=$EPOCHREALTIME\nvlane express-read /dev/@DEV@ --reads {reads} --seed @SEQ@ --mark @SEQ@\n\
+         echo \"RES\"\"ULT exec.@SEQ@=$A $EPOCHREALTIME $?\"\n"
+    )
 }
 
 /// Whether `vlane-fg` is where it should be, if something needs it.
@@ -156,6 +157,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let mut progress = Progress::new(steps).expecting(options.ramp + AROUND);
     let mut results = Vec::new();
     for place in &options.places {
+        let reads = options.reads.unwrap_or(place.reads());
         let setup = Setup {
             host,
             vlane: &options.vlane,
@@ -165,7 +167,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             readers: options.readers.unwrap_or(place.readers()),
             variants: &options.variants,
             image: None,
-            typed: vec![("read".into(), options.typed())],
+            typed: vec![("read".into(), typed(reads))],
             ramp: options.ramp,
             dir: dir.path(),
         };
@@ -177,6 +179,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             disks: machine.disks.clone(),
             model: setup.model,
             readers: setup.readers,
+            reads,
             arms: Arms::named(&options.names()),
         };
         for round in 0..options.rounds {
@@ -184,7 +187,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
                 let arm = &mut result.arms.0[turn];
                 progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
                 let variant = options.variants[turn % options.variants.len()];
-                let sample = measure(options, &mut machine, &setup, variant)?;
+                let sample = measure(reads, &mut machine, &setup, variant)?;
                 tracing::debug!(?sample, arm = arm.arm, "measured");
                 arm.rounds.push(sample);
             }
@@ -196,17 +199,12 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     Ok(report::guests::fill(options, &results, hardware, created, start.elapsed()))
 }
 
-fn measure(
-    options: &Options,
-    machine: &mut Machine<'_>,
-    setup: &Setup<'_>,
-    variant: Variant,
-) -> Result<Sample> {
+fn measure(reads: u32, machine: &mut Machine<'_>, setup: &Setup<'_>, variant: Variant) -> Result<Sample> {
     let each = setup.model.latency.mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
-    let limit = each * options.reads * SLOWER;
+    let limit = each * reads * SLOWER;
     let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
     let (said, beside) = machine.measure(variant, "read", &keys, limit)?;
-    Sample::of(options.reads, &said, beside)
+    Sample::of(reads, &said, beside)
 }
 
 #[cfg(test)]

@@ -77,6 +77,14 @@ impl Place {
             Self::Qemu => 512,
         }
     }
+
+    /// Reads of a foreground program that takes 10 to 20 s with all readers before each of them.
+    pub fn reads(self) -> u32 {
+        match self {
+            Self::Uml => 100,
+            Self::Qemu => 40,
+        }
+    }
 }
 
 /// What a guest is made for.
@@ -218,6 +226,8 @@ pub struct Beside {
     pub device_ms: f64,
     /// Mean time of one of the crowd's reads, as fio has it, in ms.
     pub crowd_ms: f64,
+    /// Of it, what was spent in the call that submits it, in ms: there it waits for a tag in the guest, where no back end can do anything.
+    pub tag_ms: f64,
     /// CPU time that the guest used, of what it had: 0 to 1.
     pub busy: f64,
     /// Requests in flight at the beginning.
@@ -225,22 +235,18 @@ pub struct Beside {
 }
 
 impl Beside {
-    fn of(before: &Counters, after: &Counters, crowd: &fio::Outcome) -> Self {
+    fn of(before: &Counters, after: &Counters, crowd_us: f64, submit_us: f64) -> Self {
         let reads = after.reads - before.reads;
         let (busy, idle) = (after.busy - before.busy, after.idle - before.idle);
         Self {
             seconds: after.up - before.up,
             reads,
             device_ms: (after.read_ms - before.read_ms) / reads.max(1.0),
-            crowd_ms: crowd.mean_us / 1e3,
+            crowd_ms: crowd_us / 1e3,
+            tag_ms: submit_us / 1e3,
             busy: busy / (busy + idle).max(1.0),
             in_flight: before.in_flight,
         }
-    }
-
-    /// How long the crowd's reads waited for a tag, in the guest, where no back end can do anything; in ms.
-    pub fn tag_ms(&self) -> f64 {
-        (self.crowd_ms - self.device_ms).max(0.0)
     }
 }
 
@@ -410,12 +416,22 @@ impl Machine<'_> {
                 .ok_or_else(|| trouble(&self.guest, &format!("{key}: not understood: {text}")))
         };
         let crowd = said("crowd")?;
-        let (_, crowd) = fio::parse(&crowd, u64::from(super::BLOCK))
-            .map_err(|error| trouble(&self.guest, &format!("the crowd: {error}")))?;
-        let beside = Beside::of(&counters("before")?, &counters("after")?, &crowd);
+        let not = |why: &str| trouble(&self.guest, &format!("the crowd: {why}: {crowd}"));
+        let (_, done) =
+            fio::parse(&crowd, u64::from(super::BLOCK)).map_err(|error| not(&error.to_string()))?;
+        let submit_us = submission_us(&crowd).ok_or_else(|| not("no time of submission"))?;
+        let (before, after) = (counters("before")?, counters("after")?);
+        let beside = Beside::of(&before, &after, done.mean_us, submit_us);
         let values = keys.iter().map(|key| said(key)).collect::<Result<Vec<_>>>()?;
         Ok((values, beside))
     }
+}
+
+/// The mean time of the call that submits a read, in a terse line of fio's.
+fn submission_us(line: &str) -> Option<f64> {
+    /// Of a read: after its KiB, bandwidth, IOPS and runtime, the smallest and the largest.
+    const FIELD: usize = 11;
+    line.split(';').nth(FIELD)?.parse().ok()
 }
 
 /// `begin end status` of a typed command, times in seconds; how long it took, if it succeeded.
@@ -441,23 +457,19 @@ mod tests {
     fn what_the_guest_counts_becomes_what_the_crowd_had() {
         let before = Counters::parse("10.5 1000 20000 50 150 240").unwrap();
         let after = Counters::parse("12.5 5000 420000 110 290 239").unwrap();
-        let crowd = fio::Outcome {
-            ios: 1.0,
-            iops: 1.0,
-            mb_per_second: 1.0,
-            seconds: 1.0,
-            mean_us: 120e3,
-            p50_us: 1.0,
-            p99_us: 1.0,
-            cpu_us: 1.0,
-            switches: 1.0,
-        };
-        let beside = Beside::of(&before, &after, &crowd);
+        let beside = Beside::of(&before, &after, 120e3, 20e3);
         assert_eq!((beside.seconds, beside.reads, beside.device_ms), (2.0, 4000.0, 100.0));
         assert_eq!((beside.busy, beside.in_flight), (0.3, 240.0));
-        assert!((beside.tag_ms() - 20.0).abs() < 1e-9);
+        assert_eq!((beside.crowd_ms, beside.tag_ms), (120.0, 20.0));
         assert_eq!(Counters::parse("1 2 3"), None);
         assert_eq!(Counters::parse("1 2 3 4 5 x"), None);
+    }
+
+    #[test]
+    fn the_time_of_submission_is_not_that_of_the_read() {
+        let line = "3;fio-3.33;crowd;0;0;25848;85873;21468;301;1;1931;11.651273;25.870687;0;11002;34.321349";
+        assert_eq!(submission_us(line), Some(11.651_273));
+        assert_eq!(submission_us("3;fio"), None);
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub struct Root {
     pub bytes: u64,
     /// The programs' versions.
     pub versions: Vec<String>,
-    _dir: TempDir,
+    _dir: Option<TempDir>,
 }
 
 /// A directory that becomes the file system.
@@ -144,8 +144,20 @@ impl Root {
             .arg(&image);
         tell(&mut command)?;
         fs::remove_dir_all(&staging.dir).context(ErrorKind::Io, || "cannot remove copied files")?;
-        let versions = programs.iter().filter_map(|program| crate::machine::version_of(program.name()));
-        Ok(Self { image, bytes, versions: versions.collect(), _dir: dir })
+        let version = |program: &Program| {
+            let path = program.find(host).ok()?;
+            Some(format!("{} {}", program.name(), crate::machine::version_of(path.to_str()?)?))
+        };
+        let versions = programs.iter().filter_map(version).collect();
+        Ok(Self { image, bytes, versions, _dir: Some(dir) })
+    }
+}
+
+#[cfg(test)]
+impl Root {
+    /// One without anything, for reports.
+    pub(super) fn empty() -> Self {
+        Self { image: PathBuf::new(), bytes: 0, versions: Vec::new(), _dir: None }
     }
 }
 
@@ -292,7 +304,8 @@ impl Staging<'_> {
                     }
                 }
                 let hello = self.dir.join("work/hello.c");
-                let rules = tell(Command::new(&path).arg("-M").arg(hello))?;
+                // Headers include others when it optimizes: as it is typed.
+                let rules = tell(Command::new(&path).args(["-O2", "-M"]).arg(hello))?;
                 for header in rules.split_whitespace().filter(|word| word.ends_with(".h")) {
                     self.file(Path::new(header))?;
                 }

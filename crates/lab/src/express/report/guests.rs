@@ -21,13 +21,15 @@ pub(in super::super) fn fill(
     created: String,
     time: Duration,
 ) -> Report {
+    type Figure = fn(&Sample) -> Option<f64>;
+
     let verdicts: Vec<Verdict> = results.iter().filter_map(judge).collect();
     let places: Vec<(String, &Arms<Sample>)> =
         results.iter().map(|result| (result.place.name().to_owned(), &result.arms)).collect();
     let mut sections =
         vec![goals(&verdicts, "The paper's foreground program takes 15 % less with everything (Proposed).")];
     sections.push(beside_the_paper(results));
-    let pictures: [(&str, &str, (&str, &str), fn(&Sample) -> Option<f64>); 4] = [
+    let pictures: [(&str, &str, (&str, &str), Figure); 4] = [
         ("execution", "Execution time (Figure 4 a)", ("time", "s"), |s| Some(s.seconds)),
         ("iops", "IOPS of the foreground (Figure 4 b)", ("IOPS", "/s"), |s| Some(s.iops)),
         ("bandwidth", "Bandwidth of the foreground (Figure 4 c)", ("bandwidth", "MB/s"), |s| {
@@ -83,11 +85,10 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
             result.about,
             result.disks,
             result.readers,
-            options.reads,
+            result.reads,
             result.model.describe()
         )));
-        let samples: Vec<_> = result.arms.0.iter().flat_map(|arm| &arm.rounds).map(|s| s.beside).collect();
-        notes.extend(busy(name, &samples));
+        notes.extend(busy(name, &result.arms, |s| &s.beside));
     }
     notes.push(Note::info(
         "The foreground program is a foreground job of bash in a pseudo-terminal; vlane-fg, with its hook in bash, raises it (nice, and I/O priority \
@@ -137,8 +138,8 @@ fn beside_the_paper(results: &[PlaceResult]) -> Section {
     if let crate::report::Block::Chart(chart) = &mut block {
         chart.series = series;
     }
-    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive, 12 hardware threads and about as many queues, and \
-                its figures are of one run.";
+    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive and 12 hardware threads. It does not say \
+                by how much its figures differ from run to run.";
     let table = table("Execution time over Vanilla's, published and here", &columns, rows);
     section("paper", "Beside the paper", vec![text.into()], vec![block, table])
 }
@@ -185,7 +186,7 @@ fn figures(result: &PlaceResult) -> Section {
             |s| s.p99_ms,
             |s| s.background,
             |s| s.beside.crowd_ms,
-            |s| s.beside.tag_ms(),
+            |s| s.beside.tag_ms,
             |s| s.beside.in_flight,
             |s| s.beside.busy * 100.0,
         ];
@@ -207,8 +208,7 @@ fn figures(result: &PlaceResult) -> Section {
     ];
     let rows = result.arms.0.iter().map(row).collect();
     let mut text = vec![
-        "For a tag: what the background's reads waited in the guest until they were requests of the disk, where no back end can order anything: fio's mean less what the guest's \
-         block layer counts from the tag on."
+        "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too."
             .into(),
     ];
     if let Some(noise) = result.arms.noise(|s| Some(s.seconds)) {

@@ -100,8 +100,7 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
             options.readers,
             result.model.describe()
         )));
-        let samples: Vec<_> = result.arms.0.iter().flat_map(|arm| &arm.rounds).map(|s| s.beside).collect();
-        notes.extend(busy(name, &samples));
+        notes.extend(busy(name, &result.arms, |s| &s.beside));
     }
     let each = options.programs.iter().map(|program| format!("`{}`", program.command()));
     notes.push(Note::info(format!(
@@ -163,7 +162,7 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
         let each = (0..options.programs.len()).map(|at| cell(arm, of(at)));
         let beside = [
             cell(arm, |s| Some(s.beside.reads / s.beside.seconds.max(1e-3))),
-            cell(arm, |s| Some(s.beside.tag_ms())),
+            cell(arm, |s| Some(s.beside.tag_ms)),
             cell(arm, |s| Some(s.beside.busy * 100.0)),
         ];
         std::iter::once(arm.arm.clone().into()).chain(each).chain(beside).collect()
@@ -176,7 +175,7 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
     let shown: Vec<&str> =
         variants(std::iter::once(&result.arms)).iter().map(|variant| variant.title()).collect();
     let text = format!(
-        "{} in turns. For a tag: what the background's reads waited in the guest until they were requests of the disk, where no back end can order anything.",
+        "{} in turns. For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.",
         shown.join(", ")
     );
     section(result.place.name(), &result.about, vec![text], blocks)

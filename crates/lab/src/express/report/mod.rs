@@ -65,22 +65,26 @@ fn few(rounds: usize) -> Option<Note> {
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
 
-/// What is to be said of a guest's CPUs.
-fn busy(place: &str, samples: &[Beside]) -> Option<Note> {
-    let shares: Vec<f64> = samples.iter().map(|beside| beside.busy).collect();
-    let busy = Spread::of(&shares)?;
+/// What is to be said of a guest's CPUs: by the first arm, in which the crowd is nearly all that there is. Where the foreground is quick, its shell and its
+/// own start are much of the time.
+fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
+    let first = arms.0.first()?;
+    let busy = spread(&first.rounds, |sample| Some(of(sample).busy))?;
     let text = format!(
-        "{place}: the guest's CPUs were {:.0} % busy ({:.0}-{:.0} %)",
+        "{place}: the guest's CPUs were {:.0} % busy with {} ({:.0}-{:.0} %)",
         busy.median * 100.0,
+        first.arm,
         busy.min * 100.0,
         busy.max * 100.0
     );
-    Some(match busy.max > BUSY {
+    Some(match busy.median > BUSY {
         true => Note::warning(format!(
             "{text}: above {:.0} % the guest's CPU scheduler decides who is served.",
             BUSY * 100.0
         )),
-        false => Note::info(format!("{text}.")),
+        false => Note::info(format!(
+            "{text}. Where the foreground is quicker they are busier: its shell and its own start are more of the time."
+        )),
     })
 }
 
@@ -112,4 +116,142 @@ fn picture<S>(
     let caption = format!("{title}: medians, with the smallest and the largest of all rounds");
     let block: Block = bars(&caption, y, categories, rows.collect());
     Some(section(id, title, Vec::new(), vec![block]))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::super::root::{Program, Root};
+    use super::super::{Model, machine::Place};
+    use super::*;
+    use crate::machine::Machine;
+    use crate::report::{Block, Report, Severity};
+
+    const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
+
+    fn arms<S: Clone>(names: &[&str], samples: &[S]) -> Arms<S> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut arms = Arms::named(&names);
+        arms.0.iter_mut().for_each(|arm| arm.rounds = samples.to_vec());
+        arms
+    }
+
+    fn is_whole(report: &Report) {
+        let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), report.sections.len(), "links lead to one place");
+        for block in report.sections.iter().flat_map(|section| &section.blocks) {
+            let Block::Table(table) = block else { continue };
+            assert!(!table.rows.is_empty(), "{}", table.caption);
+            assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.caption);
+        }
+    }
+
+    fn goals_of(report: &Report) -> usize {
+        let goals = report.sections.iter().find(|section| section.id == "goals").unwrap();
+        goals
+            .blocks
+            .iter()
+            .map(|block| if let Block::Table(table) = block { table.rows.len() } else { 0 })
+            .sum()
+    }
+
+    fn warnings(report: &Report) -> usize {
+        report.notes.iter().filter(|note| note.severity == Severity::Warning).count()
+    }
+
+    #[test]
+    fn a_guests_report_is_whole_and_says_when_its_cpus_are_the_limit() {
+        let options = super::super::guests::Options {
+            vlane: PathBuf::new(),
+            fg: PathBuf::new(),
+            version: String::new(),
+            command: String::new(),
+            places: Place::ALL.into(),
+            variants: Variant::ALL.into(),
+            model: None,
+            readers: None,
+            reads: None,
+            rounds: 5,
+            ramp: Duration::ZERO,
+        };
+        let titles = Variant::ALL.map(Variant::title);
+        let report = |busy| {
+            let beside = Beside { busy, reads: 100.0, seconds: 1.0, ..Beside::default() };
+            let sample = super::super::guests::Sample { seconds: 2.0, beside, ..Default::default() };
+            let results = Place::ALL.map(|place| super::super::guests::PlaceResult {
+                place,
+                about: place.name().into(),
+                disks: String::new(),
+                model: MODEL,
+                readers: 1,
+                reads: 1,
+                arms: arms(&titles, &[sample; 5]),
+            });
+            guests::fill(&options, &results, Machine::default(), String::new(), Duration::ZERO)
+        };
+        let (calm, busy) = (report(0.5), report(0.9));
+        is_whole(&calm);
+        assert_eq!((goals_of(&calm), warnings(&calm), warnings(&busy)), (2, 0, 2));
+    }
+
+    #[test]
+    fn a_report_of_launches_has_a_goal_for_each_program() {
+        let options = super::super::launch::Options {
+            vlane: PathBuf::new(),
+            fg: PathBuf::new(),
+            version: String::new(),
+            command: String::new(),
+            places: vec![Place::Uml],
+            variants: vec![Variant::Vanilla, Variant::Proposed],
+            programs: Program::ALL.into(),
+            launches: 1,
+            model: None,
+            readers: 1,
+            ramp: Duration::ZERO,
+        };
+        let sample = super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
+        let result = super::super::launch::PlaceResult {
+            place: Place::Uml,
+            about: "uml".into(),
+            disks: String::new(),
+            model: MODEL,
+            arms: arms(&["Vanilla", "Proposed"], &[sample]),
+        };
+        let root = Root::empty();
+        let report =
+            launch::fill(&options, &root, &[result], Machine::default(), String::new(), Duration::ZERO);
+        is_whole(&report);
+        assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
+    }
+
+    #[test]
+    fn a_native_report_has_no_goal_for_what_nobody_could_leave_to_the_background() {
+        use super::super::native::{Load, LoadResult, Options, Sample};
+        let options = Options {
+            vlane: PathBuf::new(),
+            version: String::new(),
+            command: String::new(),
+            modes: super::super::Mode::ALL.into(),
+            loads: Load::ALL.into(),
+            queues: 8,
+            readers: 512,
+            think: Duration::ZERO,
+            model: MODEL,
+            rounds: 5,
+            ramp: Duration::ZERO,
+            time: Duration::ZERO,
+        };
+        let sample =
+            Sample { p99_us: 1.0, mean_us: 1.0, background: 1.0, foreground: 1.0, ..Sample::default() };
+        let names = super::super::Mode::ALL.map(super::super::Mode::name);
+        let results = Load::ALL.map(|load| LoadResult { load, arms: arms(&names, &[sample; 5]) });
+        let report = native::fill(&options, &results, Machine::default(), String::new(), Duration::ZERO);
+        is_whole(&report);
+        assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
+    }
 }

@@ -62,8 +62,10 @@ fn shorter(us: f64) -> Option<f64> {
 }
 
 fn judge(options: &Options, result: &LoadResult) -> Vec<Verdict> {
+    type Figure = fn(&Sample) -> Option<f64>;
+
     let (place, on) = (title(options, result), Mode::On.name());
-    let goals: [(&str, f64, fn(&Sample) -> Option<f64>); 3] = [
+    let goals: [(&str, f64, Figure); 3] = [
         ("the foreground's p99: times shorter", SHORTER, |s| shorter(s.p99_us)),
         ("the background's reads", BACKGROUND, |s| Some(s.background)),
         ("all reads", TOTAL, |s| Some(s.total())),
