@@ -128,6 +128,8 @@ fn what_was_set_by_hand_while_it_was_raised_stays() {
     until_it_has(job, RAISED);
     // The daemon has seen it with what it runs now.
     until("a record of it", || daemon.status().contains(&format!("{job} sleep")).then_some(()));
+    // What changes in the first half second of a process is taken for nice(1)'s doing.
+    std::thread::sleep(std::time::Duration::from_millis(700));
     renice(job, 7);
     set_io_priority(job, 2 << 13 | 6);
     shell.stop();

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::proc::{Stat, Thread};
-use crate::values::{Raise, Values, clamp};
+use crate::values::{IoPriority, Raise, Values, clamp};
 pub use origin::Span;
 use origin::{Ghost, UNDER_WAY, inherited};
 
@@ -130,16 +130,13 @@ impl Entry {
         }
     }
 
-    /// It is in the foreground again, or still. If it has lost what was set, that time is over: it returns it, and another one begins.
-    fn come_back(&mut self, now: Values, tick: u64) -> Option<Span> {
-        let (ending, span) = (self.ending, self.span(Some(tick)));
+    /// It is in the foreground again, or still. Somebody else may have taken away what was set, nobody knows when: the values decide on
+    /// what was started meanwhile.
+    fn come_back(&mut self, now: Values) {
         (self.ending, self.stuck) = (None, None);
-        if now == self.set {
-            return None;
+        if now != self.set {
+            self.begin.1 = u64::MAX;
         }
-        // Where somebody else took it away, nobody knows when: the values decide on what was started meanwhile.
-        self.begin = (if ending.is_some() { tick } else { self.begin.0 }, u64::MAX);
-        ending.map(|_| span)
     }
 
     /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
@@ -359,6 +356,7 @@ impl Policy {
                 // All of its life: whatever it has started has inherited that.
                 (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way)),
             };
+            let born = remembered.is_none_or(|known| known.start != thread.start);
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
                 let inherited = entry.begin == (0, 0);
@@ -368,7 +366,17 @@ impl Policy {
                 }
             }
             let to = if foreground {
-                past.extend(entry.as_mut().and_then(|entry| entry.come_back(thread.values, now)));
+                if let Some(restored) = entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set) {
+                    // It was restored, and nobody has looked at it since: that time is over, and another one begins.
+                    past.push(restored.span(Some(now)));
+                }
+                if let Some(entry) = &mut entry {
+                    if born && entry.set.io == IoPriority::NONE {
+                        // A fork that was under way, and has half of it.
+                        entry.set = self.raise.of(entry.old);
+                    }
+                    entry.come_back(thread.values);
+                }
                 self.foreground(&mut entry, thread, now, way, &image)
             } else {
                 background(&mut entry, thread, now, &mut past)
@@ -423,6 +431,7 @@ impl Policy {
         if outcome.gone || thread.start != change.start {
             // It was not raised: a change of its values from now on is not relative to that.
             entry.seen = entry.seen.take().filter(|_| !change.raise);
+            entry.ending = entry.ending.filter(|_| change.raise);
             return;
         }
         if !change.raise {

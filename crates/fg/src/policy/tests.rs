@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
-use crate::values::IoPriority;
 
 const RAISE: Raise = Raise { nice: -10, io: Some(IoPriority::BEST) };
 const PLAIN: Values = Values { nice: 0, io: IoPriority::NONE };

@@ -69,13 +69,13 @@ impl Daemon {
             .unwrap();
         let mut said = String::new();
         let mut from = child.stderr.take().unwrap();
-        while !said.contains("ready;") {
+        while !said.contains("ready;") || !said.ends_with('\n') {
             let mut byte = [0];
             assert_eq!(from.read(&mut byte).unwrap(), 1, "it ended: {said}");
             said.push(char::from(byte[0]));
         }
-        // What it says from now on is read, so that it can go on.
-        std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::sink()));
+        // It says nothing more unless something is wrong.
+        std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::stderr()));
         Self { child, dir: dir.to_owned(), _temporary: None }
     }
 
