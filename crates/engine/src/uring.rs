@@ -324,7 +324,8 @@ impl Uring {
     /// As [`Uring::push`]; and the descriptor must stay open as long.
     #[cold]
     pub(crate) unsafe fn hand_over(&mut self, transfer: Transfer, data: u64) -> bool {
-        let own = self.length();
+        // What is in the completion queue waits for nobody but this thread: an image in the page cache has no queue.
+        let own = self.length().saturating_sub(self.ring.completion().len());
         let Some(Post { seat, .. }) = self.post.as_deref_mut() else { return false };
         let Some(to) = seat.shortest(own, HAND_OVER_MARGIN) else { return false };
         let is_sent = seat.send(to, transfer.words(), data);

@@ -266,8 +266,8 @@ impl Volume {
 fn check_descriptors(config: &VolumeConfig) -> Result<(), VolumeError> {
     let Topology { queues, threads, adapts, .. } = config.topology;
     // For each queue kick, call and error, and the lane's copies of kick and call; for each thread an io_uring and an
-    // inbox, and its CPU time if somebody looks at it; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
-    let per_thread = if adapts { 3 } else { 2 };
+    // inbox, its CPU time if somebody looks at it, and a bell if others hand it operations; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
+    let per_thread = 2 + u64::from(adapts) + u64::from(config.express.mode.hands_over());
     let needed = 5 * u64::from(queues) + per_thread * u64::from(threads) + 64;
     let mut limit = rustix::process::getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= needed) {
