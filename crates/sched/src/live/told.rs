@@ -77,7 +77,7 @@ pub struct Told {
     lanes: HashMap<(SessionId, u16), u64>,
     /// Of the marks that were told last, in their order: one token may be among them twice.
     opened: Vec<(u64, Vec<Arc<Thread>>)>,
-    /// Orders are left.
+    /// Orders are left, or somebody is to be looked at for the first time.
     more: bool,
     _file: SocketFile,
 }
@@ -116,11 +116,14 @@ impl Told {
 
     /// Follows orders, until there are no more or enough vCPUs have joined.
     fn follow(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
-        let mut joins = 0;
+        let (mut joins, mut is_new) = (0, false);
         self.more = false;
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Ear(session, ear) => self.ears.add(session, *ear)?,
+                Order::Ear(session, ear) => {
+                    self.ears.add(session, *ear)?;
+                    is_new = true;
+                }
                 Order::Gone(session) => self.ears.remove(session),
                 Order::Lanes(lanes) => self.lanes = lanes,
                 Order::Mark(mark, threads) => {
@@ -137,6 +140,8 @@ impl Told {
                 break;
             }
         }
+        // Its lanes wake nobody before they were looked at once: nothing else may ever ring.
+        self.more |= is_new;
         Ok(())
     }
 }
@@ -196,7 +201,10 @@ impl Drop for Told {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use vlane_hint::{Client, Guest, ProcessId};
     use vlane_policy::loan::Claim;
 
     use super::*;
@@ -230,5 +238,32 @@ mod tests {
         assert_eq!([(); 3].map(|()| told.opened(7).len()), [1, 2, 0]);
         orders.ring();
         assert!(!is_rung(&told));
+    }
+
+    /// Its lanes wake nobody before somebody has looked, and nobody else may ever ring: a machine that is there already brings no mark.
+    #[test]
+    fn who_registers_is_looked_at_though_nothing_else_happens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (mut door, ears, file) = Link::bind(&path, 0o600).unwrap().split();
+        let (orders, mut told) = Told::new(ears, file).unwrap();
+        let process = ProcessId::of(std::process::id()).unwrap();
+        let guest = Guest { process, vcpus: vec![0], name: "it".into(), has_express: false };
+        let mut client = Client::new(vec![path], guest, true, Instant::now());
+        let limit = Instant::now() + Duration::from_secs(10);
+        let (session, ear) = loop {
+            let _ = client.turn(Instant::now());
+            door.poll().unwrap();
+            if let Some(ear) = door.ears().pop() {
+                break ear;
+            }
+            assert!(Instant::now() < limit, "it never registers");
+        };
+        orders.send(Order::Ear(session, Box::new(ear)));
+        orders.ring();
+        told.collect(&mut Vec::new()).unwrap();
+        assert_eq!(told.deadline(), Some(0));
+        told.collect(&mut Vec::new()).unwrap();
+        assert_eq!(told.deadline(), None);
     }
 }
