@@ -177,8 +177,10 @@ impl Daemon {
         let mut said = String::new();
         loop {
             let now = Instant::now();
-            let next = self.plan.iter().copied().chain([regular]).min().unwrap_or(regular).max(free);
-            if self.sleep(next.saturating_duration_since(now), now < free)? {
+            // It is deaf as long as it has spent more than its share, and no longer.
+            let next = self.plan.iter().copied().chain([regular]).min().unwrap_or(regular);
+            let until = if now < free { free } else { next };
+            if self.sleep(until.saturating_duration_since(now), now < free)? {
                 return Ok(());
             }
             let began = Instant::now();
