@@ -59,7 +59,16 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
 fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--release", "--package", "vlane", "--features", &features.join(",")])
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "vlane",
+            "--package",
+            "vlane-fg",
+            "--features",
+            &features.join(","),
+        ])
         .current_dir(root)
         .status()
         .context("cannot start cargo")?;

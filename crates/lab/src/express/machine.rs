@@ -24,8 +24,6 @@ const BOOT: Duration = Duration::from_secs(240);
 const AROUND: Duration = Duration::from_secs(180);
 /// A guest that lives longer than any measurement.
 const LIFE: Duration = Duration::from_secs(4 * 3600);
-/// Entries of each of QEMU's queues: each request of the crowd has one, and none waits in the guest.
-const QUEUE_SIZE: u16 = 1024;
 
 /// Which guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -356,7 +354,6 @@ impl Setup<'_> {
         machine.disks = sockets.into_iter().map(Disk::at).collect();
         machine.vcpus = self.place.vcpus();
         machine.memory_mib = 1536;
-        machine.extra = vec!["-global".into(), format!("vhost-user-blk.queue-size={QUEUE_SIZE}")];
         Ok((machine.start_with(self.host, &kernel, initramfs, LIFE, None)?, about))
     }
 }
