@@ -16,6 +16,8 @@ use crate::classes::{ClassBoard, kind};
 
 /// While only one class is there, the requests of one turn of so many are timed.
 const TIMED: u32 = 16;
+/// ... and so many turns are told together.
+const TOLD: u64 = 8;
 /// How exactly it is known when a class was last seen.
 const SEEN_EVERY: Nanos = 50_000_000;
 
@@ -28,6 +30,10 @@ pub(crate) struct Classed {
     class: Class,
     kind: usize,
     run: usize,
+    /// What it had in earlier turns, and how many turns these were, one of which ended with a full ring.
+    uncounted: u64,
+    untold: u64,
+    full: u64,
     /// When each class was last told to have been seen.
     seen: [Nanos; 3],
     /// Classes are mixed: all requests are timed.
@@ -67,6 +73,9 @@ impl Classed {
             class: Class::Normal,
             kind: kind(Class::Normal, 0),
             run: 0,
+            uncounted: 0,
+            untold: 0,
+            full: 0,
             seen: [0; 3],
             is_mixed: false,
             turns: Turns::default(),
@@ -113,9 +122,9 @@ impl Classed {
     /// The run ends: what it had is counted.
     fn end_run(&mut self, taken: usize) {
         if let Some(lane) = self.board.lane(self.index) {
-            lane.count(self.kind, (taken - self.run) as u64);
+            lane.count(self.kind, self.uncounted + (taken - self.run) as u64);
         }
-        self.run = taken;
+        (self.run, self.uncounted) = (taken, 0);
     }
 
     fn sees(&mut self, class: Class) {
@@ -148,18 +157,34 @@ impl Classed {
         }
     }
 
-    /// The end of a turn; `is_wanted` says whether more wait than there is room for.
+    /// The end of a turn; `is_wanted` says whether more wait than there is room for. While only one class is there, several turns are told
+    /// together, at the latest when there is nothing to do.
+    #[inline]
     fn end_turn(&mut self, taken: usize, is_wanted: bool, is_full: bool) {
-        let (begun, answered) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.answered));
         if taken > 0 {
-            self.end_run(taken);
-            self.sees(self.class);
-            if let Some(lane) = self.board.lane(self.index) {
-                lane.turn(is_full);
+            self.uncounted += (taken - self.run) as u64;
+            self.run = 0;
+            self.untold += 1;
+            self.full += u64::from(is_full);
+            if !self.is_mixed && self.untold < TOLD {
+                return;
             }
         }
-        self.run = 0;
-        if taken > 0 || begun > 0 || answered > 0 {
+        self.tell_turns(is_wanted);
+    }
+
+    #[inline(never)]
+    fn tell_turns(&mut self, is_wanted: bool) {
+        let (begun, answered) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.answered));
+        let untold = std::mem::take(&mut self.untold);
+        if untold > 0 {
+            self.end_run(0);
+            self.sees(self.class);
+            if let Some(lane) = self.board.lane(self.index) {
+                lane.turns(untold, std::mem::take(&mut self.full));
+            }
+        }
+        if untold > 0 || begun > 0 || answered > 0 {
             self.tell(begun, is_wanted);
         }
     }
@@ -188,6 +213,7 @@ impl Classed {
 
 impl Drop for Classed {
     fn drop(&mut self) {
+        self.tell_turns(false);
         if let Some(lane) = self.board.lane(self.index) {
             lane.tell(Told::default(), 0, 0);
         }
@@ -205,21 +231,23 @@ impl Lane {
         }
         self.chooses();
         let mut worked = self.serve_turn::<true>(uring, show_early);
-        let waits = self.waiting.waits();
         let is_wanted = self.ahead.requests > 0;
         let is_full = self.queue.in_flight() >= usize::from(self.queue.config().size);
         let taken = self.observers.taken_in_turn();
         if let Some(classed) = &mut self.classed {
             classed.end_turn(taken, is_wanted, is_full);
             classed.is_stale = true;
-            // The window may be another one now.
-            worked |= is_wanted
-                && classed.orders()
-                && classed.next(waits).is_some()
-                && self.has_room()
-                && !self.is_moving();
         }
+        // The window may be another one now.
+        worked |= is_wanted && self.orders() && self.may_begin() && !self.is_held();
         worked
+    }
+
+    /// The lane takes no more: what it has not told is told now.
+    pub(super) fn tell_classes(&mut self) {
+        if let Some(classed) = &mut self.classed {
+            classed.tell_turns(false);
+        }
     }
 
     /// A request was taken whose priority is another one than that of the one before it.
@@ -278,8 +306,8 @@ impl Lane {
         matches!(self.draining, Some(Draining::Move(_)))
     }
 
-    /// The device has a request.
-    #[inline]
+    /// The device has a request. Apart from the loop, which would have fewer registers for what is answered at once.
+    #[inline(never)]
     pub(super) fn goes_to_device(&mut self, slot: Slot, class: Class) {
         let Some(classed) = &mut self.classed else { return };
         let is_timed = classed.is_mixed || classed.timed == 0;
