@@ -127,10 +127,10 @@ impl LaneClasses {
         self.kinds[kind].device.record(nanos);
     }
 
-    /// A turn took requests; all of the ring was in flight, or not.
-    pub(crate) fn turn(&self, is_full: bool) {
-        add(&self.turns, 1);
-        add(&self.full, u64::from(is_full));
+    /// So many turns took requests; after so many of them, all of the ring was in flight.
+    pub(crate) fn turns(&self, turns: u64, full: u64) {
+        add(&self.turns, turns);
+        add(&self.full, full);
     }
 
     /// What the others are to know. `window` is zero for none.

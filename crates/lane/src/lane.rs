@@ -103,6 +103,8 @@ pub(crate) struct Lane {
     /// The last request's priority; and what the lane does about classes, if its volume does anything.
     ioprio: u32,
     classed: Option<Box<Classed>>,
+    /// ... and looks at requests that come to the device or leave it.
+    tracks: bool,
     links: Links,
     /// Taken and not begun; and what that weighs.
     waiting: Waiting,
@@ -167,6 +169,7 @@ impl Lane {
             defaults: channel.defaults(),
             ioprio: 0,
             classed,
+            tracks: false,
             channel,
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
@@ -356,7 +359,7 @@ impl Lane {
             return Some(status);
         }
         self.begun.add(request);
-        if CLASSED {
+        if CLASSED && self.tracks {
             self.goes_to_device(slot, decisions.class);
         }
         if let Outcome::Whole(file) = outcome {
@@ -451,7 +454,7 @@ impl Lane {
     /// Answers a request that was begun before.
     #[inline]
     fn end(&mut self, slot: Slot, status: Status) {
-        if self.classed.is_some() {
+        if self.tracks {
             self.leaves_device(slot, true);
         }
         self.begun.remove(self.queue.request(slot));

@@ -16,8 +16,13 @@ use crate::classes::{ClassBoard, kind};
 
 /// While only one class is there, the requests of one turn of so many are timed.
 const TIMED: u32 = 16;
+/// ... and so many turns are told together.
+const TOLD: u64 = 8;
 /// How exactly it is known when a class was last seen.
 const SEEN_EVERY: Nanos = 50_000_000;
+
+/// In the time at which a request was begun: it is counted at the device in its class.
+const COUNTED: Nanos = 1;
 
 /// A lane's part in its volume's classes.
 pub(crate) struct Classed {
@@ -28,14 +33,21 @@ pub(crate) struct Classed {
     class: Class,
     kind: usize,
     run: usize,
+    /// What it had in earlier turns, and how many turns these were, one of which ended with a full ring.
+    uncounted: u64,
+    untold: u64,
+    full: u64,
     /// When each class was last told to have been seen.
     seen: [Nanos; 3],
     /// Classes are mixed: all requests are timed.
     pub(super) is_mixed: bool,
     turns: Turns,
     window: Window,
-    /// At the device: express requests, and others.
+    /// While classes are mixed, at the device: express requests, and others. What was begun before they were is among the others.
     at_device: [u32; 2],
+    /// Requests at the device that are timed; and how many of all the others were told of.
+    timed_there: u32,
+    told: u32,
     /// In this turn: begun, and answered since the last one.
     begun: u32,
     answered: u32,
@@ -67,11 +79,16 @@ impl Classed {
             class: Class::Normal,
             kind: kind(Class::Normal, 0),
             run: 0,
+            uncounted: 0,
+            untold: 0,
+            full: 0,
             seen: [0; 3],
             is_mixed: false,
             turns: Turns::default(),
             window: Window::default(),
             at_device: [0; 2],
+            timed_there: 0,
+            told: 0,
             begun: 0,
             answered: 0,
             taken_at: vec![0; slots.into()].into_boxed_slice(),
@@ -111,16 +128,17 @@ impl Classed {
         self.clock
     }
 
-    fn at_device(&self) -> u32 {
-        self.at_device[0] + self.at_device[1]
+    /// Whether requests that come to the device, or leave it, are looked at one by one.
+    fn tracks(&self) -> bool {
+        self.is_mixed || self.timed == 0 || self.timed_there > 0
     }
 
     /// The run ends: what it had is counted.
     fn end_run(&mut self, taken: usize) {
         if let Some(lane) = self.board.lane(self.index) {
-            lane.count(self.kind, (taken - self.run) as u64);
+            lane.count(self.kind, self.uncounted + (taken - self.run) as u64);
         }
-        self.run = taken;
+        (self.run, self.uncounted) = (taken, 0);
     }
 
     fn sees(&mut self, class: Class) {
@@ -133,15 +151,23 @@ impl Classed {
         self.board.mixes(now);
     }
 
-    /// Does what the volume does.
-    fn follow(&mut self) {
+    /// Does what the volume does. So many requests are `there`, at the device.
+    #[inline]
+    fn follow(&mut self, there: usize) {
         let is_mixed = self.board.is_mixed();
-        if is_mixed && !self.is_mixed {
-            let now = self.now();
-            self.window.closes(now);
-            self.turns = Turns::default();
+        if is_mixed != self.is_mixed {
+            self.changes(is_mixed, there);
         }
+    }
+
+    #[cold]
+    fn changes(&mut self, is_mixed: bool, there: usize) {
         self.is_mixed = is_mixed;
+        self.at_device = [0, u32::try_from(there).unwrap_or(u32::MAX)];
+        self.begun_at.iter_mut().for_each(|begun| *begun &= !COUNTED);
+        let now = self.now();
+        self.window.closes(now);
+        self.turns = Turns::default();
     }
 
     /// Notes when a request was begun that was taken `taken_at`.
@@ -153,24 +179,43 @@ impl Classed {
         }
     }
 
-    /// The end of a turn; `is_wanted` says whether more wait than there is room for.
-    fn end_turn(&mut self, taken: usize, is_wanted: bool, is_full: bool) {
-        let (begun, answered) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.answered));
+    /// The end of a turn; `is_wanted` says whether more wait than there is room for. While only one class is there, several turns are told
+    /// together, at the latest when there is nothing to do.
+    #[inline]
+    fn end_turn(&mut self, taken: usize, there: usize, is_wanted: bool, is_full: bool) {
         if taken > 0 {
-            self.end_run(taken);
-            self.sees(self.class);
-            if let Some(lane) = self.board.lane(self.index) {
-                lane.turn(is_full);
+            self.uncounted += (taken - self.run) as u64;
+            self.run = 0;
+            self.untold += 1;
+            self.full += u64::from(is_full);
+            if !self.is_mixed && self.untold < TOLD {
+                return;
             }
         }
-        self.run = 0;
-        if taken > 0 || begun > 0 || answered > 0 {
-            self.tell(begun, is_wanted);
+        let there = u32::try_from(there).unwrap_or(u32::MAX);
+        if self.untold > 0 || there != self.told || self.begun > 0 || self.answered > 0 {
+            self.tell_turns(there, is_wanted);
         }
     }
 
-    fn tell(&mut self, begun: u32, is_wanted: bool) {
-        let at_device = self.at_device();
+    #[inline(never)]
+    fn tell_turns(&mut self, there: u32, is_wanted: bool) {
+        let begun = std::mem::take(&mut self.begun);
+        self.answered = 0;
+        let untold = std::mem::take(&mut self.untold);
+        if untold > 0 {
+            self.end_run(0);
+            self.sees(self.class);
+            if let Some(lane) = self.board.lane(self.index) {
+                lane.turns(untold, std::mem::take(&mut self.full));
+            }
+        }
+        self.tell(there, begun, is_wanted);
+    }
+
+    fn tell(&mut self, there: u32, begun: u32, is_wanted: bool) {
+        self.told = there;
+        let at_device = if self.is_mixed { self.at_device[0] + self.at_device[1] } else { there };
         if !self.orders() {
             if let Some(lane) = self.board.lane(self.index) {
                 lane.tell(Told::unbounded(at_device), 0, at_device);
@@ -193,6 +238,7 @@ impl Classed {
 
 impl Drop for Classed {
     fn drop(&mut self) {
+        self.tell_turns(0, false);
         if let Some(lane) = self.board.lane(self.index) {
             lane.tell(Told::default(), 0, 0);
         }
@@ -206,25 +252,28 @@ impl Lane {
         if let Some(classed) = &mut self.classed {
             classed.is_stale = true;
             classed.timed = (classed.timed + 1) % TIMED;
-            classed.follow();
+            classed.follow(self.begun.requests);
+            self.tracks = classed.tracks();
         }
         self.chooses();
         let mut worked = self.serve_turn::<true>(uring, show_early);
-        let waits = self.waiting.waits();
         let is_wanted = self.ahead.requests > 0;
         let is_full = self.queue.in_flight() >= usize::from(self.queue.config().size);
         let taken = self.observers.taken_in_turn();
         if let Some(classed) = &mut self.classed {
-            classed.end_turn(taken, is_wanted, is_full);
+            classed.end_turn(taken, self.begun.requests, is_wanted, is_full);
             classed.is_stale = true;
-            // The window may be another one now.
-            worked |= is_wanted
-                && classed.orders()
-                && classed.next(waits).is_some()
-                && self.has_room()
-                && !self.is_moving();
         }
+        // The window may be another one now.
+        worked |= is_wanted && self.orders() && self.may_begin() && !self.is_held();
         worked
+    }
+
+    /// The lane takes no more: what it has not told is told now.
+    pub(super) fn tell_classes(&mut self) {
+        if let Some(classed) = &mut self.classed {
+            classed.tell_turns(classed.told, false);
+        }
     }
 
     /// A request was taken whose priority is another one than that of the one before it.
@@ -240,7 +289,8 @@ impl Lane {
             classed.class = class;
             self.defaults.class = class;
             classed.sees(class);
-            classed.follow();
+            classed.follow(self.begun.requests);
+            self.tracks = classed.tracks();
             self.chooses();
         }
     }
@@ -282,33 +332,47 @@ impl Lane {
     }
 
     /// The device has a request.
-    #[inline]
+    #[inline(never)]
     pub(super) fn goes_to_device(&mut self, slot: Slot, class: Class) {
         let Some(classed) = &mut self.classed else { return };
-        let is_timed = classed.is_mixed || classed.timed == 0;
-        let now = if is_timed { classed.now() } else { 0 };
-        classed.begun_at[usize::from(slot.0)] = now;
-        if self.queue.request(slot).kind() != Kind::Flush {
-            classed.at_device[usize::from(class != Class::Express)] += 1;
-            classed.begun += 1;
+        if !classed.is_mixed && classed.timed != 0 {
+            return;
         }
+        let mut now = classed.now() & !COUNTED;
+        if classed.is_mixed {
+            now |= COUNTED;
+            if self.queue.request(slot).kind() != Kind::Flush {
+                classed.at_device[usize::from(class != Class::Express)] += 1;
+                classed.begun += 1;
+            }
+        }
+        classed.begun_at[usize::from(slot.0)] = now;
+        classed.timed_there += 1;
     }
 
-    /// ... and has it no longer; `is_answered` or put back.
+    /// ... and has it no longer: it `is_answered`, or put back.
     #[inline(never)]
     pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) {
         let Some(classed) = &mut self.classed else { return };
-        let request = self.queue.request(slot);
-        let class = self.decisions[usize::from(slot.0)].class;
-        if request.kind() != Kind::Flush {
-            classed.at_device[usize::from(class != Class::Express)] -= 1;
-            classed.answered += 1;
-        }
+        let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
         let begun = std::mem::take(&mut classed.begun_at[usize::from(slot.0)]);
-        if begun == 0 || !is_answered {
+        if classed.is_mixed {
+            classed.answered += 1;
+            let is_counted = begun & COUNTED != 0;
+            if !(is_counted && request.kind() == Kind::Flush) {
+                let others = usize::from(!is_counted || class != Class::Express);
+                classed.at_device[others] -= 1;
+            }
+        }
+        if begun == 0 {
             return;
         }
+        classed.timed_there -= 1;
         let now = classed.now();
+        self.tracks = classed.tracks();
+        if !is_answered {
+            return;
+        }
         if classed.orders() && matches!(request.kind(), Kind::In | Kind::Out) {
             classed.window.answered(begun, now);
         }

@@ -115,6 +115,7 @@ impl Lane {
 
     fn drain(&mut self, draining: Draining) {
         self.draining = Some(draining);
+        self.tell_classes();
         self.put_back_waiting();
         // What could not be put back does not wait any more, and pays when it is begun.
         self.leave_budget();
