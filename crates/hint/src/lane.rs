@@ -13,7 +13,8 @@ use crate::sync::{Arc, Ordering, Waker, fence, wake};
 /// got to run. That the guest's driver took the answer would come earlier, but then the waiting process has not run yet.
 ///
 /// Where only express completions are marked, only an express request is an answer: one that the guest's background submits says nothing of
-/// who waits.
+/// who waits. And an express completion counts, too, if the guest is not signalled for it because it has not taken an earlier signal yet, which
+/// told of others.
 #[derive(Debug)]
 pub struct LaneHint {
     board: Arc<Board>,
@@ -25,6 +26,8 @@ pub struct LaneHint {
     since: u64,
     /// Whether only an express request is the answer to that.
     by_express: bool,
+    /// Where only express completions are marked: the guest was signalled, of whatever, and has not submitted anything since.
+    is_signalled: bool,
     /// Of what the guest will be told with the next signal.
     classes: u64,
 }
@@ -33,7 +36,17 @@ impl LaneHint {
     /// The hint of lane `lane`, or nothing if the board has no such lane. There must be only one for each.
     pub fn new(board: Arc<Board>, lane: u16, waker: Arc<Waker>) -> Option<LaneHint> {
         board.slot(lane)?;
-        Some(LaneHint { board, lane, waker, events: 0, served: 0, since: 0, by_express: false, classes: 0 })
+        Some(LaneHint {
+            board,
+            lane,
+            waker,
+            events: 0,
+            served: 0,
+            since: 0,
+            by_express: false,
+            is_signalled: false,
+            classes: 0,
+        })
     }
 
     /// A request was answered, and the guest is not told yet. `is_express`: that is its class.
@@ -53,8 +66,10 @@ impl LaneHint {
     pub fn shown(&mut self, signals: bool) {
         let classes = std::mem::take(&mut self.classes);
         let armed = self.board.armed();
-        if signals && armed.meets(Classes(classes)) {
-            self.event(armed);
+        let by_express = armed.is_express_only();
+        self.is_signalled = by_express && (signals || self.is_signalled);
+        if (signals || self.is_signalled) && armed.meets(Classes(classes)) {
+            self.event(by_express);
         }
     }
 
@@ -64,10 +79,10 @@ impl LaneHint {
         self.board.armed() != Classes::NONE
     }
 
-    /// Whether the guest has something that it did not answer.
+    /// Whether it matters that the guest submits something.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.since != 0
+        self.since != 0 || self.is_signalled
     }
 
     /// Whether it depends on what the guest submits if that is the answer: then [`LaneHint::has_come`] is to be told of each request.
@@ -79,6 +94,7 @@ impl LaneHint {
     /// The guest has submitted something. Where it depends on what, that is not an answer yet.
     #[inline]
     pub fn submitted(&mut self) {
+        self.is_signalled = false;
         if self.since != 0 && !self.by_express {
             self.serve();
         }
@@ -99,6 +115,7 @@ impl LaneHint {
 
     /// The lane stops: what is pending will never be told as served.
     pub fn forget(&mut self) {
+        self.is_signalled = false;
         if std::mem::take(&mut self.since) != 0
             && let Some(slot) = self.board.slot(self.lane)
         {
@@ -106,8 +123,8 @@ impl LaneHint {
         }
     }
 
-    fn event(&mut self, armed: Classes) {
-        self.by_express = armed.is_express_only();
+    fn event(&mut self, by_express: bool) {
+        self.by_express = by_express;
         let Some(Slot { events, since, .. }) = self.board.slot(self.lane) else { return };
         if self.since == 0 {
             self.since = now().max(1);

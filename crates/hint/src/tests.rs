@@ -115,10 +115,32 @@ fn where_only_express_counts_the_background_neither_marks_nor_answers() {
     assert!(!hint.is_choosy());
 }
 
+/// A guest that waits for its turn takes no interrupt, and is not signalled again: the foreground's completion comes after one of the
+/// background's.
+#[test]
+fn an_express_completion_counts_although_the_guest_has_not_taken_an_earlier_signal() {
+    let (board, mut watch, wake) = bench(1);
+    watch.arm(Classes::EXPRESS);
+    let mut hint = LaneHint::new(board, 0, wake).unwrap();
+    signal(&mut hint, Classes::READS);
+    hint.told(Classes::EXPRESS_READS);
+    hint.shown(false);
+    assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Event { count: 1, .. }))));
+    hint.submitted();
+    hint.came(Classes::EXPRESS_READS);
+    assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Served { .. }))));
+    // It has run since, and looks by itself.
+    signal(&mut hint, Classes::READS);
+    hint.submitted();
+    hint.told(Classes::EXPRESS_READS);
+    hint.shown(false);
+    assert_eq!(watch.collect(u64::MAX).count(), 0);
+}
+
 /// What a lane, its guest and the scheduler may do.
 #[derive(Debug, Clone)]
 enum Step {
-    Signal(u64),
+    Signal(u64, bool),
     Submit(Vec<u64>),
     Arm(Classes),
     Look,
@@ -129,7 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
     let classes = || prop::sample::select(vec![0x1_u64, 0x10, 0x401, 0x810, 0x100]);
     let armed = [Classes::ALL, Classes::EXPRESS, Classes::READS, Classes::NONE];
     prop_oneof![
-        4 => classes().prop_map(Step::Signal),
+        4 => (classes(), any::<bool>()).prop_map(|(classes, signals)| Step::Signal(classes, signals)),
         4 => prop::collection::vec(classes(), 1..4).prop_map(Step::Submit),
         1 => prop::sample::select(armed.to_vec()).prop_map(Step::Arm),
         3 => Just(Step::Look),
@@ -146,17 +168,23 @@ proptest! {
         let mut armed = Classes::NONE;
         // What is unanswered is answered by these; 0: nothing is.
         let (mut answers, mut events, mut served) = (0, 0_u32, false);
+        // A signal while only express counted, and nothing submitted since.
+        let mut is_signalled = false;
         for step in steps {
             match step {
-                Step::Signal(classes) => {
-                    signal(&mut hint, Classes(classes));
-                    if classes & armed.0 != 0 {
-                        answers = if armed.0 == express { express } else { u64::MAX };
+                Step::Signal(classes, signals) => {
+                    hint.told(Classes(classes));
+                    hint.shown(signals);
+                    let is_express = armed.0 == express;
+                    is_signalled = is_express && (signals || is_signalled);
+                    if classes & armed.0 != 0 && (signals || is_signalled) {
+                        answers = if is_express { express } else { u64::MAX };
                         events += 1;
                     }
                 }
                 Step::Submit(requests) => {
                     hint.submitted();
+                    is_signalled = false;
                     for classes in requests {
                         if hint.is_choosy() {
                             hint.came(Classes(classes));
