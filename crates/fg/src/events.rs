@@ -184,7 +184,10 @@ mod tests {
         for kinds in [None, Some(FORK)] {
             let message = request(kinds);
             assert_eq!(message.len(), HEADERS + if kinds.is_some() { 8 } else { 4 });
-            assert_eq!(Some(message.len()), usize::try_from(u32::from_ne_bytes(message[..4].try_into().unwrap())).ok());
+            assert_eq!(
+                Some(message.len()),
+                usize::try_from(u32::from_ne_bytes(message[..4].try_into().unwrap())).ok()
+            );
         }
     }
 }

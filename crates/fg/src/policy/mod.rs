@@ -366,7 +366,9 @@ impl Policy {
                 }
             }
             let to = if foreground {
-                if let Some(restored) = entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set) {
+                if let Some(restored) =
+                    entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set)
+                {
                     // It was restored, and nobody has looked at it since: that time is over, and another one begins.
                     past.push(restored.span(Some(now)));
                 }
