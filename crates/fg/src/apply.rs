@@ -12,10 +12,15 @@ pub fn apply(change: &Change) -> Outcome {
         return Outcome { gone: true, ..Outcome::default() };
     }
     let mut outcome = Outcome::default();
+    // The I/O priority first, as the policy relies on: a fork copies the nice value first.
     if change.to.io != change.from.io {
         outcome.io = said(sys::set_io_priority(change.tid, change.to.io), &mut outcome.gone);
     }
     if change.to.nice != change.from.nice {
+        // Once more: nice(1) at this very moment would have been for nothing.
+        if sys::nice(change.tid).ok() != Some(change.from.nice) {
+            return Outcome { gone: true, ..outcome };
+        }
         outcome.nice = said(sys::set_nice(change.tid, change.to.nice), &mut outcome.gone);
     }
     outcome

@@ -15,9 +15,9 @@ use crate::events::{Event, Events};
 use crate::look::Looker;
 use crate::policy::Way;
 use crate::privileges;
-use crate::proc;
 use crate::record::{self, About};
 use crate::values::Raise;
+use crate::{proc, sys};
 
 /// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
 const AFTER_BELL: [u64; 11] = [0, 1, 4, 10, 20, 50, 100, 250, 600, 1500, 4000];
@@ -175,6 +175,7 @@ impl Daemon {
         let mut free = regular;
         let mut root = regular;
         let mut said = String::new();
+        let mut worked = sys::worked();
         loop {
             let now = Instant::now();
             // It is deaf as long as it has spent more than its share, and no longer.
@@ -218,7 +219,9 @@ impl Daemon {
                     return Ok(());
                 }
             }
-            free = budget.spend(began, Instant::now());
+            let so_far = sys::worked();
+            free = budget.spend(so_far.saturating_sub(worked), Instant::now());
+            worked = so_far;
         }
     }
 

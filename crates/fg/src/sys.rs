@@ -1,6 +1,7 @@
 //! The system calls of this program: those on priorities, and two that no safe wrapper has, `ioprio_get(2)` and `ioprio_set(2)`.
 
 use std::io;
+use std::time::Duration;
 
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -47,6 +48,12 @@ pub fn ticks() -> u64 {
         u128::from(now.tv_sec.unsigned_abs()) * 1_000_000_000 + u128::from(now.tv_nsec.unsigned_abs());
     let per_second = u128::from(rustix::param::clock_ticks_per_second());
     u64::try_from(nanoseconds * per_second / 1_000_000_000).unwrap_or(u64::MAX)
+}
+
+/// The CPU time that this thread has taken.
+pub fn worked() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Whether this id is a process, not one of another process's threads; not known on kernels before 5.3.

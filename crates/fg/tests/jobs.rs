@@ -45,8 +45,9 @@ fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_amp
         return;
     }
     let mut shell = Shell::bash();
-    let _daemon = Daemon::new(&shell, &LOOKING);
-    until_it_has(shell.pid(), RAISED);
+    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-9"]].concat());
+    until_it_has(shell.pid(), "-9 be/0");
     // It inherits what the raised shell has.
     let left = shell.job("JOB &");
     until_it_has(left, OWN);
@@ -54,10 +55,10 @@ fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_amp
     let orphan = shell.job("(setsid JOB &)");
     until_it_has(orphan, OWN);
     let last = shell.job("sleep 1001 | sleep 1002 | JOB");
-    until_it_has(last, RAISED);
+    until_it_has(last, "-9 be/0");
     let session = shell.pid();
     let raised =
-        || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some(RAISED)).count();
+        || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some("-9 be/0")).count();
     until("three are raised", || (raised() == 3).then_some(()));
     assert_eq!(values(left).as_deref(), Some(OWN));
     shell.stop();
@@ -71,7 +72,8 @@ fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
         return;
     }
     let mut shell = Shell::bash();
-    let _daemon = Daemon::new(&shell, &LOOKING);
+    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-8"]].concat());
     let left = shell.job("JOB & disown -a");
     shell.line("exit");
     shell.wait();
@@ -85,7 +87,7 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
         return;
     }
     let mut shell = Shell::bash();
-    // Values that no other test's daemon sets: what an orphan of that one has is not of this one's making.
+    // A value of its own, as above.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
     let python = "import os,threading,time\n\
         for n in range(3): threading.Thread(target=time.sleep,args=(1000,),daemon=True).start()\n\
