@@ -283,6 +283,7 @@ impl TimesSnapshot {
 
     /// The time that so large a share of all are not above, nanoseconds: the end of its bucket, at most half more than it is.
     pub fn quantile(&self, share: f64) -> Option<u64> {
+        #[allow(clippy::cast_possible_truncation, reason = "it saturates")]
         let wanted = (self.count as f64 * share).ceil().max(1.0) as u64;
         let mut sum = 0;
         let at = self.buckets.iter().position(|count| {

@@ -87,7 +87,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     };
     // Best effort 0 and 7, as Linux writes them.
     let is_mixed = classes == "mixed";
-    let ioprio = |slot: u16| if is_mixed { 2 << 13 | u32::from(slot % 2) * 7 } else { 0 };
+    let ioprio = |slot: u16| if is_mixed { (2 << 13) | (u32::from(slot % 2) * 7) } else { 0 };
     // As with storage that can hang.
     let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
     let config = LaneConfig {

@@ -164,7 +164,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         guests: options.guests,
         install: options.install,
         disks: vec![disk("off"), disk("on")],
-        first: Initramfs::new(&first(options.readers)).programs(["chrt", "ionice"]),
+        first: Initramfs::new(first(options.readers)).programs(["chrt", "ionice"]),
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
     let mut cells = vec![Cell::default(); ARMS.len()];

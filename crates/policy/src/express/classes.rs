@@ -70,7 +70,7 @@ impl Ioprio {
     }
 }
 
-/// Which I/O priority is which class: see the [module](self) for the default.
+/// Which I/O priority is which class: real time and best effort 0 to 2 are express, best effort 5 to 7 and idle are background, unless configured otherwise.
 ///
 /// Lists of priorities are written `rt,be0-2`.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 
 mod classes;
 mod turns;
+#[allow(clippy::cast_possible_truncation, reason = "such a cast of a time or a rate saturates")]
 pub mod window;
 
 pub use classes::{Class, Classes, ClassesError, Ioprio};
