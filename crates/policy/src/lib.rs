@@ -3,7 +3,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
-    allow(clippy::single_range_in_vec_init, clippy::cast_possible_truncation, reason = "tests may")
+    allow(
+        clippy::single_range_in_vec_init,
+        clippy::cast_possible_truncation,
+        clippy::unwrap_used,
+        reason = "tests may"
+    )
 )]
 
 pub mod express;
