@@ -258,7 +258,7 @@ pub struct KindSnapshot {
     pub device: TimesSnapshot,
 }
 
-/// Times of requests: of all while classes are mixed, of one turn of sixteen otherwise.
+/// Times of requests: of all while classes are mixed, of one turn of sixty-four otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimesSnapshot {
     /// How many.

@@ -15,7 +15,7 @@ use super::{Draining, Lane, Load, MOST_AHEAD};
 use crate::classes::{ClassBoard, kind};
 
 /// While only one class is there, the requests of one turn of so many are timed.
-const TIMED: u32 = 16;
+const TIMED: u32 = 64;
 /// ... and so many turns are told together.
 const TOLD: u64 = 8;
 /// How exactly it is known when a class was last seen.

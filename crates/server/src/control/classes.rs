@@ -44,7 +44,7 @@ pub(super) struct Counted {
     device: Times,
 }
 
-/// Times of requests: of all while classes are mixed, of those of one turn of sixteen otherwise.
+/// Times of requests: of all while classes are mixed, of those of one turn of sixty-four otherwise.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Times {
     /// Requests that were timed.
