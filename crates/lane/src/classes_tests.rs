@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Uring};
-use vlane_policy::express::{Express, Mode};
+use vlane_policy::express::{Class, Express, Mode};
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
@@ -28,6 +28,7 @@ struct Guest {
     board: Arc<ClassBoard>,
     /// Slots that were answered and not used again.
     free: Vec<u16>,
+    len: u32,
     priorities: Vec<u32>,
     /// The priorities of what was answered.
     answered: Vec<u32>,
@@ -35,12 +36,23 @@ struct Guest {
 }
 
 fn guest(format: Format, depth: u16, latency: Option<Duration>, mode: Mode) -> Guest {
-    let options =
-        BlkOptions { format, size: None, depth, data: 4096, segments: 1, indirect: true, event_idx: false };
+    guest_with(format, depth, latency, Express { mode, ..Express::default() })
+}
+
+fn guest_with(format: Format, depth: u16, latency: Option<Duration>, express: Express) -> Guest {
+    let options = BlkOptions {
+        format,
+        size: None,
+        depth,
+        data: 1 << 20,
+        segments: 1,
+        indirect: true,
+        event_idx: false,
+    };
     let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
     let driver = BlkQueue::new(&arena, options).unwrap();
     let engine: Arc<dyn Engine> =
-        Arc::new(NullEngine::new(NullConfig { size: 1 << 20, latency, parallelism: 4 }).unwrap());
+        Arc::new(NullEngine::new(NullConfig { size: 1 << 40, latency, parallelism: 4 }).unwrap());
     let board = Arc::new(ClassBoard::new(1));
     let config = LaneConfig {
         queue: device(&arena, &driver, false),
@@ -52,20 +64,20 @@ fn guest(format: Format, depth: u16, latency: Option<Duration>, mode: Mode) -> G
         counters: Arc::new(Counters::default()),
         events: event_channel().unwrap().0,
         watch: None,
-        express: Express { mode, ..Express::default() },
+        express,
         classes: Some(Arc::clone(&board)),
     };
     let mut uring = Uring::new(64).unwrap();
     let lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     let (free, priorities) = ((0..depth).collect(), vec![0; depth.into()]);
-    Guest { driver, lane, uring, board, free, priorities, answered: Vec::new(), _arena: arena }
+    Guest { driver, lane, uring, board, free, len: 4096, priorities, answered: Vec::new(), _arena: arena }
 }
 
 impl Guest {
     fn submit(&mut self, count: usize, ioprio: u32) {
         for slot in self.free.split_off(self.free.len() - count) {
             self.priorities[usize::from(slot)] = ioprio;
-            self.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+            self.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: self.len, ioprio }).unwrap();
         }
         self.driver.publish();
     }
@@ -216,6 +228,30 @@ fn a_lane_whose_window_is_full_sleeps_and_asks_for_kicks() {
     assert!(guest.driver.publish(), "no kick for an express request");
     guest.lane.after_sleep();
     assert!(guest.lane.has_work());
+}
+
+/// No more is taken ahead than so many bytes.
+#[test]
+fn a_lane_that_may_take_no_more_ahead_sleeps_until_the_device_answers() {
+    let mut guest = guest(Format::Split, 120, Some(Duration::from_secs(1)), Mode::Order);
+    guest.submit(1, EXPRESS);
+    guest.len = 1 << 20;
+    guest.submit(110, BACKGROUND);
+    (0..3).for_each(|_| guest.round(false));
+    assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
+}
+
+#[test]
+fn requests_without_a_priority_have_the_class_that_is_configured_for_them_from_the_first_one_on() {
+    let mut express = Express { mode: Mode::Order, ..Express::default() };
+    express.classes.put("none", Class::Background).unwrap();
+    let mut guest = guest_with(Format::Split, 16, None, express);
+    guest.submit(10, 0);
+    guest.rounds_until(false, |guest| guest.free.len() == 16);
+    (0..2).for_each(|_| guest.round(false));
+    drop(guest.lane);
+    let requests = guest.board.snapshot().kinds.map(|kind| kind.requests);
+    assert_eq!(requests, [0, 0, 10, 0]);
 }
 
 #[test]

@@ -150,6 +150,8 @@ impl Lane {
         let classed = Classed::new(config.express, config.classes, index, config.queue.config().size);
         let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, .. } =
             config;
+        // Of a request without a priority.
+        let class = classed.as_ref().map_or(Class::Normal, |classed| classed.class_of(0));
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
         let slots = queue.config().size;
@@ -166,7 +168,7 @@ impl Lane {
             queue,
             operations: Vec::with_capacity(4),
             decisions: vec![Decisions::default(); usize::from(slots)].into_boxed_slice(),
-            defaults: channel.defaults(),
+            defaults: Decisions { class, ..channel.defaults() },
             ioprio: 0,
             classed,
             tracks: false,

@@ -120,6 +120,27 @@ fn exempt_express_requests_overtake_those_that_wait_and_use_nothing() {
     assert!(is_used(&budget, BURST + 2), "{:?}", budget.used());
 }
 
+/// `shortest` keeps the order of arrival: only what is exempt overtakes. Otherwise background requests would wait for as long as others come.
+#[test]
+fn what_waits_beside_exempt_requests_waits_in_the_order_of_arrival() {
+    let budget = slow(ExpressBudget::Exempt);
+    let (mut guest, mut config) = guest(null(None));
+    config.express = Express { mode: Mode::Shortest, ..Express::default() };
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+    lane.set_limits(Some(budget));
+    let idle = 3 << 13;
+    for (slot, ioprio) in (0..8).zip([0, 0, 0, 0, 0, idle, 0, 0]) {
+        guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+    }
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest), [0, 1, 2, 3, 4]);
+    lane.set_limits(None);
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest), [5, 6, 7]);
+}
+
 #[test]
 fn express_requests_that_count_go_first_and_wait_like_others() {
     let budget = slow(ExpressBudget::Counted);

@@ -18,10 +18,13 @@ impl Lane {
         self.classed.as_ref().is_some_and(|classed| classed.orders())
     }
 
-    /// The list in which a request waits: that of its class where classes can overtake each other, otherwise one for all.
+    /// The list in which a request waits: that of its class where it can overtake those of others, otherwise one for all.
     pub(super) fn list_of(&self, slot: Slot) -> Class {
-        let overtakes = self.orders() || self.exempts_express();
-        if overtakes { self.decisions[usize::from(slot.0)].class } else { Class::Normal }
+        match self.decisions[usize::from(slot.0)].class {
+            class if self.orders() => class,
+            Class::Express if self.exempts_express() => Class::Express,
+            _ => Class::Normal,
+        }
     }
 
     /// The next request.
@@ -46,7 +49,8 @@ impl Lane {
         let waits = self.waiting.waits();
         match &self.classed {
             Some(classed) if classed.orders() => classed.next(waits),
-            _ => Class::ALL.into_iter().find(|class| waits.of(*class)),
+            // What is left of a time with an order goes before what others add to: it would wait for ever.
+            _ => [Class::Express, Class::Background, Class::Normal].into_iter().find(|list| waits.of(*list)),
         }
     }
 
@@ -55,7 +59,7 @@ impl Lane {
         let slot = self.waiting.pop_of(&self.links, list)?;
         self.ahead.remove(self.queue.request(slot));
         self.chooses();
-        self.begins_waited(slot, waits);
+        self.begins_waited(slot, list, waits);
         Some(slot)
     }
 

@@ -72,12 +72,13 @@ impl Classed {
         }
         let fits = |board: &Arc<ClassBoard>| board.lane(index.into()).is_some();
         let board = board.filter(fits).unwrap_or_else(|| Arc::new(ClassBoard::new(index.saturating_add(1))));
+        let class = express.classes.of(Ioprio(0));
         Some(Box::new(Classed {
             express,
             board,
             index: index.into(),
-            class: Class::Normal,
-            kind: kind(Class::Normal, 0),
+            class,
+            kind: kind(class, 0),
             run: 0,
             uncounted: 0,
             untold: 0,
@@ -136,7 +137,7 @@ impl Classed {
     /// The run ends: what it had is counted.
     fn end_run(&mut self, taken: usize) {
         if let Some(lane) = self.board.lane(self.index) {
-            lane.count(self.kind, self.uncounted + (taken - self.run) as u64);
+            lane.count(self.kind, self.uncounted + taken.saturating_sub(self.run) as u64);
         }
         (self.run, self.uncounted) = (taken, 0);
     }
@@ -311,12 +312,12 @@ impl Lane {
         }
     }
 
-    /// One that waited is begun next; `waits` is who waited until now.
-    pub(super) fn begins_waited(&mut self, slot: Slot, waits: Each<bool>) {
+    /// One that waited in that list is begun next; `waits` is which ones had some until now.
+    pub(super) fn begins_waited(&mut self, slot: Slot, list: Class, waits: Each<bool>) {
         let (class, ioprio) =
             (self.decisions[usize::from(slot.0)].class, self.queue.request(slot).priority().0);
         if let Some(classed) = &mut self.classed {
-            classed.turns.begun(class, waits);
+            classed.turns.begun(list, waits);
             classed.leaves_queue(slot, kind(class, ioprio));
         }
     }

@@ -65,7 +65,8 @@ impl Lane {
         if self.takes_no_more() {
             return false;
         }
-        if !self.has_room() && !self.takes_ahead() {
+        let takes = if self.orders() { self.takes_ahead() } else { self.has_room() };
+        if !takes {
             // What is in the ring has to wait for what is under way, which wakes the thread.
             return false;
         }

@@ -135,8 +135,12 @@ impl Told {
         Told(if at_device > 1 { Told::DRAINS } else { 0 })
     }
 
-    fn period(self) -> u64 {
-        (self.0 & (Told::MEASURES - 1)) >> Told::WHEN
+    /// Periods are counted modulo this and one: more than a month of them.
+    const PERIODS: u64 = (1 << 20) - 1;
+
+    /// Whether it was found in that period, or in one of the two before it.
+    fn is_of(self, period: u64) -> bool {
+        period.wrapping_sub((self.0 & (Told::MEASURES - 1)) >> Told::WHEN) & Told::PERIODS <= 2
     }
 }
 
@@ -151,7 +155,7 @@ impl Shared {
         for told in told {
             shared.drains |= told.0 & Told::DRAINS != 0;
             shared.measures |= told.0 & Told::MEASURES != 0;
-            if told.0 & Told::FOUND != 0 && told.period() + 2 >= period && known < times.len() {
+            if told.0 & Told::FOUND != 0 && told.is_of(period) && known < times.len() {
                 times[known] = told.0 & Told::FOUND;
                 known += 1;
             }
@@ -214,7 +218,7 @@ impl Window {
         let mut told = 0;
         if !found.is_empty() {
             let mean = found.iter().sum::<f64>() / found.len() as f64;
-            let when = (self.ended / PROBE_EVERY).min((1 << 20) - 1);
+            let when = (self.ended / PROBE_EVERY) & Told::PERIODS;
             told = when << Told::WHEN | (mean as u64).clamp(1, Told::FOUND);
         }
         if turn.at_device > self.probe_size() {

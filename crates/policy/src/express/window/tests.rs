@@ -40,6 +40,17 @@ fn a_lane_keeps_its_device_busy_and_express_requests_do_not_wait() {
 }
 
 #[test]
+fn what_a_probe_has_found_counts_also_after_months() {
+    for periods in [3, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5] {
+        let ended = periods * PROBE_EVERY;
+        let window = Window { known: 1, found: [1e6; PROBES], ended, ..Window::default() };
+        let told = window.told(Turn { at_device: 0, begun: 0, is_wanted: false, probe_at: 0 });
+        assert_eq!(Shared::of([told].into_iter(), ended + PROBE_EVERY).service, Some(1e6));
+        assert_eq!(Shared::of([told].into_iter(), ended + 5 * PROBE_EVERY).service, None, "it is old");
+    }
+}
+
+#[test]
 fn eight_lanes_on_a_device_of_four_channels_have_a_few_dozen_there_together() {
     for queues in [Queues::One, Queues::PerLane] {
         for service in [Service::Fixed, Service::Exponential] {
