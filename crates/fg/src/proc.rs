@@ -127,10 +127,27 @@ pub struct Thread {
     pub values: Values,
 }
 
+/// How often a process is read that becomes another program meanwhile.
+const READINGS: usize = 4;
+
 /// A process with all threads that live. None if it ended meanwhile: each thread is read and then the process once more, so that no
-/// thread of another process with the same number is among them.
+/// thread of another process with the same number is among them, and that the values are those of the program that it runs.
 pub fn process(pid: i32) -> Option<(Stat, Vec<Thread>)> {
-    let before = stat(pid).ok().filter(|stat| !stat.is_dead())?;
+    let mut before = stat(pid).ok().filter(|stat| !stat.is_dead())?;
+    for _ in 1..READINGS {
+        let threads = threads(pid)?;
+        let after = stat(pid).ok().filter(|after| after.start == before.start)?;
+        if (after.mark(), &after.name) == (before.mark(), &before.name) {
+            return Some((after, threads));
+        }
+        before = after;
+    }
+    let threads = threads(pid)?;
+    let after = stat(pid).ok()?;
+    (after.start == before.start).then_some((after, threads))
+}
+
+fn threads(pid: i32) -> Option<Vec<Thread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -141,8 +158,7 @@ pub fn process(pid: i32) -> Option<(Stat, Vec<Thread>)> {
         let Ok(io) = sys::io_priority(tid) else { continue };
         threads.push(Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } });
     }
-    let after = stat(pid).ok()?;
-    (after.start == before.start).then_some((after, threads))
+    Some(threads)
 }
 
 /// A thread's start and values, if it lives.
