@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::apply::apply;
 use crate::dir::Dir;
-use crate::policy::{Memory, Policy, Seen, Way};
+use crate::policy::{Known, Memory, Policy, Seen, Way};
 use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
@@ -311,11 +311,12 @@ impl Looker {
             stat
         };
         let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead()).map(counts)?;
-        let same = self.policy.known().get(&pid).is_some_and(|known| known.began(stat.start));
-        if same && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
+        let known = self.policy.known().get(&pid).filter(|known| known.began(stat.start));
+        if known.is_some() && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
             return Some(Seen { stat, threads: Vec::new(), owner: None });
         }
-        let (stat, threads) = proc::process(pid).map(|(stat, threads)| (counts(stat), threads))?;
+        let tids = known.map(Known::tids).unwrap_or_default();
+        let (stat, threads) = proc::process(pid, &tids).map(|(stat, threads)| (counts(stat), threads))?;
         let like_ours = threads.iter().any(|thread| self.policy.looks_raised(thread.values));
         let owner = if like_ours || stat.is_foreground() { proc::owner(pid) } else { None };
         (!threads.is_empty()).then_some(Seen { stat, threads, owner })

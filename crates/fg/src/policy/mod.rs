@@ -107,6 +107,11 @@ impl Known {
         self.threads.iter().filter_map(|(tid, thread)| Some((*tid, thread.entry.as_ref()?)))
     }
 
+    /// Ids of its threads.
+    pub fn tids(&self) -> Vec<i32> {
+        self.threads.keys().copied().collect()
+    }
+
     fn spans(&self) -> Vec<Span> {
         let mut spans: Vec<Span> = self.entries().map(|(_, entry)| entry.span(None)).collect();
         spans.dedup();
