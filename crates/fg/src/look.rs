@@ -317,8 +317,9 @@ impl Looker {
         }
         let tids = known.map(Known::tids).unwrap_or_default();
         let (stat, threads) = proc::process(pid, &tids).map(|(stat, threads)| (counts(stat), threads))?;
-        let like_ours = threads.iter().any(|thread| self.policy.looks_raised(thread.values));
-        let owner = if like_ours || stat.is_foreground() { proc::owner(pid) } else { None };
+        // Whatever this program raises by: it may restore what another one has raised.
+        let is_like_raised = threads.iter().any(|t| t.values.nice < 0 || !t.values.io.is_default());
+        let owner = if is_like_raised || stat.is_foreground() { proc::owner(pid) } else { None };
         (!threads.is_empty()).then_some(Seen { stat, threads, owner })
     }
 

@@ -165,27 +165,38 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
     if !may_raise() {
         return;
     }
+    let raised = "-7 be/0";
+    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    let options = [&LOOKING[..], &["--nice", "-7"]].concat();
     let mut shell = Shell::bash();
     for by_restore in [true, false] {
-        let daemon = Daemon::new(&shell, &LOOKING);
+        let daemon = Daemon::new(&shell, &options);
         let job = shell.job("JOB");
-        until_it_has(job, RAISED);
+        until_it_has(job, raised);
+        shell.stop();
+        until_it_has(job, OWN);
+        until_it_has(shell.pid(), raised);
         let dir = daemon.dir.clone();
         let _temporary = daemon.kill();
-        shell.stop();
         // Started by a shell that nobody restores.
-        shell.answer("echo");
-        assert_eq!(values(job).as_deref(), Some(RAISED));
+        let job = shell.job("JOB &");
+        assert_eq!(values(job).as_deref(), Some(raised));
+        // One that its parents have left, in a session of its own.
+        let orphan = shell.job("(setsid JOB &)");
+        assert_eq!(values(orphan).as_deref(), Some(raised));
         if by_restore {
             let restore = Command::new(PROGRAM).args(["restore", "--state-dir"]).arg(&dir).output().unwrap();
             assert!(restore.status.success(), "{restore:?}");
-            assert_eq!(values(job).as_deref(), Some(OWN));
-            assert_eq!(values(shell.pid()).as_deref(), Some(OWN));
+            for pid in [job, orphan, shell.pid()] {
+                assert_eq!(values(pid).as_deref(), Some(OWN));
+            }
         } else {
-            let _next = Daemon::at(&shell, &dir, &LOOKING);
+            let _next = Daemon::at(&shell, &dir, &options);
             until_it_has(job, OWN);
-            until_it_has(shell.pid(), RAISED);
+            until_it_has(orphan, OWN);
+            until_it_has(shell.pid(), raised);
         }
+        Command::new("kill").args(["-9", &orphan.to_string()]).status().unwrap();
         assert_eq!(
             values(shell.pid()).as_deref(),
             Some(OWN),

@@ -283,11 +283,6 @@ impl Policy {
         self.is_raised(pid) || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
     }
 
-    /// Whether these could have been inherited.
-    pub fn looks_raised(&self, values: Values) -> bool {
-        self.raise.io.is_some_and(|io| io == values.io) || (self.raise.nice < 0 && values.nice < 0)
-    }
-
     /// A process event told who has started whom.
     pub fn born(&mut self, child: i32, parent: i32) {
         if !self.is_raised(parent) && !self.lineage.contains_key(&parent) {
