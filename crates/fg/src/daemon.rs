@@ -198,7 +198,7 @@ impl Daemon {
                 match self.looker.look(self.way) {
                     Ok(true) => self.plan.push(began + Duration::from_millis(5)),
                     Ok(false) => said.clear(),
-                    // Nothing was changed that is not written down; the next look tries again.
+                    // Nothing was raised that is not written down; the next look tries again.
                     Err(error) => {
                         let error = format!("{error:#}");
                         if error != said {

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::apply::apply;
 use crate::dir::Dir;
-use crate::policy::{Known, Memory, Policy, Seen, Way};
+use crate::policy::{Known, Memory, Outcome, Policy, Seen, Way};
 use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
@@ -125,7 +125,7 @@ impl Looker {
         let begin = Instant::now();
         loop {
             self.all()?;
-            let more = self.settle(Way::Start)?;
+            let more = self.settle(Way::Start).unwrap_or(true);
             if !more || begin.elapsed() > Duration::from_secs(5) {
                 break;
             }
@@ -241,9 +241,16 @@ impl Looker {
             if changes.is_empty() {
                 continue;
             }
-            self.write()?;
+            // Where the record cannot be written nothing is raised; to give back needs none.
+            let written = self.write();
             let began = sys::ticks();
             for change in &changes {
+                if change.raise && written.is_err() {
+                    let not = Outcome { gone: true, ..Outcome::default() };
+                    self.policy.applied(change, &not, (began, began));
+                    self.dirty.insert(change.pid);
+                    continue;
+                }
                 let outcome = apply(change);
                 let failed = outcome.nice.is_some() || outcome.io.is_some();
                 self.policy.applied(change, &outcome, (began, sys::ticks()));
@@ -253,6 +260,7 @@ impl Looker {
             }
             self.unwritten = true;
             self.new_ids()?;
+            written?;
         }
         Ok(!self.dirty.is_empty())
     }

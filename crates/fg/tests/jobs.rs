@@ -206,6 +206,25 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
 }
 
 #[test]
+fn where_the_record_cannot_be_written_what_was_raised_is_given_back_and_nothing_more_is_raised() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let daemon = Daemon::new(&shell, &LOOKING);
+    let job = shell.job("JOB");
+    until_it_has(job, RAISED);
+    until_it_has(shell.pid(), OWN);
+    let in_the_way = daemon.dir.join("record.new");
+    until("no new record", || std::fs::create_dir(&in_the_way).ok());
+    shell.stop();
+    until_it_has(job, OWN);
+    assert_eq!(values(shell.pid()).as_deref(), Some(OWN));
+    std::fs::remove_dir(&in_the_way).unwrap();
+    until_it_has(shell.pid(), RAISED);
+}
+
+#[test]
 fn a_process_whose_main_thread_has_ended_is_alive() {
     if !may_raise() {
         return;
