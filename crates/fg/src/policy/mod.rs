@@ -420,7 +420,9 @@ impl Policy {
                 entry.set
             }
             None => {
-                let set = self.raise.of(own);
+                // What nobody has told of may have been raised already: never twice.
+                let has_all = self.raise.io == Some(own.io) && own.nice <= self.raise.nice;
+                let set = if has_all { own } else { self.raise.of(own) };
                 if set != own {
                     let (begin, seen) = ((now, u64::MAX), Some(image.clone()));
                     *entry = Some(Entry { old: own, set, begin, ending: None, seen, way, stuck: None });

@@ -498,6 +498,15 @@ fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
 }
 
 #[test]
+fn what_was_raised_by_one_whose_record_is_lost_is_not_raised_twice() {
+    let mut world = World::new();
+    world.look();
+    world.policy = Policy::new(RAISE);
+    world.look();
+    assert_eq!(world.has(SHELL), "nice -10 io be/0");
+}
+
+#[test]
 fn what_may_not_be_set_is_tried_once_and_what_cannot_be_restored_is_remembered() {
     let mut world = World::new();
     let refused = Some("not permitted".to_owned());
