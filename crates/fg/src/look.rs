@@ -24,6 +24,9 @@ const NEW_IDS: i32 = 64;
 const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
+/// How long all is given back at most, and how long after it was a fork may come to light.
+const RESTORING: Duration = Duration::from_secs(5);
+const UNDER_WAY: Duration = Duration::from_millis(50);
 
 /// The session leader of a terminal.
 #[derive(Debug)]
@@ -123,12 +126,14 @@ impl Looker {
     pub fn restore(&mut self) -> Result<Vec<String>> {
         self.policy.halt();
         let begin = Instant::now();
-        loop {
-            self.all()?;
-            let more = self.settle(Way::Start).unwrap_or(true);
-            if !more || begin.elapsed() > Duration::from_secs(5) {
-                break;
+        // Twice: a fork that was under way has what its parent had, and is seen a moment later.
+        let mut settled = 0;
+        while settled < 2 && begin.elapsed() < RESTORING {
+            if settled > 0 {
+                std::thread::sleep(UNDER_WAY);
             }
+            self.all()?;
+            settled = if self.settle(Way::Start).unwrap_or(true) { 0 } else { settled + 1 };
         }
         let memory = self.policy.memory();
         let mut stuck = Vec::new();
