@@ -74,6 +74,7 @@ fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
     let mut shell = Shell::bash();
     // A value of its own: other tests' daemons must not take an orphan for theirs.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-8"]].concat());
+    until_it_has(shell.pid(), "-8 be/0");
     let left = shell.job("JOB & disown -a");
     shell.line("exit");
     shell.wait();
@@ -89,6 +90,7 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
     let mut shell = Shell::bash();
     // A value of its own, as above.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
+    until_it_has(shell.pid(), "-11 be/0");
     let python = "import os,threading,time\n\
         for n in range(3): threading.Thread(target=time.sleep,args=(1000,),daemon=True).start()\n\
         time.sleep(1000)";
@@ -126,12 +128,11 @@ fn what_was_set_by_hand_while_it_was_raised_stays() {
     }
     let mut shell = Shell::bash();
     let daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
     let job = shell.job("JOB");
     until_it_has(job, RAISED);
     // The daemon has seen it with what it runs now.
-    until("a record of it", || daemon.status().contains(&format!("{job} sleep")).then_some(()));
-    // What changes in the first half second of a process is taken for nice(1)'s doing.
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    daemon.until_status_has(&format!("{job} sleep"));
     renice(job, 7);
     set_io_priority(job, 2 << 13 | 6);
     shell.stop();
