@@ -112,6 +112,11 @@ fn traps_and_the_status_of_the_last_command_are_the_users() {
     assert_eq!(lines(&said, "error=9"), 1, "{said}");
     assert_eq!(lines(&said, "before=9"), 1, "{said}");
     assert_eq!(lines(&said, "after=9"), 1, "{said}");
+    assert_eq!(
+        shell.answer("echo \"${PROMPT_COMMAND[*]}\""),
+        "__vlane_fg_prompt echo before=$? echo after=$?",
+        "the user's take their time"
+    );
     assert_eq!(shell.answer("trap -p DEBUG"), "trap -- 'last=$?' DEBUG");
 }
 
