@@ -1,5 +1,6 @@
 //! The daemon: sleeps until the bell rings, the kernel tells of a process, or it is time to look.
 
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -43,9 +44,9 @@ pub struct Options {
     pub events: bool,
 }
 
-/// Says something to whoever reads the log.
+/// Says something to whoever reads the log; if nobody does any more, the work goes on.
 fn say(what: &str) {
-    eprintln!("vlane-fg: {what}");
+    let _ = writeln!(std::io::stderr(), "vlane-fg: {what}");
 }
 
 /// Runs until it is told to end.
@@ -198,7 +199,7 @@ impl Daemon {
                 match self.looker.look(self.way) {
                     Ok(true) => self.plan.push(began + Duration::from_millis(5)),
                     Ok(false) => said.clear(),
-                    // Nothing was changed that is not written down; the next look tries again.
+                    // Nothing was raised that is not written down; the next look tries again.
                     Err(error) => {
                         let error = format!("{error:#}");
                         if error != said {
@@ -298,7 +299,7 @@ pub fn restore(path: &Path) -> Result<bool> {
     let mut looker = Looker::new(dir, Raise { nice: 0, io: None })?;
     let stuck = looker.restore()?;
     for one in &stuck {
-        eprintln!("vlane-fg: not restored: {one}");
+        say(&format!("not restored: {one}"));
     }
     println!("{}: {threads} threads were raised, {} could not be restored", path.display(), stuck.len());
     record::remove_about(looker.dir());

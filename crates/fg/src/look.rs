@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::apply::apply;
 use crate::dir::Dir;
-use crate::policy::{Memory, Policy, Seen, Way};
+use crate::policy::{Known, Memory, Outcome, Policy, Seen, Way};
 use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
@@ -24,6 +24,9 @@ const NEW_IDS: i32 = 64;
 const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
+/// How long all is given back at most, and how long after it was a fork may come to light.
+const RESTORING: Duration = Duration::from_secs(5);
+const UNDER_WAY: Duration = Duration::from_millis(50);
 
 /// The session leader of a terminal.
 #[derive(Debug)]
@@ -123,12 +126,14 @@ impl Looker {
     pub fn restore(&mut self) -> Result<Vec<String>> {
         self.policy.halt();
         let begin = Instant::now();
-        loop {
-            self.all()?;
-            let more = self.settle(Way::Start)?;
-            if !more || begin.elapsed() > Duration::from_secs(5) {
-                break;
+        // Twice: a fork that was under way has what its parent had, and is seen a moment later.
+        let mut settled = 0;
+        while settled < 2 && begin.elapsed() < RESTORING {
+            if settled > 0 {
+                std::thread::sleep(UNDER_WAY);
             }
+            self.all()?;
+            settled = if self.settle(Way::Start).unwrap_or(true) { 0 } else { settled + 1 };
         }
         let memory = self.policy.memory();
         let mut stuck = Vec::new();
@@ -241,9 +246,16 @@ impl Looker {
             if changes.is_empty() {
                 continue;
             }
-            self.write()?;
+            // Where the record cannot be written nothing is raised; to give back needs none.
+            let written = self.write();
             let began = sys::ticks();
             for change in &changes {
+                if change.raise && written.is_err() {
+                    let not = Outcome { gone: true, ..Outcome::default() };
+                    self.policy.applied(change, &not, (began, began));
+                    self.dirty.insert(change.pid);
+                    continue;
+                }
                 let outcome = apply(change);
                 let failed = outcome.nice.is_some() || outcome.io.is_some();
                 self.policy.applied(change, &outcome, (began, sys::ticks()));
@@ -253,6 +265,7 @@ impl Looker {
             }
             self.unwritten = true;
             self.new_ids()?;
+            written?;
         }
         Ok(!self.dirty.is_empty())
     }
@@ -311,13 +324,15 @@ impl Looker {
             stat
         };
         let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead()).map(counts)?;
-        let same = self.policy.known().get(&pid).is_some_and(|known| known.began(stat.start));
-        if same && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
+        let known = self.policy.known().get(&pid).filter(|known| known.began(stat.start));
+        if known.is_some() && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
             return Some(Seen { stat, threads: Vec::new(), owner: None });
         }
-        let (stat, threads) = proc::process(pid).map(|(stat, threads)| (counts(stat), threads))?;
-        let like_ours = threads.iter().any(|thread| self.policy.looks_raised(thread.values));
-        let owner = if like_ours || stat.is_foreground() { proc::owner(pid) } else { None };
+        let tids = known.map(Known::tids).unwrap_or_default();
+        let (stat, threads) = proc::process(pid, &tids).map(|(stat, threads)| (counts(stat), threads))?;
+        // Whatever this program raises by: it may restore what another one has raised.
+        let is_like_raised = threads.iter().any(|t| t.values.nice < 0 || !t.values.io.is_default());
+        let owner = if is_like_raised || stat.is_foreground() { proc::owner(pid) } else { None };
         (!threads.is_empty()).then_some(Seen { stat, threads, owner })
     }
 

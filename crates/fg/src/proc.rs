@@ -127,27 +127,44 @@ pub struct Thread {
     pub values: Values,
 }
 
+/// How often a process is read that becomes another program meanwhile.
+const READINGS: usize = 4;
+
 /// A process with all threads that live. None if it ended meanwhile: each thread is read and then the process once more, so that no
-/// thread of another process with the same number is among them.
-pub fn process(pid: i32) -> Option<(Stat, Vec<Thread>)> {
-    let before = stat(pid).ok().filter(|stat| !stat.is_dead())?;
-    let mut threads = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-        let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(stat) = read_stat(&format!("/proc/{pid}/task/{tid}/stat")) else { continue };
-        if matches!(stat.state, 'Z' | 'X') {
-            continue;
+/// thread of another process with the same number is among them, and that the values are those of the program that it runs. The threads
+/// `known` from before are found even where the listing passes over them.
+pub fn process(pid: i32, known: &[i32]) -> Option<(Stat, Vec<Thread>)> {
+    let mut before = stat(pid).ok().filter(|stat| !stat.is_dead())?;
+    for _ in 1..READINGS {
+        let threads = threads(pid, known)?;
+        let after = stat(pid).ok().filter(|after| after.start == before.start)?;
+        if (after.mark(), &after.name) == (before.mark(), &before.name) {
+            return Some((after, threads));
         }
-        let Ok(io) = sys::io_priority(tid) else { continue };
-        threads.push(Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } });
+        before = after;
     }
+    let threads = threads(pid, known)?;
     let after = stat(pid).ok()?;
     (after.start == before.start).then_some((after, threads))
 }
 
+fn threads(pid: i32, known: &[i32]) -> Option<Vec<Thread>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let listed: Vec<i32> =
+        entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok())).collect();
+    Some(all_of(&listed, known).into_iter().filter_map(|tid| thread(pid, tid)).collect())
+}
+
+/// The kernel finds its place in the listing by counting: where others end meanwhile, it passes over some that live.
+fn all_of(listed: &[i32], known: &[i32]) -> Vec<i32> {
+    let missing = known.iter().filter(|tid| !listed.contains(tid));
+    listed.iter().chain(missing).copied().collect()
+}
+
 /// A thread's start and values, if it lives.
 pub fn thread(pid: i32, tid: i32) -> Option<Thread> {
-    let stat = read_stat(&format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let path = format!("/proc/{pid}/task/{tid}/stat");
+    let stat = read_stat(&path).ok().filter(|stat| !matches!(stat.state, 'Z' | 'X'))?;
     let io: IoPriority = sys::io_priority(tid).ok()?;
     Some(Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } })
 }
@@ -244,12 +261,24 @@ mod tests {
     #[test]
     fn this_process_is_found_with_its_threads() {
         let me = std::process::id().cast_signed();
-        let (stat, threads) = process(me).unwrap();
+        let (stat, threads) = process(me, &[]).unwrap();
         assert!(threads.iter().any(|thread| thread.tid == me) && stat.pid == me);
         assert!(threads.len() > 1, "the test harness has its own: {threads:?}");
         assert!(stat.start <= sys::ticks());
         assert!(processes().unwrap().contains(&me));
         assert!(LastId::open().unwrap().read().is_some());
         assert!(owner(me).is_some());
+    }
+
+    #[test]
+    fn a_known_thread_is_read_though_it_is_not_listed_and_one_that_has_ended_is_none() {
+        assert_eq!(all_of(&[3, 5], &[4, 5, 6]), [3, 5, 4, 6]);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        while stat(pid).unwrap().state != 'Z' {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(thread(pid, pid), None);
+        child.wait().unwrap();
     }
 }

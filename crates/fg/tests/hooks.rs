@@ -11,8 +11,8 @@ use common::{Daemon, PROGRAM, Shell, may_raise, until, until_it_has, values};
 
 const RAISED: &str = "-10 be/0";
 const OWN: &str = "0 none";
-/// Looking would come an hour late.
-const DEAF: [&str; 3] = ["--no-events", "--look-every", "3600000"];
+/// Looking comes late, but soon enough for a test that waits on a busy machine.
+const DEAF: [&str; 3] = ["--no-events", "--look-every", "20000"];
 
 fn hook(shell: &str, dir: &Path) -> String {
     format!("eval \"$({PROGRAM} hook {shell} --state-dir {})\"", dir.display())
@@ -31,7 +31,7 @@ fn raised_by_the_hook(mut shell: Shell, name: &str) {
     until_it_has(shell.pid(), RAISED);
     shell.line("fg");
     until_it_has(job, RAISED);
-    until("status names the way", || daemon.status().contains("; hook").then_some(()));
+    daemon.until_status_has("; hook");
 }
 
 #[test]
@@ -103,14 +103,20 @@ fn traps_and_the_status_of_the_last_command_are_the_users() {
     shell.line("PROMPT_COMMAND+=('echo after=$?')");
     shell.answer("true");
     shell.line("(exit 9)");
+    until("the prompt after it", || (lines(&shell.said(), "after=9") == 1).then_some(()));
     shell.line("echo last=$last");
-    let said = until("the prompt after it", || {
+    let said = until("its answer", || {
         let said = shell.said();
         (lines(&said, "last=9") == 1).then_some(said)
     });
     assert_eq!(lines(&said, "error=9"), 1, "{said}");
     assert_eq!(lines(&said, "before=9"), 1, "{said}");
     assert_eq!(lines(&said, "after=9"), 1, "{said}");
+    assert_eq!(
+        shell.answer("echo \"${PROMPT_COMMAND[*]}\""),
+        "__vlane_fg_prompt echo before=$? echo after=$?",
+        "the user's take their time"
+    );
     assert_eq!(shell.answer("trap -p DEBUG"), "trap -- 'last=$?' DEBUG");
 }
 
@@ -148,7 +154,7 @@ fn process_events_alone_raise_a_new_job_and_its_shell_after_it() {
         return;
     }
     let mut shell = Shell::bash();
-    let daemon = Daemon::new(&shell, &["--look-every", "3600000"]);
+    let daemon = Daemon::new(&shell, &["--look-every", "20000"]);
     if !daemon.status().contains("by process events") {
         return vlane_testing::skip(format!("no process events: {}", daemon.status()));
     }

@@ -74,6 +74,7 @@ fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
     let mut shell = Shell::bash();
     // A value of its own: other tests' daemons must not take an orphan for theirs.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-8"]].concat());
+    until_it_has(shell.pid(), "-8 be/0");
     let left = shell.job("JOB & disown -a");
     shell.line("exit");
     shell.wait();
@@ -89,6 +90,7 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
     let mut shell = Shell::bash();
     // A value of its own, as above.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
+    until_it_has(shell.pid(), "-11 be/0");
     let python = "import os,threading,time\n\
         for n in range(3): threading.Thread(target=time.sleep,args=(1000,),daemon=True).start()\n\
         time.sleep(1000)";
@@ -126,12 +128,11 @@ fn what_was_set_by_hand_while_it_was_raised_stays() {
     }
     let mut shell = Shell::bash();
     let daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
     let job = shell.job("JOB");
     until_it_has(job, RAISED);
     // The daemon has seen it with what it runs now.
-    until("a record of it", || daemon.status().contains(&format!("{job} sleep")).then_some(()));
-    // What changes in the first half second of a process is taken for nice(1)'s doing.
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    daemon.until_status_has(&format!("{job} sleep"));
     renice(job, 7);
     set_io_priority(job, 2 << 13 | 6);
     shell.stop();
@@ -165,33 +166,63 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
     if !may_raise() {
         return;
     }
+    let raised = "-7 be/0";
+    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    let options = [&LOOKING[..], &["--nice", "-7"]].concat();
     let mut shell = Shell::bash();
     for by_restore in [true, false] {
-        let daemon = Daemon::new(&shell, &LOOKING);
+        let daemon = Daemon::new(&shell, &options);
         let job = shell.job("JOB");
-        until_it_has(job, RAISED);
+        until_it_has(job, raised);
+        shell.stop();
+        until_it_has(job, OWN);
+        until_it_has(shell.pid(), raised);
         let dir = daemon.dir.clone();
         let _temporary = daemon.kill();
-        shell.stop();
         // Started by a shell that nobody restores.
-        shell.answer("echo");
-        assert_eq!(values(job).as_deref(), Some(RAISED));
+        let job = shell.job("JOB &");
+        assert_eq!(values(job).as_deref(), Some(raised));
+        // One that its parents have left, in a session of its own.
+        let orphan = shell.job("(setsid JOB &)");
+        assert_eq!(values(orphan).as_deref(), Some(raised));
         if by_restore {
             let restore = Command::new(PROGRAM).args(["restore", "--state-dir"]).arg(&dir).output().unwrap();
             assert!(restore.status.success(), "{restore:?}");
-            assert_eq!(values(job).as_deref(), Some(OWN));
-            assert_eq!(values(shell.pid()).as_deref(), Some(OWN));
+            for pid in [job, orphan, shell.pid()] {
+                assert_eq!(values(pid).as_deref(), Some(OWN));
+            }
         } else {
-            let _next = Daemon::at(&shell, &dir, &LOOKING);
+            let _next = Daemon::at(&shell, &dir, &options);
             until_it_has(job, OWN);
-            until_it_has(shell.pid(), RAISED);
+            until_it_has(orphan, OWN);
+            until_it_has(shell.pid(), raised);
         }
+        Command::new("kill").args(["-9", &orphan.to_string()]).status().unwrap();
         assert_eq!(
             values(shell.pid()).as_deref(),
             Some(OWN),
             "an ended daemon gives back what it has raised"
         );
     }
+}
+
+#[test]
+fn where_the_record_cannot_be_written_what_was_raised_is_given_back_and_nothing_more_is_raised() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let daemon = Daemon::new(&shell, &LOOKING);
+    let job = shell.job("JOB");
+    until_it_has(job, RAISED);
+    until_it_has(shell.pid(), OWN);
+    let in_the_way = daemon.dir.join("record.new");
+    until("no new record", || std::fs::create_dir(&in_the_way).ok());
+    shell.stop();
+    until_it_has(job, OWN);
+    assert_eq!(values(shell.pid()).as_deref(), Some(OWN));
+    std::fs::remove_dir(&in_the_way).unwrap();
+    until_it_has(shell.pid(), RAISED);
 }
 
 #[test]

@@ -27,10 +27,11 @@ if [[ $- == *i* && -z ${__vlane_fg_dirs+x} ]]; then
     __vlane_fg_may() { if [[ $(builtin declare -p "$1" 2>/dev/null) == "declare -"*([!\ ])r* ]]; then return 1; fi; }
     if __vlane_fg_may PROMPT_COMMAND; then
         if ((BASH_VERSINFO[0] > 5 || (BASH_VERSINFO[0] == 5 && BASH_VERSINFO[1] >= 1))); then
-            # Each element of the array sees the last command's status.
-            PROMPT_COMMAND+=(__vlane_fg_prompt)
+            # Each element of the array sees the last command's status. The first one: the user's take their time.
+            PROMPT_COMMAND=(__vlane_fg_prompt ${PROMPT_COMMAND[@]+"${PROMPT_COMMAND[@]}"})
         else
-            PROMPT_COMMAND=${PROMPT_COMMAND-}${PROMPT_COMMAND:+$'\n'}__vlane_fg_prompt
+            # If it is exported, a shell that is started in this one has it without the function.
+            PROMPT_COMMAND=${PROMPT_COMMAND-}${PROMPT_COMMAND:+$'\n'}'[[ -z ${__vlane_fg_dirs+x} ]] || __vlane_fg_prompt'
         fi
     fi
     if __vlane_fg_may PS0 && shopt -q promptvars; then

@@ -18,7 +18,7 @@ use origin::{Ghost, UNDER_WAY, inherited};
 
 /// How long what has ended is remembered, in ticks of 1/100 s: a process that it has started is seen long before.
 const REMEMBERED: u64 = 6000;
-/// So long after its start, in ticks, nobody has changed a process's values by hand.
+/// So long after its start, in ticks, a process that has a part of what was set has it from nice(1).
 const YOUTH: u64 = 50;
 /// How many pasts of a process, and ended processes, are remembered.
 const PASTS: usize = 8;
@@ -107,6 +107,11 @@ impl Known {
         self.threads.iter().filter_map(|(tid, thread)| Some((*tid, thread.entry.as_ref()?)))
     }
 
+    /// Ids of its threads.
+    pub fn tids(&self) -> Vec<i32> {
+        self.threads.keys().copied().collect()
+    }
+
     fn spans(&self) -> Vec<Span> {
         let mut spans: Vec<Span> = self.entries().map(|(_, entry)| entry.span(None)).collect();
         spans.dedup();
@@ -140,16 +145,20 @@ impl Entry {
     }
 
     /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
-    /// change was to the very value that is there now, and stays.
-    fn absorb(&mut self, now: Values, image: &Image, at_birth: bool, tick: u64) {
+    /// change was to the very value that is there now, and stays. Whoever has set both values back has given back what was raised, and has
+    /// added nothing.
+    fn absorb(&mut self, now: Values, image: &Image, is_nice: bool, is_young: bool, tick: u64) {
         if now == self.set && self.begin.1 == u64::MAX {
             // Raised by one that was killed before it could note when.
             self.begin.1 = tick;
         }
         if now.nice != self.set.nice {
             let another = self.seen.as_ref().is_some_and(|seen| seen != image);
-            // nice(1) itself, before it becomes the other program; and what it has become before it was seen at all.
-            if (another || at_birth) && self.ending.is_none() {
+            let given_back = now == self.old && self.set.io != self.old.io;
+            // Also nice(1) itself, before it becomes the other program; and what it has become before it was seen at all: nobody else would
+            // choose a part of what was set for a process that has just begun.
+            let by_nice = another || is_nice || (is_young && now.nice < self.old.nice);
+            if by_nice && !given_back && self.ending.is_none() {
                 self.old.nice = clamp(self.old.nice + now.nice - self.set.nice);
                 self.set.nice = now.nice;
             } else if now.nice != self.old.nice {
@@ -274,11 +283,6 @@ impl Policy {
         self.is_raised(pid) || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
     }
 
-    /// Whether these could have been inherited.
-    pub fn looks_raised(&self, values: Values) -> bool {
-        self.raise.io.is_some_and(|io| io == values.io) || (self.raise.nice < 0 && values.nice < 0)
-    }
-
     /// A process event told who has started whom.
     pub fn born(&mut self, child: i32, parent: i32) {
         if !self.is_raised(parent) && !self.lineage.contains_key(&parent) {
@@ -360,7 +364,8 @@ impl Policy {
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
                 let inherited = entry.begin == (0, 0);
-                entry.absorb(thread.values, &image, inherited && (stat.name == "nice" || is_young), now);
+                let is_nice = inherited && stat.name == "nice";
+                entry.absorb(thread.values, &image, is_nice, inherited && is_young, now);
                 if old != entry.old {
                     past.push(span);
                 }
@@ -415,7 +420,9 @@ impl Policy {
                 entry.set
             }
             None => {
-                let set = self.raise.of(own);
+                // What nobody has told of may have been raised already: never twice.
+                let has_all = self.raise.io == Some(own.io) && own.nice <= self.raise.nice;
+                let set = if has_all { own } else { self.raise.of(own) };
                 if set != own {
                     let (begin, seen) = ((now, u64::MAX), Some(image.clone()));
                     *entry = Some(Entry { old: own, set, begin, ending: None, seen, way, stuck: None });

@@ -402,6 +402,49 @@ fn what_was_set_by_hand_while_raised_stays_in_the_foreground_and_after() {
     assert_eq!(world.has(job), "nice 7 io be/6");
 }
 
+/// A job that has inherited, in the foreground, and a change of it before half a second is over.
+fn a_young_job_is_changed(change: impl Fn(&mut World, i32)) -> (World, i32) {
+    let mut world = World::new();
+    world.look();
+    let job = world.fork(SHELL);
+    (world.at(job).group, world.foreground) = (job, job);
+    for step in [false, true] {
+        world.now += 10;
+        if step {
+            change(&mut world, job);
+        }
+        let changes = world.decide(|_| true);
+        world.apply(&changes);
+    }
+    world.foreground = SHELL;
+    world.look();
+    (world, job)
+}
+
+#[test]
+fn given_back_by_another_within_the_first_half_second_is_not_plus_10() {
+    for exec in [false, true] {
+        let (world, job) = a_young_job_is_changed(|world, job| {
+            world.task(job).has = PLAIN;
+            if exec {
+                world.exec(job);
+            }
+        });
+        assert_eq!(world.has(job), "nice 0 io none", "{exec}");
+    }
+}
+
+#[test]
+fn renice_10_of_a_young_process_stays_10() {
+    for nice in [10, 1] {
+        let (world, job) = a_young_job_is_changed(|world, job| world.task(job).has.nice = nice);
+        assert_eq!(world.has(job), format!("nice {nice} io none"));
+    }
+    // A part of what was set: nobody else than nice(1).
+    let (world, job) = a_young_job_is_changed(|world, job| world.task(job).has.nice = -5);
+    assert_eq!(world.has(job), "nice 5 io none");
+}
+
 #[test]
 fn a_process_whose_parents_have_ended_unseen_has_what_its_session_had_before() {
     for own_session in [false, true] {
@@ -450,6 +493,15 @@ fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
     let mut world = World::new();
     world.look();
     world.task(SHELL).has.io = IoPriority::NONE;
+    world.look();
+    assert_eq!(world.has(SHELL), "nice -10 io be/0");
+}
+
+#[test]
+fn what_was_raised_by_one_whose_record_is_lost_is_not_raised_twice() {
+    let mut world = World::new();
+    world.look();
+    world.policy = Policy::new(RAISE);
     world.look();
     assert_eq!(world.has(SHELL), "nice -10 io be/0");
 }

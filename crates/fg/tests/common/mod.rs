@@ -1,6 +1,6 @@
 //! A daemon of its own for each test, and a real shell in a pseudo-terminal that it watches.
 //!
-//! Nothing here waits for a time: a test waits until what it wants is so, and fails after a minute in which it was not.
+//! Nothing here waits for a time: a test waits until what it wants is so, and fails after three minutes in which it was not.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "tests; not every one uses all of it")]
 
@@ -13,26 +13,53 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::pty::OpenptFlags;
 
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vlane-fg");
 
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
 /// Waits until something is there.
 #[track_caller]
-pub fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
+    until_every(Duration::from_millis(4), what, found)
+}
+
+#[track_caller]
+fn until_every<T>(pause: Duration, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "waited for a minute: {what}");
-        std::thread::sleep(Duration::from_millis(4));
+        assert!(begin.elapsed() < PATIENCE, "waited for {PATIENCE:?}: {what}");
+        std::thread::sleep(pause);
     }
 }
 
-/// What these tests need: to set a nice value below zero.
+/// Waits for its end. One that does not end is killed, and fails its test unless that fails already.
+fn wait_or_kill(child: &mut Child) {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(std::thread::panicking(), "process {} did not end for {PATIENCE:?}", child.id());
+}
+
+/// What these tests need: to set a nice value below zero, and to begin with 0.
 pub fn may_raise() -> bool {
+    if rustix::process::getpriority_process(None).ok() != Some(0) {
+        vlane_testing::skip("they expect values as they are from a nice value of 0");
+        return false;
+    }
     let probe = Command::new("nice").args(["-n", "-1", "true"]).stderr(Stdio::piped()).output();
     let may = probe.is_ok_and(|output| output.status.success() && output.stderr.is_empty());
     if !may {
@@ -59,24 +86,45 @@ impl Daemon {
     }
 
     pub fn at(shell: &Shell, dir: &Path, options: &[&str]) -> Self {
-        let mut child = Command::new(PROGRAM)
+        let mut command = Command::new(PROGRAM);
+        command
             .args(["daemon", "--state-dir"])
             .arg(dir)
             .args(options)
             .args(["--terminal", &shell.name])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = String::new();
-        let mut from = child.stderr.take().unwrap();
-        while !said.contains("ready;") || !said.ends_with('\n') {
-            let mut byte = [0];
-            assert_eq!(from.read(&mut byte).unwrap(), 1, "it ended: {said}");
-            said.push(char::from(byte[0]));
+            .stderr(Stdio::piped());
+        // SAFETY: the call is safe between fork and exec: it is one system call.
+        unsafe {
+            // A test that is killed leaves no daemon behind.
+            command.pre_exec(|| {
+                let signal = Some(rustix::process::Signal::TERM);
+                Ok(rustix::process::set_parent_process_death_signal(signal)?)
+            });
         }
-        // It says nothing more unless something is wrong.
-        std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::stderr()));
-        Self { child, dir: dir.to_owned(), _temporary: None }
+        let mut child = command.spawn().unwrap();
+        let (said, mut from) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
+        let to = Arc::clone(&said);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = from.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..length]);
+                let mut said = to.lock().unwrap();
+                if is_ready(&said) {
+                    // It says nothing more unless something is wrong.
+                    let _ = std::io::stderr().write_all(text.as_bytes());
+                }
+                said.push_str(&text);
+            }
+        });
+        // From here on it ends with the test.
+        let mut daemon = Self { child, dir: dir.to_owned(), _temporary: None };
+        until("the daemon is ready", || {
+            let ended = daemon.child.try_wait().unwrap();
+            let said = said.lock().unwrap().clone();
+            assert!(ended.is_none(), "it ended: {said}");
+            is_ready(&said).then_some(())
+        });
+        daemon
     }
 
     /// kill -9
@@ -90,12 +138,20 @@ impl Daemon {
     pub fn end(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        self.child.wait().unwrap();
+        wait_or_kill(&mut self.child);
     }
 
     pub fn status(&self) -> String {
         let output = Command::new(PROGRAM).args(["status", "--state-dir"]).arg(&self.dir).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Waits until its status says this. Each question is a process: not as often as elsewhere.
+    #[track_caller]
+    pub fn until_status_has(&self, wanted: &str) {
+        until_every(Duration::from_millis(100), &format!("status says {wanted}"), || {
+            self.status().contains(wanted).then_some(())
+        });
     }
 }
 
@@ -103,6 +159,10 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn is_ready(said: &str) -> bool {
+    said.contains("ready;") && said.ends_with('\n')
 }
 
 /// A shell in a terminal of its own.
@@ -126,7 +186,8 @@ impl Shell {
         rustix::pty::unlockpt(&main).unwrap();
         let name = rustix::pty::ptsname(&main, Vec::new()).unwrap();
         let open = || -> OwnedFd {
-            let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+            // Another test may start a process at this moment: it must not keep this terminal open.
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
             rustix::fs::open(&name, flags, rustix::fs::Mode::empty()).unwrap()
         };
         let mut command = Command::new(program);
@@ -225,7 +286,7 @@ impl Shell {
 
     /// Waits for its end.
     pub fn wait(&mut self) {
-        self.child.wait().unwrap();
+        wait_or_kill(&mut self.child);
     }
 }
 
@@ -236,7 +297,7 @@ impl Drop for Shell {
             let _ = rustix::process::Pid::from_raw(pid)
                 .map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
         }
-        let _ = self.child.wait();
+        wait_or_kill(&mut self.child);
     }
 }
 
@@ -285,7 +346,7 @@ pub fn until_it_has(pid: i32, wanted: &str) {
     let mut last = None;
     let begin = Instant::now();
     while last.as_deref() != Some(wanted) {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{pid} has {last:?}, not {wanted}, for a minute");
+        assert!(begin.elapsed() < PATIENCE, "{pid} has {last:?}, not {wanted}, for {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(4));
         last = values(pid);
     }
