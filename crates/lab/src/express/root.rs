@@ -77,13 +77,13 @@ impl Program {
     pub fn command(self) -> &'static str {
         match self {
             Self::Python3 => "/usr/bin/python3 -c 'import argparse, json, logging, urllib.request'",
-            Self::Git => "/usr/bin/git -c safe.directory=/work/repository -C /work/repository log --stat",
+            Self::Git => "/usr/bin/git -c safe.directory=/data/repository -C /data/repository log --stat",
             Self::Sqlite3 => {
-                "/usr/bin/sqlite3 -readonly /work/database 'select count(*), sum(length(word)) from words where number % 7 = 0'"
+                "/usr/bin/sqlite3 -readonly /data/database 'select count(*), sum(length(word)) from words where number % 7 = 0'"
             }
-            Self::Gcc => "/usr/bin/gcc -O2 -o /tmp/hello /work/hello.c",
+            Self::Gcc => "/usr/bin/gcc -O2 -o /tmp/hello /data/hello.c",
             Self::Vim => {
-                "/usr/bin/vim -i NONE -n --not-a-term -c 'syntax on' -c 'edit /work/hello.c' -c 'quitall!'"
+                "/usr/bin/vim -i NONE -n --not-a-term -c 'syntax on' -c 'edit /data/hello.c' -c 'quitall!'"
             }
         }
     }
@@ -197,10 +197,10 @@ impl Staging<'_> {
             std::os::unix::fs::symlink(&to, &link)
                 .context(ErrorKind::Io, || format!("{}: cannot be made", link.display()))?;
         }
-        for name in ["proc", "dev", "tmp", "root", "work", "etc"] {
+        for name in ["proc", "dev", "tmp", "root", "data", "etc"] {
             self.directory(Path::new(name))?;
         }
-        self.write("work/hello.c", HELLO)?;
+        self.write("data/hello.c", HELLO)?;
         self.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
     }
 
@@ -303,7 +303,7 @@ impl Staging<'_> {
                         }
                     }
                 }
-                let hello = self.dir.join("work/hello.c");
+                let hello = self.dir.join("data/hello.c");
                 // Headers include others when it optimizes: as it is typed.
                 let rules = tell(Command::new(&path).args(["-O2", "-M"]).arg(hello))?;
                 for header in rules.split_whitespace().filter(|word| word.ends_with(".h")) {
@@ -323,7 +323,7 @@ impl Staging<'_> {
 
     /// A history of twelve commits.
     fn repository(&mut self, git: &Path) -> Result<()> {
-        let dir = self.dir.join("work/repository");
+        let dir = self.dir.join("data/repository");
         let call = |words: &[&str]| {
             let who = [
                 "-c",
@@ -344,7 +344,7 @@ impl Staging<'_> {
         for commit in 0..12 {
             for file in 0..4 {
                 self.write(
-                    &format!("work/repository/file-{file}"),
+                    &format!("data/repository/file-{file}"),
                     &format!("{commit}\n{HELLO}").repeat(file + 1),
                 )?;
             }
@@ -356,7 +356,7 @@ impl Staging<'_> {
 
     /// A table of twenty thousand rows.
     fn database(&mut self, sqlite3: &Path) -> Result<()> {
-        let path = self.dir.join("work/database");
+        let path = self.dir.join("data/database");
         let fill = "create table words (number integer primary key, word text); \
                     with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
                     insert into words select i, printf('word %d of the table', i) from n;";
