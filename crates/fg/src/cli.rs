@@ -1,12 +1,13 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 use crate::hook::Shell;
@@ -121,9 +122,23 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("vlane-fg: {error:#}");
+            say(&format!("{error:#}"));
             ExitCode::from(1)
         }
+    }
+}
+
+/// Says something to whoever reads the errors; if nobody does any more, the work goes on.
+pub fn say(what: &str) {
+    let _ = writeln!(std::io::stderr(), "vlane-fg: {what}");
+}
+
+/// Prints what was asked for. Who has read enough and went away is no error: `vlane-fg status | head -1`.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(()),
     }
 }
 
@@ -136,7 +151,7 @@ fn dispatch(what: What) -> Result<bool> {
         }
         What::Run { raise, command } => run::run(raise.into(), &command).map(|()| true),
         What::Hook { shell, state_dir } => {
-            print!("{}", hook::text(shell, state_dir.as_deref())?);
+            print(&hook::text(shell, state_dir.as_deref())?)?;
             Ok(true)
         }
         What::Status { state_dir } => {
@@ -148,9 +163,15 @@ fn dispatch(what: What) -> Result<bool> {
                     dirs
                 }
             };
-            status::print(&dirs)
+            let (text, running) = status::of(&dirs)?;
+            print(&text)?;
+            Ok(running)
         }
-        What::Restore { state_dir } => daemon::restore(&one_dir(state_dir)?),
+        What::Restore { state_dir } => {
+            let (text, is_restored) = daemon::restore(&one_dir(state_dir)?)?;
+            print(&text)?;
+            Ok(is_restored)
+        }
     }
 }
 

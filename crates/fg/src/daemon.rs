@@ -1,6 +1,5 @@
 //! The daemon: sleeps until the bell rings, the kernel tells of a process, or it is time to look.
 
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::bell::Bell;
 use crate::budget::Budget;
+use crate::cli::say;
 use crate::dir::{Dir, OF_ROOT};
 use crate::events::{Event, Events};
 use crate::look::Looker;
@@ -42,11 +42,6 @@ pub struct Options {
     pub terminals: Vec<i32>,
     /// Whether to listen to process events.
     pub events: bool,
-}
-
-/// Says something to whoever reads the log; if nobody does any more, the work goes on.
-fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "vlane-fg: {what}");
 }
 
 /// Runs until it is told to end.
@@ -279,11 +274,10 @@ impl Daemon {
     }
 }
 
-/// `vlane-fg restore`: what a killed daemon has left.
-pub fn restore(path: &Path) -> Result<bool> {
+/// `vlane-fg restore`: gives back what a killed daemon has left; what it says of that, and whether it could give back everything.
+pub fn restore(path: &Path) -> Result<(String, bool)> {
     let Ok(dir) = Dir::open(path) else {
-        println!("{}: no daemon has run", path.display());
-        return Ok(true);
+        return Ok((format!("{}: no daemon has run\n", path.display()), true));
     };
     drop(dir);
     let dir = Dir::make(path)?;
@@ -301,7 +295,11 @@ pub fn restore(path: &Path) -> Result<bool> {
     for one in &stuck {
         say(&format!("not restored: {one}"));
     }
-    println!("{}: {threads} threads were raised, {} could not be restored", path.display(), stuck.len());
     record::remove_about(looker.dir());
-    Ok(stuck.is_empty())
+    let told = format!(
+        "{}: {threads} threads were raised, {} could not be restored\n",
+        path.display(),
+        stuck.len()
+    );
+    Ok((told, stuck.is_empty()))
 }

@@ -36,8 +36,9 @@ const FORK: u32 = 1;
 const EXEC: u32 = 2;
 const SID: u32 = 0x80;
 const EXIT: u32 = 0x8000_0000;
-/// `PROC_CN_MCAST_LISTEN`
+/// `PROC_CN_MCAST_LISTEN` and `..._IGNORE`
 const LISTEN: u32 = 1;
+const IGNORE: u32 = 2;
 /// `struct nlmsghdr` and `struct cn_msg`
 const HEADERS: usize = 16 + 20;
 
@@ -61,8 +62,8 @@ fn parse(message: &[u8]) -> Option<Event> {
     }
 }
 
-/// What is sent: the request to be told, of these kinds where the kernel can choose (6.6), else of all.
-fn request(kinds: Option<u32>) -> Vec<u8> {
+/// What is sent: the request to be told, of these kinds where the kernel can choose (6.6), else of all; or to be told no more.
+fn request(what: u32, kinds: Option<u32>) -> Vec<u8> {
     let mut message = Vec::new();
     let mut put = |word: u32| message.extend_from_slice(&word.to_ne_bytes());
     let length: u16 = if kinds.is_some() { 8 } else { 4 };
@@ -73,7 +74,7 @@ fn request(kinds: Option<u32>) -> Vec<u8> {
         let [low, high] = length.to_ne_bytes();
         [low, high, 0, 0]
     }));
-    put(LISTEN);
+    put(what);
     kinds.into_iter().for_each(put);
     message
 }
@@ -95,7 +96,7 @@ impl Events {
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 1))
             .map_err(|error| format!("CAP_NET_ADMIN is missing: {error}"))?;
         for kinds in [None, Some(FORK | EXEC | SID | EXIT)] {
-            send(&socket, &request(kinds), SendFlags::empty())
+            send(&socket, &request(LISTEN, kinds), SendFlags::empty())
                 .map_err(|error| format!("the kernel takes no request: {error}"))?;
         }
         let mut events = Self { socket, buffer: vec![0; 8192] };
@@ -149,6 +150,13 @@ impl Events {
     }
 }
 
+/// Kernels before 6.6 go on telling everybody of processes when a listener has gone without a word.
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = send(&self.socket, &request(IGNORE, None), SendFlags::empty());
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -182,7 +190,7 @@ mod tests {
     #[test]
     fn a_request_has_the_length_that_it_says() {
         for kinds in [None, Some(FORK)] {
-            let message = request(kinds);
+            let message = request(LISTEN, kinds);
             assert_eq!(message.len(), HEADERS + if kinds.is_some() { 8 } else { 4 });
             assert_eq!(
                 Some(message.len()),

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow};
 
+use crate::cli::say;
 use crate::values::Raise;
 use crate::{privileges, sys};
 
@@ -19,10 +20,10 @@ pub fn run(raise: Raise, command: &[OsString]) -> Result<()> {
         sys::set_io_priority(0, io)?;
     }
     for lack in possible.lacks.iter().filter(|lack| lack.starts_with("nice")) {
-        eprintln!("vlane-fg: {lack}");
+        say(lack);
     }
     for said in privileges::autogroup().into_iter().chain(privileges::warning(raise)) {
-        eprintln!("vlane-fg: {said}");
+        say(&said);
     }
     let Some((program, arguments)) = command.split_first() else { return Err(anyhow!("no command")) };
     let error = Command::new(program).args(arguments).exec();

@@ -11,20 +11,20 @@ use crate::policy::{Memory, Way};
 use crate::proc;
 use crate::record::{self, About};
 
-/// Prints it for these directories; whether a daemon runs in one of them.
-pub fn print(dirs: &[PathBuf]) -> Result<bool> {
-    let mut running = false;
+/// It for these directories; and whether a daemon runs in one of them.
+pub fn of(dirs: &[PathBuf]) -> Result<(String, bool)> {
+    let (mut all, mut running) = (String::new(), false);
     for path in dirs {
         let Ok(dir) = Dir::open(path) else {
-            println!("{}: no daemon runs", path.display());
+            let _ = writeln!(all, "{}: no daemon runs", path.display());
             continue;
         };
         let about = About::of_living(&dir);
         running |= about.is_some();
         let memory = record::read(&dir)?;
-        print!("{}", text(path, about.as_ref(), &memory));
+        all += &text(path, about.as_ref(), &memory);
     }
-    Ok(running)
+    Ok((all, running))
 }
 
 fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {

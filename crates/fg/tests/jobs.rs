@@ -287,3 +287,26 @@ fn run_raises_a_command_without_a_daemon() {
     let wrong = Command::new(PROGRAM).args(["run", "--io-priority", "be/8", "--", "true"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
 }
+
+#[test]
+fn who_reads_only_the_first_line_of_an_answer_ends_nothing_and_a_full_disk_is_said() {
+    let temporary = tempfile::tempdir().unwrap();
+    let printing = |to: std::process::Stdio, what: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(what).arg("--state-dir").arg(temporary.path()).stdout(to).output().unwrap()
+    };
+    let closed = || {
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        std::process::Stdio::from(write)
+    };
+    for (what, code) in [(&["hook", "bash"][..], 0), (&["status"], 1), (&["restore"], 0)] {
+        let output = printing(closed(), what);
+        assert_eq!(output.status.code(), Some(code), "{what:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = printing(full.into(), &["status"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output: No space left"), "{output:?}");
+}

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Uring};
 use vlane_policy::express::{Class, Express, Mode};
+use vlane_policy::throttle::ExpressBudget;
 use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
 use crate::lane::{Lane, Settled};
+use crate::limited_tests::slow;
 use crate::{ClassBoard, Counters, JOURNAL, LaneConfig, event_channel};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -239,6 +241,23 @@ fn a_lane_that_may_take_no_more_ahead_sleeps_until_the_device_answers() {
     guest.submit(110, BACKGROUND);
     (0..3).for_each(|_| guest.round(false));
     assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
+}
+
+/// Background requests that came when nothing could overtake wait in the list of the normal ones: its turns are theirs, and no more.
+#[test]
+fn what_waits_in_another_classes_list_leaves_express_requests_their_turns() {
+    let mut guest = guest(Format::Split, 128, Some(Duration::from_micros(100)), Mode::Order);
+    guest.lane.set_limits(Some(slow(ExpressBudget::Exempt)));
+    guest.submit(60, BACKGROUND);
+    guest.round(false);
+    guest.submit(1, EXPRESS);
+    guest.rounds_until(false, |guest| guest.answered(EXPRESS) == 1);
+    guest.lane.set_limits(None);
+    guest.submit(60, EXPRESS);
+    guest.rounds_until(false, |guest| guest.answered(EXPRESS) == 61);
+    let background = guest.answered(BACKGROUND);
+    assert!(background < 30, "{background} came first");
+    guest.rounds_until(false, |guest| guest.free.len() == 128);
 }
 
 #[test]

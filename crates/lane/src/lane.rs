@@ -220,6 +220,9 @@ impl Lane {
     #[inline(always)]
     fn serve_turn<const CLASSED: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
+        if let Some(limited) = &mut self.limited {
+            limited.turn_begins();
+        }
         self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {

@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use vlane_engine::Uring;
+use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::{ExpressBudget, Limits};
 use vlane_ring::driver::{Format, Kind, Request};
@@ -21,7 +22,7 @@ const EACH: Duration = Duration::from_secs(8);
 /// Reads that pass at once with it.
 const BURST: usize = 5;
 
-fn slow(express: ExpressBudget) -> Arc<Budget> {
+pub(crate) fn slow(express: ExpressBudget) -> Arc<Budget> {
     let burst = EACH * u32::try_from(BURST).unwrap();
     let limits = Limits { bandwidth: NonZeroU64::new(512), burst, express, iops: None };
     Arc::new(Budget::new(limits).unwrap())
@@ -181,6 +182,30 @@ fn other_limits_hold_at_once_for_what_waits() {
     assert!(lane.has_work() && lane.serve(&mut uring, false));
     assert_eq!(answered(&mut guest).len(), 8);
     assert!(lane.deadline().is_none());
+}
+
+/// One that counted with the time of the last request before it would have its burst once more.
+#[test]
+fn a_request_after_a_stall_of_the_device_is_paid_with_its_own_time() {
+    let limits = Limits { iops: NonZeroU64::new(1), burst: 10 * EACH, ..Limits::default() };
+    let budget = Arc::new(Budget::new(limits).unwrap());
+    let latency = Some(Duration::from_millis(1));
+    let null = NullEngine::new(NullConfig { size: 1 << 40, latency, parallelism: 8 }).unwrap();
+    let (mut guest, config) = guest(Arc::new(null));
+    let mut uring = Uring::new(64).unwrap();
+    let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+    lane.set_limits(Some(Arc::clone(&budget)));
+    // 64 MiB: the device has as much as it may have.
+    guest.zeroes(0, 1 << 17);
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    guest.submit(1, Kind::Read, 0);
+    guest.driver.publish();
+    budget.passes(EACH);
+    while !lane.poll_channel(&mut uring, Instant::now()) {}
+    assert_eq!(budget.used()[0], Duration::ZERO);
+    lane.serve(&mut uring, false);
+    assert!(budget.used()[0] > Duration::ZERO, "the read cost nothing");
 }
 
 #[test]

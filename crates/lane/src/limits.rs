@@ -49,6 +49,9 @@ pub(crate) struct Budget {
     bytes: Option<Rate>,
     waits: AtomicU64,
     waited: AtomicU64,
+    /// What a test adds to the time.
+    #[cfg(test)]
+    later: AtomicU64,
 }
 
 /// How often a volume's lanes waited for its limits, since these were set.
@@ -83,7 +86,16 @@ impl Budget {
         };
         let (requests, bytes) = (rate(0, limits.iops), rate(1, limits.bandwidth));
         let (waits, waited) = (AtomicU64::new(0), AtomicU64::new(0));
-        limits.is_any().then_some(Budget { limits, origin, requests, bytes, waits, waited })
+        limits.is_any().then_some(Budget {
+            limits,
+            origin,
+            requests,
+            bytes,
+            waits,
+            waited,
+            #[cfg(test)]
+            later: AtomicU64::new(0),
+        })
     }
 
     /// How often lanes waited.
@@ -109,8 +121,20 @@ impl Budget {
         })
     }
 
+    #[cfg(not(test))]
     fn now(&self) -> u64 {
         ticks(self.origin.elapsed())
+    }
+
+    #[cfg(test)]
+    fn now(&self) -> u64 {
+        ticks(self.origin.elapsed()) + self.later.load(Ordering::Relaxed)
+    }
+
+    /// Time passes.
+    #[cfg(test)]
+    pub(crate) fn passes(&self, time: Duration) {
+        self.later.fetch_add(ticks(time), Ordering::Relaxed);
     }
 }
 
@@ -139,9 +163,9 @@ impl Limited {
         Limited { budget, requests, bytes, now: None, held: None }
     }
 
-    /// No more requests are begun in this turn: the next one has another time. One that is cut short for another reason hands its time on,
-    /// which is no worse: a time that is over lets nobody begin too early, and whoever has to wait looks again.
-    fn turn_ends(&mut self) {
+    /// Each turn has its own time.
+    #[inline]
+    pub(crate) fn turn_begins(&mut self) {
         self.now = None;
     }
 
@@ -189,7 +213,6 @@ impl Limited {
             Some(due) => {
                 let since = self.held.map_or(now, |(since, _)| since);
                 self.held = Some((since, due.min(now.saturating_add(ticks(LONGEST)))));
-                self.turn_ends();
             }
         }
         wait.is_none()
@@ -233,7 +256,6 @@ impl Limited {
             }
         }
         self.waits_no_more();
-        self.turn_ends();
     }
 
     /// Whether the lane waits for its budget, as far as it knew in its last turn.
@@ -249,7 +271,7 @@ impl Limited {
 
     fn waits_no_more(&mut self) {
         if let Some((since, _)) = self.held.take() {
-            let time = self.now().saturating_sub(since) / TICKS_PER_NS;
+            let time = self.budget.now().saturating_sub(since) / TICKS_PER_NS;
             self.budget.waits.fetch_add(1, Ordering::Relaxed);
             self.budget.waited.fetch_add(time, Ordering::Relaxed);
         }

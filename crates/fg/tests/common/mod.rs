@@ -127,6 +127,10 @@ impl Daemon {
         daemon
     }
 
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     /// kill -9
     pub fn kill(mut self) -> Option<tempfile::TempDir> {
         self.child.kill().unwrap();
@@ -169,7 +173,7 @@ fn is_ready(said: &str) -> bool {
 pub struct Shell {
     child: Child,
     terminal: File,
-    name: String,
+    pub name: String,
     said: Arc<Mutex<String>>,
     commands: usize,
 }
@@ -240,14 +244,13 @@ impl Shell {
     /// between is lost.
     #[track_caller]
     pub fn stop(&mut self) {
-        let path = format!("/proc/{}/stat", self.pid());
         let mut pressed = None;
         until("the shell has its terminal back", || {
             if pressed.is_none_or(|at: Instant| at.elapsed() > Duration::from_millis(500)) {
                 self.keys("\x1a");
                 pressed = Some(Instant::now());
             }
-            (stat(&path)?[5] == self.pid().to_string()).then_some(())
+            (foreground(self.pid()) == Some(self.pid())).then_some(())
         });
     }
 
@@ -304,6 +307,11 @@ impl Drop for Shell {
 fn stat(path: &str) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(path).ok()?;
     Some(stat.rsplit_once(") ")?.1.split_ascii_whitespace().map(str::to_owned).collect())
+}
+
+/// The foreground process group of a process's terminal.
+pub fn foreground(pid: i32) -> Option<i32> {
+    stat(&format!("/proc/{pid}/stat"))?[5].parse().ok()
 }
 
 /// The processes of a session.
