@@ -50,6 +50,8 @@ pub struct Looker {
     marks: HashMap<i32, (i32, i32, i32, i32, u32, u64)>,
     young: Vec<(i32, u64)>,
     dirty: BTreeSet<i32>,
+    /// What is raised, or was a moment ago; and from where on it is looked at next.
+    watched: Vec<i32>,
     turn: usize,
     everything: Option<Instant>,
     me: i32,
@@ -72,6 +74,7 @@ impl Looker {
             marks: HashMap::new(),
             young: Vec::new(),
             dirty: BTreeSet::new(),
+            watched: Vec::new(),
             turn: 0,
             everything: None,
             me: std::process::id().cast_signed(),
@@ -132,6 +135,7 @@ impl Looker {
             if settled > 0 {
                 std::thread::sleep(UNDER_WAY);
             }
+            self.everything = None;
             self.all()?;
             settled = if self.settle(Way::Start).unwrap_or(true) { 0 } else { settled + 1 };
         }
@@ -151,15 +155,35 @@ impl Looker {
         Ok(stuck)
     }
 
-    /// All processes are to be read.
+    /// All processes are looked at: for the first time they are all to be read, then those that have changed, and what is raised.
     fn all(&mut self) -> Result<()> {
-        self.everything = Some(Instant::now());
+        let is_first = self.everything.replace(Instant::now()).is_none();
         self.new_ids()?;
-        self.dirty.extend(proc::processes()?);
+        let there: BTreeSet<i32> = proc::processes()?.into_iter().collect();
         let ended: Vec<i32> =
-            self.policy.known().keys().copied().filter(|pid| !self.dirty.contains(pid)).collect();
+            self.policy.known().keys().copied().filter(|pid| !there.contains(pid)).collect();
         ended.into_iter().for_each(|pid| self.gone(pid));
+        self.marks.retain(|pid, _| there.contains(pid));
+        let now = sys::ticks();
+        self.watch();
+        for pid in there {
+            if is_first || self.policy.is_watched(pid, now) || self.has_changed(pid) {
+                self.dirty.insert(pid);
+            }
+        }
         Ok(())
+    }
+
+    /// Notes which processes are raised, or were a moment ago. One that is no longer is looked at in vain until the next time.
+    fn watch(&mut self) {
+        let now = sys::ticks();
+        let known = self.policy.known().keys().copied();
+        self.watched = known.filter(|pid| self.policy.is_watched(*pid, now)).collect();
+    }
+
+    fn has_changed(&self, pid: i32) -> bool {
+        let mark = proc::stat(pid).ok().map(|stat| stat.mark());
+        mark.is_none() || mark != self.marks.get(&pid).copied()
     }
 
     /// Processes that were started since are to be read.
@@ -190,7 +214,7 @@ impl Looker {
         Ok(())
     }
 
-    /// The foreground of which terminals is another one now.
+    /// The foreground of which terminals is another one now; and which of those processes have changed themselves.
     fn changed_leaders(&mut self) {
         let mut changed = Vec::new();
         self.leaders.retain(|pid, leader| match leader.file.read() {
@@ -198,6 +222,9 @@ impl Looker {
                 if stat.foreground != leader.foreground {
                     leader.foreground = stat.foreground;
                     changed.push(*pid);
+                }
+                if self.marks.get(pid) != Some(&stat.mark()) {
+                    self.dirty.insert(*pid);
                 }
                 true
             }
@@ -218,16 +245,16 @@ impl Looker {
     fn changed_marks(&mut self) {
         let now = sys::ticks();
         self.young.retain(|(_, until)| *until > now);
-        let raised: Vec<i32> =
-            self.policy.known().keys().copied().filter(|pid| self.policy.is_watched(*pid, now)).collect();
-        let from = if raised.is_empty() { 0 } else { self.turn % raised.len() };
+        let watched = &self.watched;
+        let from = if watched.is_empty() { 0 } else { self.turn % watched.len() };
         self.turn = from + AT_ONCE;
-        let in_turn = raised.iter().cycle().skip(from).take(AT_ONCE.min(raised.len())).copied();
+        let in_turn = watched.iter().cycle().skip(from).take(AT_ONCE.min(watched.len())).copied();
         let young = self.young.iter().rev().take(AT_ONCE).map(|(pid, _)| *pid);
-        let pids: BTreeSet<i32> = in_turn.chain(young).filter(|pid| !self.dirty.contains(pid)).collect();
+        // What leads a session was looked at with its terminal.
+        let is_new = |pid: &i32| !self.dirty.contains(pid) && !self.leaders.contains_key(pid);
+        let pids: BTreeSet<i32> = in_turn.chain(young).filter(is_new).collect();
         for pid in pids {
-            let mark = proc::stat(pid).ok().map(|stat| stat.mark());
-            if mark.is_none() || mark != self.marks.get(&pid).copied() {
+            if self.has_changed(pid) {
                 self.dirty.insert(pid);
             }
         }
@@ -244,6 +271,7 @@ impl Looker {
             let changes = self.policy.decide(&seen, now, way);
             self.unwritten = true;
             if changes.is_empty() {
+                self.watch();
                 continue;
             }
             // Where the record cannot be written nothing is raised; to give back needs none.
@@ -264,6 +292,7 @@ impl Looker {
                 }
             }
             self.unwritten = true;
+            self.watch();
             self.new_ids()?;
             written?;
         }

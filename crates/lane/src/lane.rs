@@ -220,20 +220,17 @@ impl Lane {
     #[inline(always)]
     fn serve_turn<const CLASSED: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
-        if let Some(limited) = &mut self.limited {
-            limited.turn_begins();
-        }
         self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
-            let Some((slot, decisions)) = self.next::<CLASSED>() else { break };
+            let Some(slot) = self.next::<CLASSED>() else { break };
             left -= 1;
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
             let len = self.queue.request(slot).len();
-            let Some(status) = self.begin::<CLASSED>(uring, slot, decisions) else { continue };
+            let Some(status) = self.begin::<CLASSED>(uring, slot) else { continue };
             bytes = bytes.saturating_sub(len);
             self.complete(slot, status);
             if show_early && self.unpublished >= show_after {
@@ -246,6 +243,7 @@ impl Lane {
             self.is_touched = true;
         }
         if !self.has_room() {
+            self.waits_for_storage();
             self.take_ahead();
         }
         // Before the answers are shown: what the guest does because of one is later.
@@ -256,33 +254,31 @@ impl Lane {
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
     #[inline(always)]
-    fn next<const CLASSED: bool>(&mut self) -> Option<(Slot, Decisions)> {
+    fn next<const CLASSED: bool>(&mut self) -> Option<Slot> {
         if self.is_plain {
             return self.take::<CLASSED>();
         }
-        let slot = self.next_chosen()?;
-        Some((slot, self.decisions[usize::from(slot.0)]))
+        self.next_chosen()
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
     #[inline(always)]
-    fn take<const CLASSED: bool>(&mut self) -> Option<(Slot, Decisions)> {
+    fn take<const CLASSED: bool>(&mut self) -> Option<Slot> {
         if self.takes_no_more() {
             return None;
         }
         match self.queue.pop() {
             Ok(slot) => {
                 let slot = slot?;
-                if CLASSED {
-                    let ioprio = self.queue.request(slot).priority().0;
-                    if ioprio != self.ioprio {
-                        self.changes_priority(ioprio);
-                    }
-                }
                 let decisions = self.defaults;
                 self.decisions[usize::from(slot.0)] = decisions;
-                self.observers.taken(slot, self.queue.request(slot), decisions.class);
-                Some((slot, decisions))
+                let request = self.queue.request(slot);
+                if CLASSED && request.priority().0 != self.ioprio {
+                    self.changes_priority(slot);
+                } else {
+                    self.observers.taken(slot, request, decisions.class);
+                }
+                Some(slot)
             }
             Err(reason) => {
                 self.break_down(reason);
@@ -300,7 +296,7 @@ impl Lane {
     #[inline(never)]
     fn take_one_ahead(&mut self) -> bool {
         let taken = if self.classed.is_some() { self.take::<true>() } else { self.take::<false>() };
-        let Some((slot, _)) = taken else { return false };
+        let Some(slot) = taken else { return false };
         self.wait(slot);
         self.begins_to_wait(slot);
         true
@@ -329,12 +325,7 @@ impl Lane {
 
     /// Begins a request; returns its answer if it has one already.
     #[inline(always)]
-    fn begin<const CLASSED: bool>(
-        &mut self,
-        uring: &mut Uring,
-        slot: Slot,
-        decisions: Decisions,
-    ) -> Option<Status> {
+    fn begin<const CLASSED: bool>(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
         match request.kind() {
@@ -359,6 +350,7 @@ impl Lane {
             _ => return Some(self.refuse(Status::IoErr)),
         }
         self.observers.submitted(slot, request);
+        let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
         if let Outcome::Done(status) = outcome {
             return Some(status);

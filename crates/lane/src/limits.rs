@@ -163,9 +163,9 @@ impl Limited {
         Limited { budget, requests, bytes, now: None, held: None }
     }
 
-    /// Each turn has its own time.
-    #[inline]
-    pub(crate) fn turn_begins(&mut self) {
+    /// No more requests are begun in this turn: the next one has another time. A turn that ends because it has had its share hands its time
+    /// on to the next one, which follows at once.
+    pub(crate) fn turn_ends(&mut self) {
         self.now = None;
     }
 
@@ -213,6 +213,7 @@ impl Limited {
             Some(due) => {
                 let since = self.held.map_or(now, |(since, _)| since);
                 self.held = Some((since, due.min(now.saturating_add(ticks(LONGEST)))));
+                self.turn_ends();
             }
         }
         wait.is_none()
@@ -256,6 +257,7 @@ impl Limited {
             }
         }
         self.waits_no_more();
+        self.turn_ends();
     }
 
     /// Whether the lane waits for its budget, as far as it knew in its last turn.

@@ -202,9 +202,13 @@ impl Shell {
             .env("TERM", "dumb")
             .env_remove("PROMPT_COMMAND");
         command.stdin(open()).stdout(open()).stderr(open());
-        // SAFETY: the two calls are safe between fork and exec.
+        // SAFETY: the calls are safe between fork and exec.
         unsafe {
             command.pre_exec(|| {
+                // Whoever started this test in the background has it ignore them, and a shell and its jobs would, too.
+                for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(number, libc::SIG_DFL);
+                }
                 rustix::process::setsid()?;
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
                 Ok(())

@@ -67,6 +67,7 @@ impl Lane {
         loop {
             let Some(list) = self.next_list() else {
                 if self.ahead.requests > 0 {
+                    self.waits_for_storage();
                     return None;
                 }
                 if !self.take_one_ahead() {

@@ -279,7 +279,16 @@ impl Lane {
 
     /// A request was taken whose priority is another one than that of the one before it.
     #[cold]
-    pub(super) fn changes_priority(&mut self, ioprio: u32) {
+    #[inline(never)]
+    pub(super) fn changes_priority(&mut self, slot: Slot) {
+        let ioprio = self.queue.request(slot).priority().0;
+        self.begins_run(ioprio);
+        self.decisions[usize::from(slot.0)] = self.defaults;
+        self.observers.taken(slot, self.queue.request(slot), self.defaults.class);
+    }
+
+    /// Requests of that priority come now.
+    fn begins_run(&mut self, ioprio: u32) {
         let taken = self.observers.taken_in_turn();
         let Some(classed) = &mut self.classed else { return };
         classed.end_run(taken);

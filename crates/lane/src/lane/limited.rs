@@ -37,6 +37,14 @@ impl Lane {
         limited.admits(request, class)
     }
 
+    /// Nothing is begun before the storage has answered something, however long that takes.
+    #[cold]
+    pub(super) fn waits_for_storage(&mut self) {
+        if let Some(limited) = &mut self.limited {
+            limited.turn_ends();
+        }
+    }
+
     /// Waits for its part of the volume's limits.
     pub(crate) fn is_held(&self) -> bool {
         self.limited.as_ref().is_some_and(|limited| limited.is_held())
