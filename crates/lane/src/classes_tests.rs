@@ -246,18 +246,18 @@ fn a_lane_that_may_take_no_more_ahead_sleeps_until_the_device_answers() {
 /// Background requests that came when nothing could overtake wait in the list of the normal ones: its turns are theirs, and no more.
 #[test]
 fn what_waits_in_another_classes_list_leaves_express_requests_their_turns() {
-    let mut guest = guest(Format::Split, 128, Some(Duration::from_micros(100)), Mode::Order);
+    let mut guest = guest(Format::Split, 256, Some(Duration::from_micros(100)), Mode::Order);
     guest.lane.set_limits(Some(slow(ExpressBudget::Exempt)));
     guest.submit(60, BACKGROUND);
     guest.round(false);
     guest.submit(1, EXPRESS);
     guest.rounds_until(false, |guest| guest.answered(EXPRESS) == 1);
     guest.lane.set_limits(None);
-    guest.submit(60, EXPRESS);
-    guest.rounds_until(false, |guest| guest.answered(EXPRESS) == 61);
+    guest.submit(120, EXPRESS);
+    guest.rounds_until(false, |guest| guest.answered(EXPRESS) == 121);
     let background = guest.answered(BACKGROUND);
-    assert!(background < 30, "{background} came first");
-    guest.rounds_until(false, |guest| guest.free.len() == 128);
+    assert!(background < 35, "{background} came first");
+    guest.rounds_until(false, |guest| guest.free.len() == 256);
 }
 
 #[test]
