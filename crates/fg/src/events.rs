@@ -1,6 +1,6 @@
 //! The kernel's process events (the proc connector, `CONFIG_PROC_EVENTS`): who was started, by whom, and what became another program.
 //!
-//! They need root in the machine's first namespaces (`CAP_NET_ADMIN`). There is none for a change of the foreground group; but a shell
+//! They need the machine's first namespaces, and before Linux 6.6 root (`CAP_NET_ADMIN`). There is none for a change of the foreground group; but a shell
 //! makes a new job the foreground before that becomes its program, and takes the terminal back after it has ended.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
