@@ -29,7 +29,9 @@ fn main() {
     idle("process events, and looking every 200 ms", &[]);
     idle("looking every 200 ms", &["--no-events"]);
     command_lines();
-    println!("from the moment that a terminal has another foreground group until its values are set, {TIMES} times each, in ms");
+    println!(
+        "from the moment that a terminal has another foreground group until its values are set, {TIMES} times each, in ms"
+    );
     println!("{:30} {:20} {:>7} {:>7} {:>7}", "", "", "median", "90th", "last");
     late("hook", &[&["--no-events"], &NEVER[..]].concat(), true);
     late(EVENTS, &NEVER, false);
