@@ -109,6 +109,12 @@ impl IoQueue {
     /// As [`IoQueue::begin`].
     #[inline]
     pub fn begin_whole(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
+        let entry = self.whole(slot, file, durable);
+        self.push(uring, entry, slot, 0, false);
+    }
+
+    #[inline(always)]
+    fn whole(&self, slot: Slot, file: u8, durable: bool) -> squeue::Entry {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(file)];
@@ -126,20 +132,33 @@ impl IoQueue {
             }
             (all, _) => vectored(all, is_write, offset, flags, target),
         };
-        self.push(uring, entry.flags(target.flags), slot, 0, false);
+        entry.flags(target.flags)
     }
 
-    /// As [`IoQueue::begin_whole`], in the ring of the thread with the fewest operations in its own ([`Uring::sit`]). False, if that does not pay: then
-    /// nothing has happened.
+    /// As [`IoQueue::begin_whole`], of an express request: if that pays, in the ring of the thread with the fewest operations in its own
+    /// ([`Uring::sit`]).
     ///
     /// # Panics
     /// As [`IoQueue::begin`].
     #[cold]
-    pub fn hand_over(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) -> bool {
+    pub fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
+        assert!(
+            self.kept.queue.request(slot).is_in_flight(),
+            "an operation for {slot:?}, which is not in flight"
+        );
+        assert!(self.lent[usize::from(slot.0)] < u8::MAX, "too many operations for {slot:?}");
+        if self.hand_over(uring, slot, file, durable) {
+            return;
+        }
+        let entry = self.whole(slot, file, durable);
+        self.lend(slot);
+        // SAFETY: as in `push`.
+        unsafe { uring.push_express(entry, self.ticket.of(slot, 0, false)) };
+    }
+
+    /// In another thread's ring. False, if that does not pay: then nothing has happened.
+    fn hand_over(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) -> bool {
         let request = self.kept.queue.request(slot);
-        assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
-        let lent = &mut self.lent[usize::from(slot.0)];
-        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
         let (memory, len, is_list) = match request.buffers() {
             [one] => (one.iov_base.expose_provenance(), one.iov_len, false),
             all => (all.as_ptr().expose_provenance(), all.len().min(MAX_IOVECS), true),
@@ -158,8 +177,7 @@ impl IoQueue {
         // has the operation, `lent` and `under_way` count it until then.
         let is_handed_over = unsafe { uring.hand_over(transfer, self.ticket.of(slot, 0, false)) };
         if is_handed_over {
-            *lent += 1;
-            self.under_way += 1;
+            self.lend(slot);
             self.handed_over += 1;
         }
         is_handed_over
@@ -189,14 +207,20 @@ impl IoQueue {
 
     #[inline(always)]
     fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
-        let lent = &mut self.lent[usize::from(slot.0)];
-        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
-        *lent += 1;
-        self.under_way += 1;
+        self.lend(slot);
         // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
         // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
         // dropping this keeps all of it while something is.
         unsafe { uring.push(entry, self.ticket.of(slot, number, is_held)) };
+    }
+
+    /// Counts an operation.
+    #[inline(always)]
+    fn lend(&mut self, slot: Slot) {
+        let lent = &mut self.lent[usize::from(slot.0)];
+        assert!(*lent < u8::MAX, "too many operations for {slot:?}");
+        *lent += 1;
+        self.under_way += 1;
     }
 
     /// Takes back what an operation had. Nothing if it was not one of this queue's.

@@ -137,10 +137,10 @@ impl Seat {
         }
     }
 
-    /// The thread with the fewest operations, if that are at least `margin` fewer than `own`, and at most half as many: between threads that are
-    /// equally busy differences come and go.
-    pub(crate) fn shortest(&self, own: usize, margin: usize) -> Option<usize> {
-        let most = u64::try_from(own.checked_sub(margin)?.min(own / 2)).ok()?;
+    /// The thread with the fewest operations, if that are at least `margin` fewer than the `others` in its way, and at most half as many: between
+    /// threads that are equally busy differences come and go.
+    pub(crate) fn shortest(&self, others: usize, margin: usize) -> Option<usize> {
+        let most = u64::try_from(others.checked_sub(margin)?.min(others / 2)).ok()?;
         let (length, to) = (0..self.table.places.len())
             .filter(|to| *to != self.number)
             .filter(|to| self.table.places[*to].state.0.load(Ordering::Relaxed) & GONE == 0)

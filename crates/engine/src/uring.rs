@@ -25,8 +25,11 @@ const TAG_IGNORED: u64 = 3 << 60;
 const TAG_GUEST: u64 = 4 << 60;
 /// The seat's bell.
 const TAG_BELL: u64 = 5 << 60;
+/// As [`TAG_OP`], of an express request.
+const TAG_EXPRESS: u64 = 6 << 60;
 
-/// By how many operations another thread's submission queue must be shorter for an operation to go there. There and back costs 6 to 32 us where that
+/// How many operations another thread's submission queue must have fewer than its own has of requests that are not express, for an operation to go
+/// there. There and back costs 6 to 32 us where that
 /// thread sleeps (docs/src/shortest.md), in which a device that serves 500,000 requests a second from a queue serves up to sixteen.
 pub const HAND_OVER_MARGIN: usize = 16;
 
@@ -186,6 +189,8 @@ struct Post {
     seat: Seat,
     /// Other threads' operations in this ring.
     guests: usize,
+    /// This thread's operations of express requests in this ring.
+    express: usize,
 }
 
 impl std::fmt::Debug for Uring {
@@ -226,7 +231,7 @@ impl Uring {
 
     /// Takes a seat among the threads of a volume: operations may go to the others' rings, and come from them.
     pub fn sit(&mut self, seat: Seat) {
-        self.post = Some(Box::new(Post { seat, guests: 0 }));
+        self.post = Some(Box::new(Post { seat, guests: 0, express: 0 }));
         self.watch_bell();
     }
 
@@ -282,6 +287,20 @@ impl Uring {
         self.push_entry(&entry.user_data(data));
     }
 
+    /// As [`Uring::push`], for an express request.
+    ///
+    /// # Safety
+    /// As [`Uring::push`].
+    pub(crate) unsafe fn push_express(&mut self, entry: squeue::Entry, data: u64) {
+        let Some(post) = self.post.as_deref_mut() else {
+            // SAFETY: as promised to this function.
+            return unsafe { self.push(entry, data) };
+        };
+        post.express += 1;
+        // SAFETY: as promised to this function.
+        unsafe { self.push(entry, data & !TAG | TAG_EXPRESS) };
+    }
+
     #[inline]
     fn push_entry(&mut self, entry: &squeue::Entry) {
         // SAFETY: for operations, `push` passes on its caller's promise; polls refer to no memory.
@@ -324,10 +343,12 @@ impl Uring {
     /// As [`Uring::push`]; and the descriptor must stay open as long.
     #[cold]
     pub(crate) unsafe fn hand_over(&mut self, transfer: Transfer, data: u64) -> bool {
-        // What is in the completion queue waits for nobody but this thread: an image in the page cache has no queue.
-        let own = self.length().saturating_sub(self.ring.completion().len());
-        let Some(Post { seat, .. }) = self.post.as_deref_mut() else { return false };
-        let Some(to) = seat.shortest(own, HAND_OVER_MARGIN) else { return false };
+        let completed = self.ring.completion().len();
+        let Some(Post { seat, express, .. }) = self.post.as_deref_mut() else { return false };
+        // To go past others of its class is no gain, as they wait no less. What is in the completion queue waits for nobody but this thread: an
+        // image in the page cache has no queue.
+        let others = (self.in_flight - seat.handed_out() - *express).saturating_sub(completed);
+        let Some(to) = seat.shortest(others, HAND_OVER_MARGIN) else { return false };
         let is_sent = seat.send(to, transfer.words(), data);
         self.in_flight += usize::from(is_sent);
         is_sent
@@ -359,7 +380,7 @@ impl Uring {
     fn open_mail(&mut self) {
         let Some(mut post) = self.post.take() else { return };
         let before = post.guests;
-        let Post { seat, guests } = &mut *post;
+        let Post { seat, guests, .. } = &mut *post;
         seat.open(|from, cell, words| {
             *guests += 1;
             let entry = Transfer::of(words).entry();
@@ -492,6 +513,13 @@ impl Uring {
             match data & TAG {
                 TAG_OP => {
                     self.in_flight -= 1;
+                    return Some(Event::Finished(Finished { data, result: entry.result() }));
+                }
+                TAG_EXPRESS => {
+                    self.in_flight -= 1;
+                    if let Some(post) = &mut self.post {
+                        post.express -= 1;
+                    }
                     return Some(Event::Finished(Finished { data, result: entry.result() }));
                 }
                 // A poll that was cancelled is not armed and needs no answer.

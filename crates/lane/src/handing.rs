@@ -97,13 +97,13 @@ impl Ballast {
     const READS: u16 = 40;
     const LEN: u32 = 512;
 
-    fn new(index: u16, mode: Mode, pool: &Pool) -> Ballast {
+    fn new(index: u16, mode: Mode, pool: &Pool, ioprio: u32) -> Ballast {
         let (from, to) = rustix::pipe::pipe().unwrap();
         let engine: Arc<dyn Engine> = Arc::new(Pipe(StorageFile::new(from.into())));
         let mut guest = Guest::new(index, mode, &engine);
         guest.start(pool, None);
         for slot in 0..Ballast::READS {
-            guest.read_pipe(slot, 0);
+            guest.read_pipe(slot, ioprio);
         }
         guest.show();
         let begin = Instant::now();
@@ -300,7 +300,7 @@ impl Guest {
 fn express_requests_behind_a_long_queue_go_to_an_idle_thread_and_come_back() {
     for (mode, expected) in [(Mode::Off, 0), (Mode::Order, 0), (Mode::Shortest, 10), (Mode::On, 10)] {
         let pool = pool(2);
-        let mut ballast = Ballast::new(0, mode, &pool);
+        let mut ballast = Ballast::new(0, mode, &pool, 0);
         for slot in Ballast::READS..Ballast::READS + 10 {
             ballast.guest.read_pipe(slot, EXPRESS);
         }
@@ -313,9 +313,27 @@ fn express_requests_behind_a_long_queue_go_to_an_idle_thread_and_come_back() {
 }
 
 #[test]
+fn express_requests_behind_nothing_but_their_like_stay() {
+    // Only those behind a margin of others, whichever of the thread's lanes these are of.
+    for (ioprio, expected) in [(EXPRESS, 0), (0, 10)] {
+        let pool = pool(2);
+        let mut ballast = Ballast::new(0, Mode::Shortest, &pool, EXPRESS);
+        let mut next = Ballast::new(2, Mode::Shortest, &pool, ioprio);
+        for slot in Ballast::READS..Ballast::READS + 10 {
+            ballast.guest.read_pipe(slot, EXPRESS);
+        }
+        ballast.guest.show();
+        ballast.let_go();
+        next.let_go();
+        pool.stop(0, &[]).unwrap();
+        assert_eq!(ballast.guest.handed_over(), expected, "behind reads of priority {ioprio}");
+    }
+}
+
+#[test]
 fn a_lane_that_is_told_to_stop_waits_for_what_it_has_handed_over() {
     let pool = pool(2);
-    let mut ballast = Ballast::new(0, Mode::Shortest, &pool);
+    let mut ballast = Ballast::new(0, Mode::Shortest, &pool, 0);
     ballast.guest.read_pipe(Ballast::READS, EXPRESS);
     ballast.guest.show();
     let begin = Instant::now();
@@ -367,7 +385,7 @@ fn muddle(seed: u64, steps: u64) -> u64 {
     let threads = pool(LANES + 1);
     guests.iter().for_each(|guest| guest.start(&threads, None));
     // Of two threads, the queues are long all the time.
-    let mut ballasts = [0, 1].map(|thread| Ballast::new(LANES + 1 + thread, Mode::Shortest, &threads));
+    let mut ballasts = [0, 1].map(|thread| Ballast::new(LANES + 1 + thread, Mode::Shortest, &threads, 0));
     for _ in 0..steps {
         let lane = u16::try_from(dice.below(LANES.into())).unwrap();
         let guest = &mut guests[usize::from(lane)];
@@ -422,7 +440,7 @@ fn a_thread_that_ends_by_itself_takes_nothing_and_keeps_nothing() {
         let engine = engine(2);
         let threads = pool(2);
         // On thread 0.
-        let mut ballast = Ballast::new(2, Mode::Shortest, &threads);
+        let mut ballast = Ballast::new(2, Mode::Shortest, &threads, 0);
         let mut guest = Guest::new(0, Mode::Shortest, &engine);
         guest.start(&threads, None);
         let mut dice = Dice(round);

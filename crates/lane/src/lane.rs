@@ -376,8 +376,9 @@ impl Lane {
     fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
         let durable = self.decisions[usize::from(slot.0)].durable;
         let hands_over = self.classed.as_ref().is_some_and(|classed| classed.hands_over());
-        if !hands_over || !self.queue.hand_over(uring, slot, file, durable) {
-            self.queue.begin_whole(uring, slot, file, durable);
+        match hands_over {
+            true => self.queue.begin_express(uring, slot, file, durable),
+            false => self.queue.begin_whole(uring, slot, file, durable),
         }
     }
 
