@@ -1,7 +1,7 @@
 //! A published figure, held against the measured one.
 
 use serde::Deserialize;
-use vlane_lab::report::{Block, Cell, Report, Section, Spread};
+use vlane_report::{Block, Cell, Report, Section, Spread};
 
 /// Something that a publication says, as a figure or as a ratio of two.
 #[derive(Debug, Clone, Deserialize)]
@@ -157,8 +157,8 @@ fn shown(cell: &Cell) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_lab::machine::Machine;
-    use vlane_lab::report::{Axis, Chart, ChartKind, Column, Point, SCHEMA, Series, Table};
+    use vlane_report::machine::Machine;
+    use vlane_report::{Axis, Chart, ChartKind, Column, Point, SCHEMA, Series, Table};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use vlane_lab::report::{Block, Report, Section, Severity, Spread, markdown, svg_file};
+use vlane_report::{Block, Report, Section, Severity, Spread, markdown, svg_file};
 
 use crate::claim::{Claim, Outcome, Within};
 use crate::experiment::Experiment;
@@ -254,7 +254,7 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_lab::report::{Cell, Column, Table};
+    use vlane_report::{Cell, Column, Table};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use vlane_lab::report::Report;
+use vlane_report::Report;
 
 use crate::experiment::Experiment;
 use crate::page;

@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::initramfs::sign_of_life;
 use crate::kernel::Kernel;
 use crate::process::{Spec, kill_group};
-use crate::qemu::QemuProgram;
+use crate::qemu_program::QemuProgram;
 
 /// A kernel and a one-line init take about half a second under a KVM that works, one to three seconds emulated.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use crate::qemu::{QemuProgram, escape_commas};
+use crate::qemu_program::{QemuProgram, escape_commas};
 
 /// What the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

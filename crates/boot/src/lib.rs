@@ -45,6 +45,7 @@ mod kernel;
 mod modules;
 mod process;
 mod qemu;
+mod qemu_program;
 mod uml;
 mod vmlinux;
 
@@ -61,6 +62,7 @@ pub use initramfs::{Initramfs, libraries_in};
 pub use kernel::Kernel;
 pub use modules::Modules;
 pub use process::{Output, Spec, find_program, quote, run};
-pub use qemu::{Boot, DISK_MODULES, Disk, Qemu, QemuProgram};
+pub use qemu::{Boot, DISK_MODULES, Disk, Qemu};
+pub use qemu_program::QemuProgram;
 pub use uml::{Uml, UmlProgram};
 pub use vmlinux::extract as extract_vmlinux;

@@ -1,54 +1,24 @@
 //! QEMU on a vhost-user-blk socket: its command line, and guests started with it.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::path::PathBuf;
+use std::process::Child;
 use std::time::Duration;
 
 use crate::accel::Accel;
 use crate::console::Echo;
 use crate::drive::Drive;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::guest::{Guest, Keep};
 use crate::host::Host;
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
-use crate::process::{Spec, run_ok};
+use crate::process::Spec;
+use crate::qemu_program::{QemuProgram, escape_commas};
 
 /// Entries of each queue: as many as QEMU allows.
 pub const QUEUE_SIZE: u16 = 1024;
 /// The modules that a guest needs for QEMU's disk.
 pub const DISK_MODULES: [&str; 2] = ["virtio_pci", "virtio_blk"];
-
-/// An installed QEMU.
-#[derive(Debug, Clone)]
-pub struct QemuProgram {
-    /// Where it is.
-    pub path: PathBuf,
-    /// Major and minor version: options change their names.
-    pub version: (u32, u32),
-}
-
-impl QemuProgram {
-    /// The `qemu-system-x86_64` of this machine, installed if that was allowed.
-    pub fn find(host: &Host) -> Result<Self> {
-        Self::at(&host.program("qemu-system-x86_64")?)
-    }
-
-    /// A `qemu-system-x86_64` that the caller knows.
-    pub fn at(path: &Path) -> Result<Self> {
-        let text = run_ok(Command::new(path).arg("--version"), Duration::from_secs(30))?;
-        let version = parse_version(&text).ok_or_else(|| {
-            Error::new(ErrorKind::Format, format!("{}: no version in its answer: {text}", path.display()))
-        })?;
-        Ok(Self { path: path.to_path_buf(), version })
-    }
-}
-
-fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let numbers = text.split("version ").nth(1)?;
-    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
 
 /// A disk of the guest: a socket on which a back end listens.
 #[derive(Debug, Clone)]
@@ -250,11 +220,6 @@ impl Qemu {
     }
 }
 
-/// QEMU reads `,,` in an option's value as a comma.
-pub(crate) fn escape_commas(path: &Path) -> String {
-    path.to_string_lossy().replace(',', ",,")
-}
-
 #[derive(Debug, Default)]
 struct Args(Vec<String>);
 
@@ -327,15 +292,5 @@ mod tests {
             "vhost-user-blk-pci,chardev=disk0,num-queues=2,packed=on,bootindex=1,queue-size=1024"
         );
         assert_eq!(value(&args, "-accel"), "kvm");
-    }
-
-    #[test]
-    fn versions_are_read_from_what_qemu_says() {
-        assert_eq!(
-            parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"),
-            Some((7, 2))
-        );
-        assert_eq!(parse_version("QEMU emulator version 10.0.2"), Some((10, 0)));
-        assert_eq!(parse_version("something else"), None);
     }
 }

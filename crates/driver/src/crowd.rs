@@ -13,11 +13,13 @@ use vlane_ring::driver::{Completion, Kind, Request};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::job::{Shared, Window, latency_histogram, precise_sleep};
+use crate::job::{Shared, precise_sleep};
+use crate::random::Rng;
 use crate::report::{BackendUse, Buckets, Errors, Latency};
 use crate::run::{Body, OnProgress, Plan, drive};
 use crate::session::{Calls, GuestQueue, Session};
-use crate::workload::{Limit, Region, Rng, region};
+use crate::window::{Window, latency_histogram};
+use crate::workload::{Limit, Region, region};
 
 /// Who reads, and how.
 #[derive(Debug, Clone)]

@@ -18,19 +18,11 @@ use crate::error::{Error, ErrorKind};
 use crate::rate::{Books, OpenStats, Schedule};
 use crate::report::Errors;
 use crate::session::GuestQueue;
+use crate::window::{Window, latency_histogram};
 use crate::workload::{Requests, Wait, Workload};
 
 /// Closer to an arrival than this a job does not sleep.
 const SPIN_NS: u64 = 50_000;
-/// The longest latency told apart: a minute.
-pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
-
-/// A histogram for latencies in ns.
-pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
-    Histogram::new_with_bounds(1, LONGEST_NS, 3)
-        .map_err(|e| Error::with(ErrorKind::System, "cannot make a histogram", e))
-}
-
 /// Makes the calling thread's timeouts end when they are over, instead of up to 50 us later, which is what Linux allows itself.
 pub(crate) fn precise_sleep() {
     // Where it is refused, the lateness that is reported tells.
@@ -48,14 +40,6 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     /// Requests completed so far, by all jobs; for the progress display.
     pub(crate) done: AtomicU64,
-}
-
-/// When a job measures, in ns of the run's clock, and how many requests it makes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
-    pub(crate) from: u64,
-    pub(crate) until: u64,
-    pub(crate) count: u64,
 }
 
 /// What a job measured.

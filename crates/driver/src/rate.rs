@@ -10,8 +10,8 @@ use serde::Serialize;
 use hdrhistogram::Histogram;
 
 use crate::error::Error;
-use crate::job::{Window, latency_histogram};
-use crate::workload::Rng;
+use crate::random::Rng;
+use crate::window::{Window, latency_histogram};
 
 /// How arrivals are spaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

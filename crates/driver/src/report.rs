@@ -4,8 +4,8 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
-use crate::job::LONGEST_NS;
 use crate::rate::{Arrivals, OpenStats, Rate};
+use crate::window::LONGEST_NS;
 use crate::workload::Wait;
 
 /// The results of a run.
@@ -289,28 +289,10 @@ impl ByKind {
     }
 }
 
-/// The middle value of some figures; of two middle ones the mean; NaN for none.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(&[]).is_nan());
-    }
 
     #[test]
     fn distributions_can_be_added_and_tell_the_same_quantiles() {

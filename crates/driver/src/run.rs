@@ -9,11 +9,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::job::{Job, JobStats, Shared, Window};
+use crate::job::{Job, JobStats, Shared};
 use crate::observe::{Snapshot, Usage};
 use crate::rate::{OpenStats, Schedule};
 use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
+use crate::window::Window;
 use crate::workload::{Limit, Region, Requests, Workload};
 
 /// How long requests that are out at the end may take to come back: 30 s.

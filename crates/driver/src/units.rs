@@ -95,23 +95,6 @@ pub fn parse_ioprio(text: &str) -> Result<u16, String> {
     }
 }
 
-/// A number of bytes for people: `4 KiB`, `1.5 GiB`.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-pub fn show_size(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    if (value - value.round()).abs() < 0.005 {
-        format!("{value:.0} {unit}")
-    } else {
-        format!("{value:.2} {unit}")
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -133,10 +116,6 @@ mod tests {
         for text in ["", "k", "4x", "-1", "1..5k", "99999999999T", "9e9"] {
             assert!(parse_size(text).is_err(), "{text}");
         }
-        assert_eq!(
-            (show_size(4096), show_size(3 << 29), show_size(100)),
-            ("4 KiB".into(), "1.50 GiB".into(), "100 B".into())
-        );
     }
 
     #[test]

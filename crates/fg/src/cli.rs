@@ -1,16 +1,16 @@
 //! The command line.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::hook::Shell;
+use crate::say::{print, say};
 use crate::values::{IoPriority, Raise};
 use crate::{daemon, dir, hook, run, status};
 
@@ -125,20 +125,6 @@ pub fn main() -> ExitCode {
             say(&format!("{error:#}"));
             ExitCode::from(1)
         }
-    }
-}
-
-/// Says something to whoever reads the errors; if nobody does any more, the work goes on.
-pub fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "vlane-fg: {what}");
-}
-
-/// Prints what was asked for. Who has read enough and went away is no error: `vlane-fg status | head -1`.
-fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
-        _ => Ok(()),
     }
 }
 

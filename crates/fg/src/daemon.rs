@@ -10,13 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::bell::Bell;
 use crate::budget::Budget;
-use crate::cli::say;
 use crate::dir::{Dir, OF_ROOT};
 use crate::events::{Event, Events};
 use crate::look::Looker;
 use crate::policy::Way;
 use crate::privileges;
 use crate::record::{self, About};
+use crate::say::say;
 use crate::values::Raise;
 use crate::{proc, sys};
 

@@ -18,6 +18,7 @@ mod privileges;
 mod proc;
 mod record;
 mod run;
+mod say;
 mod status;
 #[allow(unsafe_code, reason = "two system calls that no safe wrapper has")]
 mod sys;

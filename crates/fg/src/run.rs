@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow};
 
-use crate::cli::say;
+use crate::say::say;
 use crate::values::Raise;
 use crate::{privileges, sys};
 

@@ -86,6 +86,18 @@ impl From<vlane_driver::Error> for Error {
     }
 }
 
+impl From<vlane_report::Error> for Error {
+    fn from(error: vlane_report::Error) -> Self {
+        let kind = match error.kind() {
+            vlane_report::ErrorKind::Usage => ErrorKind::Usage,
+            vlane_report::ErrorKind::Io => ErrorKind::Io,
+            _ => ErrorKind::Format,
+        };
+        let context = error.to_string();
+        Self { kind, context, source: next_source(error) }
+    }
+}
+
 /// The text of what caused an error, as an error.
 fn next_source(error: impl StdError) -> Option<Box<dyn StdError + Send + Sync>> {
     let mut texts = Vec::new();

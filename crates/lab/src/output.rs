@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+use vlane_report::Report;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 
@@ -259,14 +260,28 @@ fn is_opened_by_the_shell(path: &Path) -> bool {
     names || path.parent().is_some_and(|dir| dir == Path::new("/dev/fd") || dir == Path::new("/proc/self/fd"))
 }
 
-/// Whether `content` is JSON of one of vlane's formats: an object whose `schema` begins with `name` and a slash.
-pub(crate) fn is_json_of(content: &[u8], name: &str) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Head {
-        schema: String,
-    }
-    let head = serde_json::from_slice::<Head>(content);
-    head.is_ok_and(|head| head.schema.strip_prefix(name).is_some_and(|rest| rest.starts_with('/')))
+/// Says before anything is measured whether [`write_report`] will have a form and a place for a file.
+///
+/// # Errors
+/// [`ErrorKind::Usage`], [`ErrorKind::Invalid`], [`ErrorKind::Io`].
+pub fn check_report(path: &Path, force: bool) -> Result<()> {
+    Report::check_name(path)?;
+    for_report(path, force).check()
+}
+
+/// Writes a report in the form that the file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
+///
+/// The file appears whole or not at all. It replaces another report; with `force`, any file that nobody uses ([`Output`]).
+///
+/// # Errors
+/// [`ErrorKind::Usage`] for another ending, [`ErrorKind::Invalid`] if there is something that must stay, [`ErrorKind::Io`] if it cannot be
+/// written.
+pub fn write_report(report: &Report, path: &Path, force: bool) -> Result<()> {
+    for_report(path, force).write(report.in_form_of(path)?.as_bytes())
+}
+
+fn for_report(path: &Path, force: bool) -> Output {
+    Output::new(path).replacing(Report::is_one).force(force)
 }
 
 #[cfg(test)]

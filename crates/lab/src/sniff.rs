@@ -15,6 +15,9 @@ use crate::trace::{blktrace, iolog};
 /// Bytes at the beginning of a file that are looked at.
 const HEAD: usize = 64 * 1024;
 
+/// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
+pub const SAVED: &str = "vlane-bench/1";
+
 /// What a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -183,8 +186,8 @@ fn file(path: &Path, bytes: u64) -> Found {
         head if head.starts_with(b"vlverify") => Found::VerifyState,
         _ => match image(&head, &file, bytes) {
             Some(format) => Found::Image(format),
-            None if text().contains(crate::report::SCHEMA) => Found::Report,
-            None if text().contains(crate::bench::SAVED) => Found::SavedRun,
+            None if text().contains(vlane_report::SCHEMA) => Found::Report,
+            None if text().contains(SAVED) => Found::SavedRun,
             None if ["raw", "img"].contains(&extension.as_str()) => Found::Image("raw"),
             None => Found::Unknown,
         },
@@ -275,8 +278,8 @@ mod tests {
     fn a_wrong_kind_of_file_is_named_with_what_to_do() {
         let mut qcow2 = vec![0; 4096];
         qcow2[..4].copy_from_slice(b"QFI\xfb");
-        let report = format!("{{\"schema\": \"{}\"}}", crate::report::SCHEMA);
-        let saved = format!("{{\"schema\": \"{}\"}}", crate::bench::SAVED);
+        let report = format!("{{\"schema\": \"{}\"}}", vlane_report::SCHEMA);
+        let saved = format!("{{\"schema\": \"{}\"}}", SAVED);
         let cases: [(&str, &[u8], Wanted, &[&str]); 9] = [
             ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
             ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane record"]),

@@ -6,19 +6,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vlane_boot::{BlkioFio, Host};
-use vlane_driver::units::show_size;
 use vlane_driver::{Limit, SessionOptions, Workload};
+use vlane_report::figure::show_size;
 
 use crate::bench::{Load, blkio};
 use crate::control::Control;
-use crate::date;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, usable_cpus};
-use crate::progress::Progress;
-use crate::report::build::{section, table};
-use crate::report::{Cell, Note, Report, SCHEMA, Spread};
 use crate::server::{Server, Storage};
+use vlane_report::Section;
+use vlane_report::build::table;
+use vlane_report::date;
+use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::progress::Progress;
+use vlane_report::{Cell, Note, Report, SCHEMA, Spread};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);
@@ -294,6 +295,6 @@ fn report(
         seconds: took.as_secs_f64(),
         machine: Machine::describe(env!("CARGO_PKG_VERSION"), &["fio"]),
         notes,
-        sections: vec![section("rates", "Rates", vec![text.to_owned()], blocks)],
+        sections: vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)],
     }
 }

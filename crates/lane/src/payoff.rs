@@ -12,7 +12,14 @@
 //! depth 32 on the null device it had 0.6 of the requests per second, at 1.3 times the CPU time for each, because it
 //! took the waits that it had itself made long for the guest's nature.
 
-use crate::polling::Turn;
+/// Whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The guest was shown answers in the last round.
+    Guest,
+    /// It was not: the storage works.
+    Storage,
+}
 
 /// Before a measurement begins, nanoseconds: the guest answers to the change.
 const SETTLE: u64 = 1_000_000;

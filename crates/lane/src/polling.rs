@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::payoff::{Payoff, Seen};
+use crate::payoff::{Payoff, Seen, Turn};
 
 /// First window after none.
 const FIRST: Duration = Duration::from_micros(8);
@@ -51,15 +51,6 @@ impl PollMode {
     pub fn within(self, max: Duration) -> PollMode {
         if max.is_zero() { PollMode::Off } else { self }
     }
-}
-
-/// Whose turn it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// The guest was shown answers in the last round.
-    Guest,
-    /// It was not: the storage works.
-    Storage,
 }
 
 #[derive(Debug)]

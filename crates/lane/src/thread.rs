@@ -15,7 +15,8 @@ use crate::inbox::{Inbox, Message};
 use crate::lane::{Lane, Settled};
 use crate::limits::Budget;
 use crate::meter::Gauge;
-use crate::polling::{Polling, Turn};
+use crate::payoff::Turn;
+use crate::polling::Polling;
 use crate::recorder::Recorder;
 use crate::routes::Routes;
 
@@ -239,6 +240,15 @@ impl Thread {
         }
     }
 
+    /// As good as no kick (vhost-user allows that, too): the lane is looked at all the time it runs.
+    #[cold]
+    fn cannot_wait(&mut self, token: u32, errno: i32) {
+        if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
+            tracing::warn!("queue {}: cannot wait for its kicks (error {errno}); polling it", lane.index);
+            lane.kick = None;
+        }
+    }
+
     #[inline]
     fn handle(&mut self, event: Event) {
         match event {
@@ -252,16 +262,7 @@ impl Thread {
                     self.uring.watch(self.inbox.wake_fd(), INBOX);
                 }
             }
-            Event::Unwatchable { token, errno } => {
-                // As good as none (vhost-user allows that, too): the lane is looked at all the time it runs.
-                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
-                    tracing::warn!(
-                        "queue {}: cannot wait for its kicks (error {errno}); polling it",
-                        lane.index
-                    );
-                    lane.kick = None;
-                }
-            }
+            Event::Unwatchable { token, errno } => self.cannot_wait(token, errno),
             Event::Wake { token, armed } => {
                 // One that belongs to no lane is the echo of a watch that ended.
                 if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token | 1 == token | 1) {

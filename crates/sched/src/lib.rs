@@ -14,7 +14,6 @@ mod host;
 pub mod link;
 pub mod live;
 pub mod realtime;
-pub mod simulate;
 #[allow(unsafe_code, reason = "two system calls without a safe wrapper")]
 pub mod sys;
 pub mod thread;

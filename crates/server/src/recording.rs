@@ -4,13 +4,14 @@
 //! reads. A reader that is too slow makes it wait; the lanes never wait, they count what finds no place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::mpsc::{Receiver, Sender, WeakSender, channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use vlane_lane::{Recorded, RecorderConfig, recorder};
 use vlane_trace::{Entry, Header, Writer};
 
+use crate::recorded::{Active, Recording, State};
 use crate::volume::Volume;
 
 /// Entries that a lane's ring holds: 4.5 MiB, and 50 ms of 1.3 million requests a second.
@@ -40,38 +41,6 @@ pub(crate) enum Refused {
     Ending,
     /// No thread.
     System(std::io::Error),
-}
-
-/// A volume's recording, if there is one.
-#[derive(Debug, Default)]
-pub(crate) struct Recording {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    active: Option<Active>,
-    is_ending: bool,
-}
-
-#[derive(Debug)]
-struct Active {
-    /// Set to end it; dropped by its thread when it has ended.
-    stop: Arc<AtomicBool>,
-    /// The way to its reader.
-    reader: WeakSender<Vec<u8>>,
-}
-
-impl Active {
-    /// Whether its thread still runs.
-    fn is_alive(&self) -> bool {
-        Arc::strong_count(&self.stop) > 1
-    }
-
-    /// Whether it is about to end, because nobody reads any more.
-    fn is_left(&self) -> bool {
-        self.reader.upgrade().is_none_or(|reader| reader.is_closed())
-    }
 }
 
 impl Recording {

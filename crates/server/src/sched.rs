@@ -1,25 +1,13 @@
 //! A session's connection to the vCPU scheduler: made, watched and given up in the session's own thread.
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vlane_hint::{Change, Client, Guest, LaneHint, ProcessId, default_sockets};
 
+use crate::schedulers::Schedulers;
 use crate::volume::Volume;
-
-/// Which vCPU scheduler is told of completed I/O.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Schedulers {
-    /// None.
-    #[default]
-    None,
-    /// One that listens where schedulers usually do, if there is one, now or later.
-    Usual,
-    /// The one at this socket.
-    At(PathBuf),
-}
 
 /// A session's connection, and what its lanes know of it.
 pub(crate) struct Link {

@@ -12,8 +12,8 @@ use vlane_lane::{
 use vlane_policy::express::Express;
 use vlane_policy::throttle::{Limits, LimitsError};
 
-use crate::recording::Recording;
-use crate::sched::Schedulers;
+use crate::recorded::Recording;
+use crate::schedulers::Schedulers;
 use crate::stall::{Stalls, Unanswered};
 use crate::watch::Watch;
 

@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::file::MAX_PATH;
+/// Bytes that a unix socket's path can have (`sockaddr_un`, without the final zero).
+pub(crate) const MAX_PATH: usize = 107;
 
 /// Why a socket cannot be listened on. Says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -11,10 +11,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::ListenError;
+use crate::error::{ListenError, MAX_PATH};
 
-/// Bytes that a unix socket's path can have (`sockaddr_un`, without the final zero).
-pub(crate) const MAX_PATH: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 

@@ -1,7 +1,11 @@
 //! What stands at a trace's beginning.
 
 use crate::error::{Error, ErrorKind};
-use crate::record::{RECORD, RECORD_WITH_HASH};
+
+/// Bytes of an entry without a hash.
+pub const RECORD: usize = 48;
+/// Bytes of an entry with one.
+pub const RECORD_WITH_HASH: usize = 56;
 
 /// The first eight bytes.
 pub const MAGIC: [u8; 8] = *b"VLANETRC";

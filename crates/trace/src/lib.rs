@@ -21,13 +21,10 @@ pub mod storage;
 mod writer;
 
 pub use error::{Error, ErrorKind};
-pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, VERSION};
+pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, RECORD, RECORD_WITH_HASH, VERSION};
 pub use reader::Reader;
 pub(crate) use reader::fill;
-pub use record::{
-    BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, RECORD, RECORD_WITH_HASH, Record,
-    Status,
-};
+pub use record::{BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, Record, Status};
 pub use writer::Writer;
 
 /// Bytes of a sector; lengths and positions count in these.

@@ -3,8 +3,9 @@
 use std::io::{self, Read};
 
 use crate::error::{Error, ErrorKind};
+use crate::header::RECORD_WITH_HASH;
 use crate::header::{FIXED, Header};
-use crate::record::{Entry, RECORD_WITH_HASH};
+use crate::record::Entry;
 
 /// Reads a trace: an iterator over its entries, the end not among them. Give it a buffered reader: each entry is one read.
 ///

@@ -1,12 +1,7 @@
 //! The entries of a trace.
 
 use crate::error::{Error, ErrorKind};
-use crate::header::Header;
-
-/// Bytes of an entry without a hash.
-pub const RECORD: usize = 48;
-/// Bytes of an entry with one.
-pub const RECORD_WITH_HASH: usize = 56;
+use crate::header::{Header, RECORD_WITH_HASH};
 
 const LAYOUT: u8 = 0xfb;
 const HEAD: u8 = 0xfc;

@@ -13,7 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use vlane_driver::units::{parse_ioprio, parse_rate, show_size};
+use vlane_driver::units::{parse_ioprio, parse_rate};
+use vlane_report::figure::show_size;
 
 use crate::{exit, explain, values};
 use vlane_driver::{
@@ -21,7 +22,7 @@ use vlane_driver::{
     Session, SessionOptions, Wait, Want, Workload,
 };
 
-use crate::output::Overwrite;
+use crate::output::{self, Overwrite};
 
 /// Drive any vhost-user-blk back end from the guest's side, and measure it.
 ///
@@ -129,9 +130,9 @@ pub struct BenchArgs {
     #[command(flatten)]
     overwrite: Overwrite,
 
-    /// Print the results as JSON
-    #[arg(long)]
-    json: bool,
+    /// Write the results as JSON; - is standard output, which then has no text
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -169,6 +170,13 @@ fn parse_rw(text: &str) -> Result<String, String> {
 }
 
 impl BenchArgs {
+    /// Gives the result as JSON, if that was asked for. True, if standard output has it.
+    fn give_json(&self, value: &impl serde::Serialize) -> anyhow::Result<bool> {
+        let Some(path) = &self.json else { return Ok(false) };
+        output::give_json(path, &serde_json::to_string_pretty(value)?, self.overwrite)?;
+        Ok(output::is_standard(path))
+    }
+
     fn time(&self) -> Duration {
         self.time.unwrap_or(Duration::from_secs(5))
     }
@@ -260,6 +268,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if args.runs.is_wanted() {
         return runs::run(args);
     }
+    output::check_json(args.json.as_deref(), args.overwrite)?;
     let options = args.session()?;
     if args.verify || args.verify_only {
         return verify::run(args, &options);
@@ -281,9 +290,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if partial && report.ios == 0 {
         bail!("interrupted before anything was measured");
     }
-    if args.json {
-        print_json(&Given { partial, result: &report })?;
-    } else {
+    if !args.give_json(&Given { partial, result: &report })? {
         println!("{}{}", interrupted_line(partial), report_text(&report).trim_end());
     }
     match report.errors.total() {
@@ -303,9 +310,7 @@ fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
     if partial && watched.is_zero() {
         bail!("interrupted before anything was measured");
     }
-    if args.json {
-        print_json(&Given { partial, result: &used })?;
-    } else {
+    if !args.give_json(&Given { partial, result: &used })? {
         print!("{}{}", interrupted_line(partial), idle_text(&used, watched));
     }
     match partial {
@@ -363,11 +368,6 @@ fn with_progress<T>(
         signal_hook::low_level::unregister(handler);
     }
     Ok((result?, ended))
-}
-
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
-    Ok(())
 }
 
 /// A whole number with a space between thousands.

@@ -1,6 +1,5 @@
 //! `vlane caches`: cache modes side by side. What is measured and how is in [`vlane_lab::caches`].
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,11 +9,9 @@ use vlane_boot::{Host, Install};
 use vlane_lab::Interrupt;
 use vlane_lab::bench::Pin;
 use vlane_lab::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
-use vlane_lab::report::{Report, text};
 
-use crate::output::Overwrite;
+use crate::output::{OutputArgs, command_line};
 use crate::peers::{Also, parse_also};
-use crate::report::command_line;
 use crate::serve::CacheArg;
 use crate::values;
 
@@ -84,15 +81,8 @@ pub struct CachesArgs {
     /// Install what is missing: programs by apt-get (as root), User-Mode Linux into the cache directory
     #[arg(long)]
     install: bool,
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// What the guest does.
@@ -230,18 +220,11 @@ fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
 /// # Errors
 /// Whatever keeps the measurements from being made, or the report from being written.
 pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let report = caches::run(&args.options()?, &host, &interrupt)?;
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
-    print!("{}", text::render(&report, width));
-    Ok(())
+    args.output.show(&report)
 }
 
 /// Does a guest's job, and tells of it.

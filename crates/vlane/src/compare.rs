@@ -13,9 +13,9 @@ use vlane_lab::compare::fio::CacheState;
 use vlane_lab::compare::loads::{self, Load};
 use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};
-use vlane_lab::report::{Report, text};
+use vlane_report::text;
 
-use crate::output::Overwrite;
+use crate::output::{OutputArgs, Overwrite, command_line};
 use crate::values;
 
 /// Measure what virtualisation costs here: the host directly, a guest on vlane, on QEMU's virtio-blk, on qemu-storage-daemon, and on
@@ -85,7 +85,7 @@ pub struct CompareArgs {
     /// Write no page
     #[arg(long)]
     no_html: bool,
-    /// Write the report as JSON, too
+    /// Write the report as JSON, too; - is standard output, which then has no text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
@@ -217,12 +217,6 @@ impl CompareArgs {
     }
 }
 
-/// The command that was given, to be given again.
-fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
-    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -241,18 +235,16 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let html = (!args.no_html).then_some(&args.html);
-    for path in html.into_iter().chain(&args.json) {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    let html = (!args.no_html).then(|| args.html.clone());
+    let output = OutputArgs { html, json: args.json.clone(), overwrite: args.overwrite };
+    output.check()?;
     let found = Found::look(&options, &host)?;
     eprint!("{}", found.about());
     let report = compare::run(&options, &host, &found, &interrupt)?;
-    for path in html.into_iter().chain(&args.json) {
-        report.write_to(path, args.overwrite.force)?;
+    if !output.write(&report)? {
+        print!("{}", text::render(&compare::report::brief(&report), width()));
     }
-    print!("{}", text::render(&compare::report::brief(&report), width()));
-    for path in html.into_iter().chain(&args.json) {
+    for path in output.files() {
         eprintln!("the whole report: {}", path.display());
     }
     Ok(())

@@ -2,20 +2,17 @@
 
 use std::error::Error;
 use std::fmt;
-use std::process::ExitCode;
-
-use crate::logging::Format;
 
 /// It failed.
 const FAILED: u8 = 1;
 /// The command line, or a variable, asks for what cannot be; nothing was begun. clap ends with the same status.
 const USAGE: u8 = 2;
-/// There is a result, of less than what was asked for.
-const PARTIAL: u8 = 3;
+/// There is a result: of less than what was asked for, or worse than what was demanded.
+const LESS: u8 = 3;
 
 /// For the end of `--help`.
-pub const HELP: &str = "Exit status: 0 done; 1 failed; 2 a mistake in the command line; 3 a result of less than what was asked for (interrupted, \
-                        or a damaged trace).";
+pub const HELP: &str = "Exit status: 0 done; 1 failed; 2 a mistake in the command line; 3 a result, but of less than what was asked for (interrupted, \
+                        a damaged trace), or worse than what was demanded (--fail-on-worse).";
 
 /// A mistake in the command line.
 #[derive(Debug)]
@@ -24,6 +21,10 @@ pub struct Usage(pub String);
 /// A result was given, of less than what was asked for.
 #[derive(Debug)]
 pub struct Partial(pub String);
+
+/// A result was given, and is worse than what was demanded.
+#[derive(Debug)]
+pub struct Missed(pub String);
 
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,6 +38,13 @@ impl fmt::Display for Partial {
     }
 }
 
+impl fmt::Display for Missed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Missed {}
 impl Error for Usage {}
 impl Error for Partial {}
 
@@ -56,26 +64,16 @@ pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
 }
 
 /// The exit status of an error.
-fn status_of(error: &anyhow::Error) -> u8 {
+pub fn status_of(error: &anyhow::Error) -> u8 {
     let of = |cause: &(dyn Error + 'static)| {
         let lab = cause.downcast_ref::<vlane_lab::Error>().map(vlane_lab::Error::kind);
         if cause.is::<Usage>() || lab == Some(vlane_lab::ErrorKind::Usage) {
             Some(USAGE)
         } else {
-            cause.is::<Partial>().then_some(PARTIAL)
+            (cause.is::<Partial>() || cause.is::<Missed>()).then_some(LESS)
         }
     };
     error.chain().find_map(of).unwrap_or(FAILED)
-}
-
-/// Says how a command ended.
-pub fn status(result: anyhow::Result<()>, format: Format) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    match format {
-        Format::Text => eprintln!("vlane: {error:#}"),
-        Format::Json => tracing::error!("{error:#}"),
-    }
-    status_of(&error).into()
 }
 
 #[cfg(test)]
@@ -89,7 +87,8 @@ mod tests {
     fn the_status_is_that_of_the_cause_whatever_stands_around_it() {
         let around = |error: anyhow::Error| Err::<(), _>(error).context("one").context("two").unwrap_err();
         assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
-        assert_eq!(status_of(&around(Partial("x".into()).into())), PARTIAL);
+        assert_eq!(status_of(&around(Partial("x".into()).into())), LESS);
+        assert_eq!(status_of(&around(Missed("x".into()).into())), LESS);
         let of = |kind| status_of(&around(vlane_lab::Error::new(kind, "x").into()));
         assert_eq!((of(vlane_lab::ErrorKind::Usage), of(vlane_lab::ErrorKind::Io)), (USAGE, FAILED));
         assert_eq!(status_of(&as_usage(anyhow::anyhow!("x"))), USAGE);

@@ -1,6 +1,5 @@
 //! `vlane express`: foreground first, measured. What is measured and how is in [`vlane_lab::express`].
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,10 +11,8 @@ use vlane_lab::express::machine::Place;
 use vlane_lab::express::native::{self, Load};
 use vlane_lab::express::root::Program;
 use vlane_lab::express::{Mode, Model, Variant, guests, launch, reader};
-use vlane_lab::report::{Report, text};
 
-use crate::output::Overwrite;
-use crate::report::command_line;
+use crate::output::{OutputArgs, command_line};
 use crate::values;
 
 /// Measure what the foreground gains by `serve --classes` and `vlane-fg`, and what the background loses.
@@ -137,19 +134,6 @@ struct GuestArgs {
     install: bool,
     #[command(flatten)]
     output: OutputArgs,
-}
-
-/// Where the report goes.
-#[derive(Debug, Args)]
-struct OutputArgs {
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    #[command(flatten)]
-    overwrite: Overwrite,
 }
 
 /// The foreground program in the guest.
@@ -291,22 +275,14 @@ pub fn run(args: &ExpressArgs) -> anyhow::Result<()> {
         What::Guests(args) => &args.guest.output,
         What::Launch(args) => &args.guest.output,
     };
-    let files = || [&output.html, &output.json].into_iter().flatten();
-    for path in files() {
-        Report::check_path(path, output.overwrite.force)?;
-    }
+    output.check()?;
     let interrupt = Interrupt::listen()?;
     let report = match &args.what {
         What::Native(args) => native::run(&args.options()?, &interrupt)?,
         What::Guests(args) => guests::run(&args.options()?, &args.guest.host()?, &interrupt)?,
         What::Launch(args) => launch::run(&args.options()?, &args.guest.host()?, &interrupt)?,
     };
-    for path in files() {
-        report.write_to(path, output.overwrite.force)?;
-    }
-    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
-    print!("{}", text::render(&report, width));
-    Ok(())
+    output.show(&report)
 }
 
 /// Reads, in the guest, and tells of it.

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
-use vlane_driver::units::show_size;
 use vlane_engine::file::look_into;
 use vlane_lab::Output;
 use vlane_policy::journal::layout::{Content, Findings, Label, Place, Why, examine};
 use vlane_policy::journal::{Disk, Journal};
+use vlane_report::figure::show_size;
 
 use crate::output::Overwrite;
 use crate::serve::FormatArg;

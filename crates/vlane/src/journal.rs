@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
-use vlane_lab::report::{Report, text};
+use vlane_lab::Interrupt;
 use vlane_lab::trace::detection::prove::{self, ProveOptions, prove};
-use vlane_lab::{Interrupt, Progress};
+use vlane_report::Progress;
 
-use crate::output::Overwrite;
-use crate::report::width;
+use crate::output::OutputArgs;
 
 fn parse_guest(text: &str) -> Result<String, String> {
     match prove::names().any(|name| name == text) {
@@ -52,24 +51,14 @@ struct ProveArgs {
     #[arg(long)]
     install: bool,
 
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &JournalArgs) -> Result<()> {
     let JournalCommand::Prove(args) = &args.command;
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     if let Some(keep) = &args.keep
         && !keep.is_dir()
     {
@@ -87,9 +76,5 @@ pub fn run(args: &JournalArgs) -> Result<()> {
     let mut progress = Progress::new(1);
     let report = prove(&options, &host, &interrupt, &mut |guest| progress.step(guest))?;
     progress.clear();
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    print!("{}", text::render(&report, width()));
-    Ok(())
+    args.output.show(&report)
 }

@@ -124,7 +124,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let format = match cli.logging.start() {
         Ok(format) => format,
-        Err(error) => return exit::status(Err(error), logging::Format::Text),
+        Err(error) => return logging::ended(Err(error), logging::Format::Text),
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(&args),
@@ -159,5 +159,5 @@ pub fn main() -> ExitCode {
         (Ok(()), printed) => printed,
         (failed, _) => failed,
     };
-    exit::status(result, format)
+    logging::ended(result, format)
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use vlane_driver::units::show_size;
 use vlane_lab::control::{Control, Limits as Told};
 use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
     DEFAULT_BURST, ExpressBudget, Limits, MAX_BANDWIDTH, MAX_BURST, MAX_IOPS, MIN_BURST,
 };
+use vlane_report::figure::show_size;
 
 use crate::values;
 

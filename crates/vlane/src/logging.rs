@@ -1,6 +1,7 @@
 //! What the program tells while it works: on standard error, as lines or as JSON. Standard output is for results.
 
 use std::io::IsTerminal;
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::{ArgAction, Args, ValueEnum};
@@ -9,7 +10,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::exit::Usage;
+use crate::exit::{self, Usage};
 
 /// How much is told, and in which form.
 #[derive(Debug, Args)]
@@ -107,6 +108,16 @@ fn filter(text: &str) -> Result<Targets, Usage> {
 /// Whether this may be a module's path.
 fn is_path(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
+}
+
+/// Says how a command ended; its exit status.
+pub fn ended(result: anyhow::Result<()>, format: Format) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    match format {
+        Format::Text => eprintln!("vlane: {error:#}"),
+        Format::Json => tracing::error!("{error:#}"),
+    }
+    exit::status_of(&error).into()
 }
 
 #[cfg(test)]

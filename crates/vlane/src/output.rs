@@ -1,14 +1,16 @@
 //! How commands give their reports.
 
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use vlane_lab::report::{Report, text};
+use vlane_lab::Output;
+use vlane_lab::output::{check_report, write_report};
+use vlane_report::{Report, text};
 
-/// Columns where nobody looks at a terminal.
-const WIDTH: usize = 110;
+/// Columns that a report's text has at most, and at least.
+const WIDTH: usize = 140;
+const NARROWEST: usize = 80;
 
 /// What may be written over.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -21,43 +23,76 @@ pub struct Overwrite {
 /// Where a report goes.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
-    /// Print the report as JSON instead of text
-    #[arg(long)]
-    json: bool,
-
-    /// Write the report as a page with pictures too
+    /// Write the report as a page with pictures
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-
+    pub html: Option<PathBuf>,
+    /// Write the report as JSON; - is standard output, which then has no text
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
     #[command(flatten)]
-    overwrite: Overwrite,
+    pub overwrite: Overwrite,
 }
 
 impl OutputArgs {
-    /// Says before the work whether its result can be written.
-    pub fn check(&self) -> Result<()> {
-        Ok(self.html.as_deref().map_or(Ok(()), |path| Report::check_path(path, self.overwrite.force))?)
+    /// The files that it is written into.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.html.iter().chain(&self.json).map(PathBuf::as_path).filter(|path| !is_standard(path))
     }
 
-    /// Gives the report.
-    pub fn show(&self, report: &Report) -> Result<()> {
-        if let Some(path) = &self.html {
-            report.write_to(path, self.overwrite.force)?;
+    /// Says before the work whether its result can be written.
+    pub fn check(&self) -> Result<()> {
+        if self.html.as_deref().is_some_and(is_standard) {
+            usage!("--html -: a page needs a file; give its name");
         }
-        let text = match self.json {
-            true => report.to_json()?,
-            false => text::render(report, width()),
-        };
-        print!("{text}");
+        self.files().try_for_each(|path| Ok(check_report(path, self.overwrite.force)?))
+    }
+
+    /// Writes the report into its files. True, if one of them is standard output.
+    pub fn write(&self, report: &Report) -> Result<bool> {
+        for path in self.files() {
+            write_report(report, path, self.overwrite.force)?;
+        }
+        let is_printed = self.json.as_deref().is_some_and(is_standard);
+        if is_printed {
+            print!("{}", report.to_json()?);
+        }
+        Ok(is_printed)
+    }
+
+    /// Writes the report into its files, and prints it.
+    pub fn show(&self, report: &Report) -> Result<()> {
+        if !self.write(report)? {
+            print!("{}", text::render(report, width()));
+        }
         Ok(())
     }
 }
 
-fn width() -> usize {
-    match std::io::stdout().is_terminal() {
-        true => std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(WIDTH),
-        false => WIDTH,
+/// Gives a result that is no report as JSON: into a file that it may not replace without `--force`, or to standard output.
+pub fn give_json(path: &Path, json: &str, overwrite: Overwrite) -> Result<()> {
+    match is_standard(path) {
+        true => println!("{json}"),
+        false => Output::new(path).force(overwrite.force).write(format!("{json}\n").as_bytes())?,
     }
+    Ok(())
+}
+
+/// Says before the work whether [`give_json`] can write.
+pub fn check_json(path: Option<&Path>, overwrite: Overwrite) -> Result<()> {
+    match path.filter(|path| !is_standard(path)) {
+        Some(path) => Ok(Output::new(path).force(overwrite.force).check()?),
+        None => Ok(()),
+    }
+}
+
+/// Whether a file's name means standard output.
+pub fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Columns for a report's text.
+pub fn width() -> usize {
+    vlane_report::progress::columns().map_or(WIDTH, |columns| columns.clamp(NARROWEST, WIDTH))
 }
 
 /// The command as it was given, for the report: the program by its name.

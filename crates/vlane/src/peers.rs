@@ -7,11 +7,10 @@ use anyhow::Context;
 use clap::Args;
 use vlane_boot::Install;
 use vlane_lab::peers::{self, Options, RowResult, fixed};
-use vlane_lab::report::Report;
-use vlane_lab::{Interrupt, Machine, Output, date};
+use vlane_lab::{Interrupt, Output};
+use vlane_report::{Machine, date};
 
-use crate::output::Overwrite;
-use crate::report::command_line;
+use crate::output::{Overwrite, command_line};
 use crate::values;
 
 /// Compare vlane with qemu-storage-daemon on this machine, interleaved.
@@ -123,7 +122,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if let Some(path) = &args.html {
-        Report::check_path(path, args.overwrite.force)?;
+        vlane_lab::output::check_report(path, args.overwrite.force)?;
     }
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
@@ -164,8 +163,8 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon", "fio"]);
         let seconds = start.elapsed().as_secs_f64();
-        peers::report(&results, &command_line(), created, seconds, machine)
-            .write_to(path, args.overwrite.force)?;
+        let report = peers::report(&results, &command_line(), created, seconds, machine);
+        vlane_lab::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())
@@ -198,7 +197,7 @@ fn fixed_load(
         println!("\n{}", fixed::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        report.write_to(path, args.overwrite.force)?;
+        vlane_lab::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())

@@ -1,6 +1,5 @@
 //! `vlane power-cut`: what a power cut leaves of a guest's file system. For those who work on vlane.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -9,9 +8,8 @@ use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_lab::Interrupt;
 use vlane_lab::power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
-use vlane_lab::report::{Report, text};
 
-use crate::output::{Overwrite, command_line};
+use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;
 use crate::values;
 
@@ -49,15 +47,8 @@ pub struct PowerCutArgs {
     /// Install what is missing: programs by apt-get (as root)
     #[arg(long)]
     install: bool,
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -121,19 +112,13 @@ impl PowerCutArgs {
 /// # Errors
 /// Whatever keeps it from being done; and when something is found, after the report.
 pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let (options, begin) = (args.options()?, Instant::now());
     let outcomes = power_cut::run(&options, &host, &interrupt)?;
     let report = power_cut::report(&options, &outcomes, &command_line(), begin.elapsed());
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
-    print!("{}", text::render(&report, width));
+    args.output.show(&report)?;
     let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
     match bad.is_empty() {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_driver::units::show_size;
 use vlane_lab::control::Control;
 use vlane_lab::trace::record::{RecordOptions, Recorded, record};
-use vlane_lab::{Interrupt, Output, Progress};
+use vlane_lab::{Interrupt, Output};
+use vlane_report::Progress;
+use vlane_report::figure::show_size;
 
 use crate::output::Overwrite;
 

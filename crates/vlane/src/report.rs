@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use vlane_lab::Output;
-use vlane_lab::report::{Block, Report, is_svg_file, svg_file, text};
+use vlane_lab::sniff::{Wanted, mistaken};
+use vlane_report::{Block, Report, is_svg_file, svg_file, text};
 
-use crate::output::Overwrite;
+use crate::output::{OutputArgs, width};
 
 /// Show a saved report again: in the terminal, or written in another form.
 ///
@@ -16,15 +17,8 @@ use crate::output::Overwrite;
 pub struct ReportArgs {
     /// The report: .json or .html
     file: PathBuf,
-    /// Write it as a page: no network, readable on a phone, on paper and in the dark
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write its data
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
     /// Write every chart as a picture of its own into this directory, named by section and number
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -38,9 +32,13 @@ pub struct ReportArgs {
 /// # Errors
 /// If the file is no report, or something cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
+    if let Some(words) = mistaken(&args.file, Wanted::Report) {
+        anyhow::bail!(words);
+    }
     let report = Report::read(&args.file)?;
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        report.write_to(path, args.overwrite.force)?;
+    args.output.check()?;
+    let is_printed = args.output.write(&report)?;
+    for path in args.output.files() {
         eprintln!("{}", path.display());
     }
     if let Some(dir) = &args.svg {
@@ -55,26 +53,15 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
             });
             for (chart, number) in charts.zip(1..) {
                 let path = dir.join(format!("{name}-{number}.svg"));
-                let output = Output::new(&path).replacing(is_svg_file).force(args.overwrite.force);
+                let output = Output::new(&path).replacing(is_svg_file).force(args.output.overwrite.force);
                 output.write(svg_file(chart).as_bytes())?;
                 eprintln!("{}", path.display());
             }
         }
     }
-    if args.text || (args.html.is_none() && args.json.is_none() && args.svg.is_none()) {
+    let is_given = is_printed || args.output.files().next().is_some() || args.svg.is_some();
+    if args.text || !is_given {
         print!("{}", text::render(&report, width()));
     }
     Ok(())
-}
-
-/// Columns of the terminal that standard output goes to; 100 if it goes elsewhere.
-pub fn width() -> usize {
-    vlane_lab::progress::columns().unwrap_or(100)
-}
-
-/// The command line of this process, as one would type it again.
-pub fn command_line() -> String {
-    let words: Vec<_> =
-        std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
-    format!("vlane {}", words.join(" "))
 }

@@ -14,7 +14,6 @@ use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use vlane_driver::units::show_size;
 use vlane_engine::Engine;
 use vlane_engine::behind::Behind;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
@@ -22,6 +21,7 @@ use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
+use vlane_report::figure::show_size;
 use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::limit::ServeLimits;

@@ -1,19 +1,14 @@
 //! `vlane topologies`: Baseline, MQ and MT, and what more CPUs would make of them.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_lab::Interrupt;
-use vlane_lab::report::{Report, text};
 use vlane_lab::topologies::{self, Options, Placement};
 
-use crate::output::Overwrite;
+use crate::output::{OutputArgs, command_line};
 use crate::values;
-
-/// Columns of what is printed.
-const WIDTH: usize = 150;
 
 /// Measure what queues, threads and a global mutex do: one queue and one thread for all (Baseline), a queue per job and one thread
 /// (MQ), a queue and a thread per job (MT), on a null device; and predicts more lanes and CPUs.
@@ -53,15 +48,8 @@ pub struct TopologiesArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = values::whole::<u32>(1..=1024))]
     cpus: Vec<u32>,
 
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -77,12 +65,6 @@ enum PlacementArg {
 /// Parses the name of a pattern.
 fn parse_pattern(text: &str) -> Result<String, String> {
     values::one_of(text, "pattern", topologies::patterns().iter().map(|pattern| pattern.name))
-}
-
-/// The command that was given, to be given again.
-fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
-    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 impl TopologiesArgs {
@@ -126,16 +108,10 @@ impl TopologiesArgs {
 /// Whatever keeps it from being measured or written; what it started is gone then.
 pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let options = args.options()?;
-    for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let report = topologies::run(&options, &interrupt)?;
-    for path in args.html.iter().chain(&args.json) {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    print!("{}", text::render(&report, WIDTH));
-    Ok(())
+    args.output.show(&report)
 }
 
 #[cfg(test)]

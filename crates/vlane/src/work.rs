@@ -1,16 +1,14 @@
 //! `vlane work`: where it goes, for small and for large requests.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
 use vlane_lab::Interrupt;
-use vlane_lab::report::{Report, text};
 use vlane_lab::work::sizes::{self, Medium, Options};
 
-use crate::output::Overwrite;
+use crate::output::OutputArgs;
 use crate::values;
 
 /// Count the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
@@ -49,15 +47,8 @@ pub struct WorkArgs {
     /// Install what is missing: programs by apt-get (as root), a kernel for the guest into the cache directory
     #[arg(long)]
     install: bool,
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -115,19 +106,9 @@ impl WorkArgs {
 /// # Errors
 /// Whatever keeps the measurements from being made, or the report from being written.
 pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
-    for path in [&args.html, &args.json].into_iter().flatten() {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let report = sizes::run(&args.options()?, &host, &interrupt)?;
-    if let Some(path) = &args.html {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    if let Some(path) = &args.json {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    let width = if std::io::stdout().is_terminal() { 110 } else { 140 };
-    print!("{}", text::render(&report, width));
-    Ok(())
+    args.output.show(&report)
 }

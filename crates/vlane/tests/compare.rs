@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{QemuBed, one_at_a_time, vlane};
 use tempfile::TempDir;
 use vlane_lab::compare::columns::{ALL, Column};
-use vlane_lab::report::{Block, Cell, Report, Table};
+use vlane_report::{Block, Cell, Report, Table};
 
 /// One small cell per column, in a directory of the test's own.
 fn small(dir: &Path, time: &str, more: &[&str]) -> Command {

@@ -218,7 +218,7 @@ fn a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was() {
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(64 << 20);
     let listen = volume.beside("sched.sock");
-    let words = ["sched", "run", "--json", "--vehicle", "realtime", "--policy", "always-boost"];
+    let words = ["sched", "run", "--json", "-", "--vehicle", "realtime", "--policy", "always-boost"];
     let mut words: Vec<PathBuf> = words.iter().map(PathBuf::from).collect();
     for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")] {
         words.extend([option.into(), volume.beside(file)]);

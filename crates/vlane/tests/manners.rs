@@ -163,7 +163,7 @@ fn no_command_panics_when_nobody_reads_what_it_prints() {
     std::fs::create_dir(&pages).unwrap();
     let name = |path: &Path| path.display().to_string();
     let (trc, pages, image) = (name(&trc), name(&pages), name(&place.image));
-    let json = run(&["analyze", &trc, "--json"]);
+    let json = run(&["analyze", &trc, "--json", "-"]);
     std::fs::write(&report, &json.stdout).unwrap();
     let (report, iolog) = (name(&report), name(&place.path("a.iolog")));
     let commands: [&[&str]; 15] = [
@@ -235,7 +235,11 @@ fn an_interrupted_bench_gives_what_it_has_and_says_so() {
     for (end, json) in [(Signal::INT, false), (Signal::TERM, true)] {
         let before = busy();
         let mut command = vlane();
-        command.args(["bench", &socket, "--ramp", "0", "--time", "10m"]).args(json.then_some("--json"));
+        command.args(["bench", &socket, "--ramp", "0", "--time", "10m"]).args(if json {
+            &["--json", "-"][..]
+        } else {
+            &[]
+        });
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         until("requests", || busy() > before + 10_000);
         signal(&child, end);
@@ -255,7 +259,7 @@ fn an_interrupted_bench_gives_what_it_has_and_says_so() {
         }
     }
     // One that is left alone is marked in no way.
-    let output = run(&["bench", &socket, "--ramp", "0", "--time", "100ms", "--json"]);
+    let output = run(&["bench", &socket, "--ramp", "0", "--time", "100ms", "--json", "-"]);
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert!(!String::from_utf8_lossy(&output.stdout).contains("partial"));
     // An idle one listens, too.
@@ -291,7 +295,7 @@ fn an_interrupted_comparison_keeps_the_measurements_that_it_has() {
         "--time",
         "250ms",
     ]);
-    command.args(["--json", "--save"]).arg(&saved);
+    command.args(["--json", "-", "--save"]).arg(&saved);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A first look, then A B B A: with the third session of B, one measurement of each has been made.
     until("measurements", || b_control.volume().unwrap().sessions >= 3);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::{host, one_at_a_time, or_skip};
 use vlane_boot::{BlkioFio, Host, Install, UmlProgram};
-use vlane_lab::report::Report;
+use vlane_report::Report;
 use vlane_testing::skip;
 
 #[test]

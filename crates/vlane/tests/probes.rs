@@ -154,7 +154,7 @@ fn probes_fire_as_often_as_requests_are_made() {
     // Reads with a priority of their own, from two queues.
     let bench = Command::new(vlane())
         .args(["bench", place.socket.to_str().unwrap(), "--rw", "randread", "--bs", "8k", "--ios", "3000"])
-        .args(["--jobs", "2", "--depth", "8", "--ioprio", "be/3", "--json"])
+        .args(["--jobs", "2", "--depth", "8", "--ioprio", "be/3", "--json", "-"])
         .output()
         .unwrap();
     assert!(bench.status.success(), "{}", String::from_utf8_lossy(&bench.stderr));

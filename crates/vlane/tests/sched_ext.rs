@@ -118,7 +118,7 @@ for n in 1 2 3 4 5 6; do
     options="$options --tid $!"
 done
 mine() { for tid in $all; do grep '^policy' /proc/$tid/sched; done | grep -c ' 7$'; }
-start() { vlane sched run --json --weight 512,512,512,256 $options >/tmp/state.json 2>/tmp/said & daemon=$!; }
+start() { vlane sched run --json - --weight 512,512,512,256 $options >/tmp/state.json 2>/tmp/said & daemon=$!; }
 wait_for() { for n in $(seq 200); do [ "$(cat /sys/kernel/sched_ext/state)" = $1 ] && return; sleep 0.05; done; cat /tmp/said; exit 1; }
 
 start

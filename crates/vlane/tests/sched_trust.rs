@@ -438,7 +438,7 @@ fn status_says_whether_one_runs_and_what_it_has() {
     };
     let (code, said) = status(&[]);
     assert!(code == Some(3) && said.contains("no scheduler runs"), "{said}");
-    let (code, answer) = json(&["--json"]);
+    let (code, answer) = json(&["--json", "-"]);
     assert_eq!((code, &answer["running"]), (Some(3), &serde_json::json!(false)));
     let (one, two) = (Process::sleep(), Process::sleep());
     let tids = [one.pid().to_string(), two.pid().to_string()];
@@ -450,7 +450,7 @@ fn status_says_whether_one_runs_and_what_it_has() {
     {
         assert!(said.contains(part), "{part}: {said}");
     }
-    let (code, answer) = json(&["--json"]);
+    let (code, answer) = json(&["--json", "-"]);
     assert_eq!((code, &answer["running"]), (Some(0), &serde_json::json!(true)));
     assert_eq!(answer["state"]["vehicle"], "realtime");
     assert_eq!(answer["machines"].as_array().unwrap().len(), 2);

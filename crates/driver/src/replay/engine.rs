@@ -11,10 +11,11 @@ use super::{AHEAD, ReplayKind};
 use crate::clock::Clock;
 use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};
-use crate::job::{Shared, latency_histogram, precise_sleep, thread_cpu};
+use crate::job::{Shared, precise_sleep, thread_cpu};
 use crate::report::{BackendUse, ByKind, Errors, Latency};
 use crate::run::{OnProgress, Plan, drive};
 use crate::session::{Calls, GuestQueue, Session};
+use crate::window::latency_histogram;
 use crate::workload::Wait;
 
 /// Closer to a due time than this a replay does not sleep: waking up takes about as long.

@@ -80,7 +80,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let plan = ReplayPlan::new(trace.clone()).unwrap();
-        let mut rng = crate::workload::Rng::new(seed);
+        let mut rng = crate::random::Rng::new(seed);
         let events = play(&plan, depth, |n| usize::try_from(rng.below(n as u64)).unwrap());
         let requests = plan.requests();
         prop_assert_eq!(events.len(), 2 * trace.len(), "the replay stopped before its end");

@@ -9,8 +9,9 @@ use super::{FIRST, VerifyOptions, VerifyReport, sector};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::job::Shared;
+use crate::random::Rng;
 use crate::session::GuestQueue;
-use crate::workload::{Rng, Wait};
+use crate::workload::Wait;
 
 /// What the job does.
 #[derive(Debug, Clone, Copy)]

@@ -41,10 +41,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Error, ErrorKind};
-use crate::job::Window;
 use crate::report::Errors;
 use crate::run::{Body, OnProgress, Plan, drive};
 use crate::session::Session;
+use crate::window::Window;
 use crate::workload::{Limit, Wait, region};
 use job::{Mode, VerifyJob};
 use model::Block;

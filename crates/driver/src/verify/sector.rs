@@ -9,7 +9,7 @@
 //! | 32..36 | generation |
 //! | 36..512 | noise that run, sector and generation determine |
 
-use crate::workload::Rng;
+use crate::random::Rng;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vlanever");
 

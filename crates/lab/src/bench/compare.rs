@@ -4,8 +4,8 @@ use super::measure::nothing_yet;
 use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use crate::error::{Error, ErrorKind, Result};
-use crate::report::Spread;
-use crate::stats::{Better, Outcome, Verdict, paired, unpaired};
+use vlane_report::Spread;
+use vlane_report::stats::{Better, Outcome, Verdict, paired, unpaired};
 
 /// A figure of a [`Run`] that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,16 +16,17 @@ use vlane_driver::observe::Snapshot;
 use super::blkio;
 use super::plan::order;
 use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
-use super::saved::{LoadRuns, Run, SAVED, Saved, TargetRuns};
+use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use super::threads;
 use crate::control::{Control, Counters};
-use crate::date;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{Image, Medium, Place};
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, usable_cpus};
-use crate::progress::Progress;
 use crate::server::{Server, Storage as Served};
+use crate::sniff::SAVED;
+use vlane_report::date;
+use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::progress::Progress;
 
 /// Where and with what it is measured.
 #[derive(Debug)]
@@ -258,7 +259,7 @@ impl<'a> Bench<'a> {
         };
         let workload = load.workload(time, ramp, &self.client_cpus);
         let report = vlane_driver::run(session, &workload, &mut |state| {
-            progress.detail(&(crate::report::figure::with_unit(state.iops, "IOPS")));
+            progress.detail(&(vlane_report::figure::with_unit(state.iops, "IOPS")));
             if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         interrupt.check()?;

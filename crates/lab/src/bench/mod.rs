@@ -22,7 +22,7 @@ pub use plan::{Step, order};
 pub use profile::{
     ArrivalsName, Backend, Client, Load, Pin, Profile, Storage, Target, WaitName, embedded, embedded_names,
 };
-pub use saved::{Flushing, LoadRuns, Run, SAVED, Saved, TargetRuns};
+pub use saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 pub use tell::report;
 pub use values::{Ioprio, Pattern, Size, Time};
 

@@ -10,12 +10,9 @@ use vlane_driver::Buckets;
 
 use super::profile::{Load, Pin, Target};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::machine::Machine;
-use crate::output::{self, Output};
-use crate::sniff::{Wanted, mistaken};
-
-/// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
-pub const SAVED: &str = "vlane-bench/1";
+use crate::output::Output;
+use crate::sniff::{SAVED, Wanted, mistaken};
+use vlane_report::machine::Machine;
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,7 +166,8 @@ impl Saved {
 
     /// A file for a saved run: it may replace another.
     pub fn output(path: &Path, force: bool) -> Output {
-        let name = |content: &[u8]| output::is_json_of(content, SAVED.split('/').next().unwrap_or(SAVED));
+        let name =
+            |content: &[u8]| vlane_report::is_json_of(content, SAVED.split('/').next().unwrap_or(SAVED));
         Output::new(path).replacing(name).force(force)
     }
 

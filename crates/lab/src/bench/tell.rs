@@ -1,16 +1,16 @@
 //! A bench run as a report.
 
-use vlane_driver::units::show_size;
-use vlane_driver::{Buckets, median};
+use vlane_driver::Buckets;
+use vlane_report::figure::show_size;
+use vlane_report::stats::median;
 
 use super::compare::{Comparison, Judged};
 use super::profile::{ArrivalsName, Load, Pin, Storage, WaitName};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table, figure,
+use vlane_report::stats::Verdict;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table, figure,
 };
-use crate::stats::Verdict;
 
 /// A client that uses this share of its CPUs is the limit itself.
 const CLIENT_BOUND: f64 = 0.9;
@@ -169,34 +169,32 @@ fn overview(run: &Saved) -> Option<Section> {
     }
     let names = closed[0].targets.iter().map(|t| t.target.name.clone());
     #[expect(clippy::cast_precision_loss, reason = "a handful of loads")]
-    let series = names.enumerate().map(|(place, name)| Series {
-        name,
-        predicted: false,
-        published: false,
-        points: closed
-            .iter()
-            .enumerate()
-            .filter_map(|(x, results)| {
-                let y = spread(results.targets.get(place)?, |run| run.iops)?;
-                Some(Point { x: x as f64, y })
-            })
-            .collect(),
+    let series = names.enumerate().map(|(place, name)| {
+        Series::measured(
+            name,
+            closed
+                .iter()
+                .enumerate()
+                .filter_map(|(x, results)| {
+                    let y = spread(results.targets.get(place)?, |run| run.iops)?;
+                    Some(Point { x: x as f64, y })
+                })
+                .collect(),
+        )
     });
-    let chart = Chart {
-        caption: "Throughput by load: medians, with the smallest and the largest".into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: "load".into(), unit: String::new(), log: false },
-        y: Axis { title: "throughput".into(), unit: "IOPS".into(), log: false },
-        categories: closed.iter().map(|results| results.load.name.clone()).collect(),
-        series: series.collect(),
-    };
-    Some(Section {
-        id: "overview".into(),
-        title: "Overview".into(),
-        text: run.text.clone(),
-        command: None,
-        blocks: [Some(chart), flushes_by_load(&closed)].into_iter().flatten().map(Block::Chart).collect(),
-    })
+    let chart = Chart::bars(
+        "Throughput by load: medians, with the smallest and the largest",
+        Axis::new("load", ""),
+        Axis::new("throughput", "IOPS"),
+        closed.iter().map(|results| results.load.name.clone()).collect(),
+        series.collect(),
+    );
+    Some(Section::new(
+        "overview",
+        "Overview",
+        run.text.clone(),
+        [Some(chart), flushes_by_load(&closed)].into_iter().flatten().map(Block::Chart).collect(),
+    ))
 }
 
 /// What the flushes of all loads waited, beside each other.
@@ -211,15 +209,13 @@ fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Chart> {
         };
         loads.iter().enumerate().filter_map(at).collect()
     };
-    Some(Chart {
-        caption: "99th percentile of a flush's latency by load: medians, with the smallest and the largest"
-            .into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: "load".into(), unit: String::new(), log: false },
-        y: Axis { title: "flush, p99".into(), unit: "us".into(), log: false },
-        categories: loads.iter().map(|results| results.load.name.clone()).collect(),
-        series: names.enumerate().map(|(place, name)| Series::measured(name, points(place))).collect(),
-    })
+    Some(Chart::bars(
+        "99th percentile of a flush's latency by load: medians, with the smallest and the largest",
+        Axis::new("load", ""),
+        Axis::new("flush, p99", "us"),
+        loads.iter().map(|results| results.load.name.clone()).collect(),
+        names.enumerate().map(|(place, name)| Series::measured(name, points(place))).collect(),
+    ))
 }
 
 /// A figure of a measurement's flushes; not a number if there were none.
@@ -240,17 +236,11 @@ fn flushes(results: &LoadRuns) -> Option<Table> {
             cell(&|flushes| flushes.p99_us),
         ]
     });
-    Some(Table {
-        caption: "Flushes: medians, with the smallest and the largest".into(),
-        columns: vec![
-            Column::new("target", ""),
-            Column::new("flushes", "1/s"),
-            Column::new("fdatasyncs per flush", ""),
-            Column::new("flush p50", "us"),
-            Column::new("flush p99", "us"),
-        ],
-        rows: rows.collect(),
-    })
+    Some(Table::new(
+        "Flushes: medians, with the smallest and the largest",
+        "target | flushes [1/s] | fdatasyncs per flush | flush p50 [us] | flush p99 [us]",
+        rows.collect(),
+    ))
 }
 
 fn spread(t: &TargetRuns, value: impl Fn(&Run) -> f64) -> Option<Spread> {
@@ -273,13 +263,7 @@ fn section(place: usize, results: &LoadRuns, comparisons: &[&Comparison], older:
             text.push(format!("{}: {}", t.target.name, words.join(", driven by ")));
         }
     }
-    Section {
-        id: format!("load-{}", place + 1),
-        title: results.load.name.clone(),
-        text,
-        command: None,
-        blocks,
-    }
+    Section::new(format!("load-{}", place + 1), results.load.name.clone(), text, blocks)
 }
 
 /// What a load asks, in a sentence.
@@ -331,25 +315,16 @@ fn figures(results: &LoadRuns) -> Table {
             cell(t, &Run::client_cpus),
         ]
     });
-    Table {
-        caption: match results.load.rate {
-            None => "Medians, with the smallest and the largest".into(),
-            Some(_) => "Medians, with the smallest and the largest; latencies are response latencies".into(),
+    Table::new(
+        match results.load.rate {
+            None => "Medians, with the smallest and the largest",
+            Some(_) => "Medians, with the smallest and the largest; latencies are response latencies",
         },
-        columns: vec![
-            Column::new("target", ""),
-            Column::new("throughput", "IOPS"),
-            Column::new("data", "MB/s"),
-            Column::new("p50", "us"),
-            Column::new("p99", "us"),
-            Column::new("p99.9", "us"),
-            Column::new("back end CPU per I/O", "us"),
-            Column::new("back end switches per I/O", ""),
-            Column::new("client CPU per I/O", "us"),
-            Column::new("client CPUs", ""),
-        ],
-        rows: rows.collect(),
-    }
+        "target | throughput [IOPS] | data [MB/s] | p50 [us] | p99 [us] | p99.9 [us] | \
+            back end CPU per I/O [us] | back end switches per I/O | client CPU per I/O [us] | \
+            client CPUs",
+        rows.collect(),
+    )
 }
 
 /// The verdicts on a load.
@@ -372,17 +347,11 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
             ]
         })
     });
-    Table {
-        caption: "Verdicts; the first figure of each decides".into(),
-        columns: vec![
-            Column::new("compared", ""),
-            Column::new("figure", ""),
-            Column::new("ratio", "x"),
-            Column::new("it lies within", ""),
-            Column::new("verdict", ""),
-        ],
-        rows: rows.collect(),
-    }
+    Table::new(
+        "Verdicts; the first figure of each decides",
+        "compared | figure | ratio [x] | it lies within | verdict",
+        rows.collect(),
+    )
 }
 
 /// The distributions of a load's latencies, all runs together.
@@ -393,21 +362,16 @@ fn distribution(results: &LoadRuns) -> Option<Chart> {
         .filter_map(|t| {
             let all = Buckets::merged(t.runs.iter().map(|run| &run.latencies));
             let points = steps(&all);
-            (!points.is_empty()).then(|| Series {
-                name: t.target.name.clone(),
-                predicted: false,
-                published: false,
-                points,
-            })
+            (!points.is_empty()).then(|| Series::measured(t.target.name.clone(), points))
         })
         .collect();
-    (!series.is_empty()).then(|| Chart {
-        caption: "Share of requests that took no longer".into(),
-        kind: ChartKind::Steps,
-        x: Axis { title: "latency".into(), unit: "us".into(), log: true },
-        y: Axis { title: "requests".into(), unit: "%".into(), log: false },
-        categories: Vec::new(),
-        series,
+    (!series.is_empty()).then(|| {
+        Chart::steps(
+            "Share of requests that took no longer",
+            Axis::log("latency", "us"),
+            Axis::new("requests", "%"),
+            series,
+        )
     })
 }
 
@@ -424,7 +388,7 @@ fn steps(all: &Buckets) -> Vec<Point> {
         if share - shown >= least || place + 1 == all.count.len() || place == 0 {
             shown = share;
             let y = share * 100.0;
-            points.push(Point { x: *upto as f64 / 1000.0, y: Spread { median: y, min: y, max: y, runs: 1 } });
+            points.push(Point { x: *upto as f64 / 1000.0, y: Spread::exact(y) });
         }
     }
     points

@@ -5,8 +5,8 @@ use vlane_driver::Buckets;
 use super::saved::LoadRuns;
 use super::*;
 use crate::error::ErrorKind;
-use crate::machine::Machine;
-use crate::stats::Outcome;
+use vlane_report::machine::Machine;
+use vlane_report::stats::Outcome;
 
 /// Some runs, `scale` times as fast as others.
 fn runs(scale: f64, seed: u32) -> Vec<Run> {
@@ -50,7 +50,7 @@ fn saved(scale: f64) -> Saved {
         targets: vec![target("a", scale, 1), target("b", 1.0, 3)],
     };
     Saved {
-        schema: SAVED.into(),
+        schema: crate::sniff::SAVED.into(),
         title: "a test".into(),
         text: vec!["with a paragraph".into()],
         command: "vlane bench --profile test".into(),
@@ -143,13 +143,13 @@ fn a_report_has_every_load_and_verdict_and_says_what_to_distrust() {
     run.loads[0].targets[1].runs.iter_mut().for_each(|run| run.client_cpu_us_per_io = 9.5);
     let comparisons = between_targets(&run);
     let report = report(&run, &comparisons, None);
-    let text = crate::report::text::render(&report, 110);
+    let text = vlane_report::text::render(&report, 110);
     for words in ["fast", "steady", "better", "a against b", "the rate was not kept", "it was the limit"] {
         assert!(text.contains(words), "{words}:\n{text}");
     }
-    let again = crate::report::Report::from_json(&report.to_json().unwrap()).unwrap();
+    let again = vlane_report::Report::from_json(&report.to_json().unwrap()).unwrap();
     assert_eq!(again.sections.len(), 2);
-    crate::report::html::page(&report).unwrap();
+    vlane_report::html::page(&report).unwrap();
 }
 
 #[test]

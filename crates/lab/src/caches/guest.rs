@@ -6,7 +6,7 @@ use std::time::Duration;
 use vlane_boot::{Guest, Host, Initramfs, Uml, UmlProgram};
 
 use super::Options;
-use super::measure::Done;
+use super::done::Done;
 use super::plan::Job;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guests::wait;

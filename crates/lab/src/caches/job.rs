@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use self::kv::{Compact, Plain};
-use super::measure::Done;
+use super::done::Done;
 use super::plan::Job;
 use crate::error::{Context, Error, ErrorKind, Result};
 

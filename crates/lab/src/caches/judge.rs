@@ -1,7 +1,7 @@
 //! What was aimed at, and whether it was reached: per cell and arm.
 
 use serde::Serialize;
-use vlane_driver::median;
+use vlane_report::stats::median;
 
 use super::measure::Sample;
 use super::plan::{Cell, Expected};

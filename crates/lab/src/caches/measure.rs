@@ -1,5 +1,6 @@
 //! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both cost the host.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -11,6 +12,7 @@ use vlane_boot::{Host, Ready, Spec};
 use vlane_driver::{Arrivals, Limit, Rate, Session, SessionOptions, Workload};
 
 use super::commits::{Places, Writer};
+use super::done::Done;
 use super::limit::{Device, MemoryLimit};
 use super::plan::{Arm, Cell, Job};
 use super::replay::{Replay, recording_time};
@@ -92,6 +94,8 @@ pub struct Bed<'a> {
     pub neighbour_cpus: &'a [usize],
     /// CPUs of the volume's back end and of who writes; empty: any.
     pub writer_cpus: &'a [usize],
+    /// What guests sent to volumes, by the bytes of their journals.
+    pub recorded: BTreeMap<u64, Replay>,
     /// The user's wish to end.
     pub interrupt: &'a Interrupt,
 }
@@ -267,7 +271,7 @@ impl Bed<'_> {
         server: &Server,
     ) -> Result<Sample> {
         let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
-        let replay = volume.replay.as_ref().ok_or_else(missing)?;
+        let replay = self.recorded.get(&volume.journal).ok_or_else(missing)?;
         let window = self.window();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -476,26 +480,6 @@ impl Bed<'_> {
             }
             std::thread::sleep(left.min(LOOK));
         }
-    }
-}
-
-/// What who writes did.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Done {
-    /// Operations per second.
-    pub per_second: f64,
-    /// 99th percentile of what each waited for, in us.
-    pub p99_us: f64,
-}
-
-impl Done {
-    /// By the time that each operation took, in ns.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    pub fn of(mut ns: Vec<u64>, time: Duration) -> Self {
-        ns.sort_unstable();
-        let rank = (ns.len() * 99).div_ceil(100).max(1);
-        let p99 = ns.get(rank - 1).map_or(f64::NAN, |&ns| ns as f64 / 1e3);
-        Self { per_second: ns.len() as f64 / time.as_secs_f64().max(1e-9), p99_us: p99 }
     }
 }
 

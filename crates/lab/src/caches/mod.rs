@@ -9,6 +9,7 @@
 //! difference must be smaller than.
 
 mod commits;
+mod done;
 mod guest;
 pub mod job;
 mod judge;
@@ -19,12 +20,13 @@ mod replay;
 mod report;
 mod volume;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vlane_boot::Host;
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use self::judge::{AGAIN, CellResult, Measured};
 use self::limit::{Device, DirtyLimit, MemoryLimit, Unthrottled};
@@ -36,9 +38,9 @@ use crate::bench::Pin;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{self, Place};
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, usable_cpus};
-use crate::progress::Progress;
-use crate::report::Report;
+use vlane_report::Report;
+use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::progress::Progress;
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -151,7 +153,7 @@ impl Options {
 /// set on the host is set back, and nothing is left behind, in any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (crate::date::now(), Instant::now());
+    let (created, start) = (vlane_report::date::now(), Instant::now());
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
@@ -192,7 +194,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         volumes.push(Volume::new(&place, host, *journal, for_guests, interrupt)?);
     }
     let device = Device::of(hot.path());
-    let bed = Bed {
+    let mut bed = Bed {
         options,
         host,
         dir: dir.path(),
@@ -202,6 +204,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         guests: guests.as_ref(),
         neighbour_cpus: &neighbour_cpus,
         writer_cpus: &writer_cpus,
+        recorded: BTreeMap::new(),
         interrupt,
     };
     let mut replays = Vec::new();
@@ -209,7 +212,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
         let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
         replays.push(replay.about.clone());
-        volume.replay = Some(replay);
+        bed.recorded.insert(volume.journal, replay);
     }
     let mut results: Vec<CellResult> = cells
         .iter()

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, ReplayRequest, Timing};
-use vlane_driver::units::show_size;
 use vlane_driver::{Session, SessionOptions};
 use vlane_policy::journal::{Disk, layout};
+use vlane_report::figure::show_size;
 
-use super::measure::Done;
+use super::done::Done;
 use super::plan::Job;
 use super::volume::Volume;
 use crate::error::{Context, Error, ErrorKind, Result};

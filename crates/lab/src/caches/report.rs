@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use super::commits::COMMIT;
 use super::judge::{AGAIN, CellResult, Measured, Verdict, middle};
@@ -10,9 +10,9 @@ use super::measure::{READ, Sample};
 use super::plan::lru_hits;
 use super::{About, Options};
 use crate::bench::Pin;
-use crate::machine::Machine;
-use crate::report::build::{bars, section, spread, table};
-use crate::report::{Block, Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{bars, spread, table};
+use vlane_report::machine::Machine;
+use vlane_report::{Block, Cell, Note, Report, SCHEMA, Section};
 
 /// Where fewer rounds than this were measured, no figure says much.
 const ENOUGH: usize = 5;
@@ -179,7 +179,12 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
         ("LRU would hit", "%"),
         ("Hits", "%"),
     ];
-    section("crossover", "Expected and measured", text, vec![table("The neighbour's hits", &columns, rows)])
+    Section::new(
+        "crossover",
+        "Expected and measured",
+        text,
+        vec![table("The neighbour's hits", &columns, rows)],
+    )
 }
 
 /// What an LRU cache would hit, for a mode of which it is known what it leaves in the cache.
@@ -230,7 +235,7 @@ fn goals(verdicts: &[(&CellResult, Verdict)]) -> Section {
          --danger- has none. The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself."
             .into(),
     ];
-    section("goals", "Goals", text, vec![table("Goals, by cell and arm", &columns, rows.collect())])
+    Section::new("goals", "Goals", text, vec![table("Goals, by cell and arm", &columns, rows.collect())])
 }
 
 /// Bars over the cells.
@@ -251,7 +256,7 @@ fn pictures(results: &[CellResult]) -> Vec<Section> {
             (arm.arm.clone(), figures)
         });
         let caption = format!("{title}: medians, with the smallest and the largest of all rounds");
-        section(id, title, Vec::new(), vec![bars(&caption, (title, unit), categories, rows.collect())])
+        Section::new(id, title, Vec::new(), vec![bars(&caption, (title, unit), categories, rows.collect())])
     };
     of.into_iter().map(picture).collect()
 }
@@ -288,7 +293,7 @@ fn over_base(results: &[CellResult]) -> Section {
     let text = vec![
         "Each figure over that of the first arm in the same round: median, smallest and largest.".into(),
     ];
-    section("over-base", "Over the first arm", text, vec![table("Over the first arm", &columns, rows)])
+    Section::new("over-base", "Over the first arm", text, vec![table("Over the first arm", &columns, rows)])
 }
 
 /// All figures of a cell.
@@ -342,7 +347,7 @@ fn figures(result: &CellResult) -> Section {
         text.push(format!("The first arm over itself: {low:.3} to {high:.3} in operations per second."));
     }
     let block: Block = table("Each arm: median of its rounds (smallest-largest)", &columns, rows);
-    section(&result.cell.id(), &result.cell.title(), text, vec![block])
+    Section::new(result.cell.id(), result.cell.title(), text, vec![block])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
@@ -409,7 +414,7 @@ mod tests {
         let writeback = writeback.map(Vec::as_slice).unwrap_or_default();
         assert_eq!(writeback[1], Cell::from("keeping the journal out helps"));
         assert!(matches!(writeback[3], Cell::Number(model) if model < 99.0), "{writeback:?}");
-        assert!(report.notes.iter().all(|note| note.severity == crate::report::Severity::Info));
+        assert!(report.notes.iter().all(|note| note.severity == vlane_report::Severity::Info));
     }
 
     #[test]
@@ -418,7 +423,7 @@ mod tests {
         options.rounds = 1;
         let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };
         let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
-        let warnings = report.notes.iter().filter(|note| note.severity == crate::report::Severity::Warning);
+        let warnings = report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
         assert_eq!(warnings.count(), 2);
     }
 }

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use self::columns::{ALL, Column, Missing};
 use self::fio::{CacheState, Settings};
@@ -40,12 +40,12 @@ use self::scratch::{Scratch, Sizes, Target};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Report;
 use crate::server::{Server, Storage};
 use crate::work::kvm::KvmStats;
 use crate::work::{Counted, calls};
-use crate::{date, machine};
+use vlane_report::Report;
+use vlane_report::progress::Progress;
+use vlane_report::{date, machine};
 
 /// What is to be compared, and how.
 #[derive(Debug, Clone)]

@@ -18,9 +18,9 @@ use super::loads::{Load, Pattern, fio_table};
 use super::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Spread;
 use crate::server::{Server, Storage};
+use vlane_report::Spread;
+use vlane_report::progress::Progress;
 
 /// Time before each measurement that does not count.
 const RAMP: Duration = Duration::from_millis(100);

@@ -8,12 +8,11 @@ use std::time::Duration;
 use super::columns::{ALL, Column as Way};
 use super::fio::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
-use super::results::{PARTS, Part, Results};
+use super::results::{PARTS, Part};
 use super::{Options, Outcome, native, summary};
-use crate::machine::Machine;
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
 };
 
 /// Makes the report.
@@ -187,7 +186,7 @@ fn ratio_chart(outcome: &Outcome, caption: &str, loads: &[Load], names: Vec<Stri
     for way in outcome.guests() {
         let ratio = |load: &Load| times(outcome.results.ratio(load, way, Way::Host), 100.0);
         let points = points(&ratio);
-        series.push(Series { name: way.name().into(), predicted: false, published: false, points });
+        series.push(Series::measured(way.name(), points));
     }
     let one = |value: Option<f64>| Spread::of(&[value? * 100.0]);
     let virtio = points(&|load| one(loads::published(load).map(|p| p.virtio)));
@@ -197,14 +196,13 @@ fn ratio_chart(outcome: &Outcome, caption: &str, loads: &[Load], names: Vec<Stri
             series.push(Series { name: name.into(), predicted: false, published: true, points });
         }
     }
-    Block::Chart(Chart {
-        caption: caption.into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: "load".into(), unit: String::new(), log: false },
-        y: Axis { title: "throughput, of the host's".into(), unit: "%".into(), log: false },
-        categories: names,
+    Block::Chart(Chart::bars(
+        caption,
+        Axis::new("load", ""),
+        Axis::new("throughput, of the host's", "%"),
+        names,
         series,
-    })
+    ))
 }
 
 /// Throughput, ratios and a chart of some loads.
@@ -246,17 +244,16 @@ fn fio_section(outcome: &Outcome) -> Section {
         loads.iter().map(|load| format!("{}K: {}", load.record_kib, load.depth)).collect();
     let mut depths_told = depths.clone();
     depths_told.dedup();
-    Section {
-        id: "fio".into(),
-        title: "Many requests at a time".into(),
-        text: vec![format!(
+    Section::new(
+        "fio",
+        "Many requests at a time",
+        vec![format!(
             "4K random, 512K sequential and random, as people test storage: libaio, one job, {} ms each; requests out at once: {}.",
             outcome.settings.runtime_ms,
             depths_told.join(", ")
         )],
-        command: None,
         blocks,
-    }
+    )
 }
 
 fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
@@ -273,13 +270,12 @@ fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
     let text = format!(
         "iozone's table (-e -I), played by fio: one request of {record}K at a time (pread, pwrite) on a file; \"write\" fills a file that has no blocks yet, \"rewrite\" one that has; writes end with a flush, which is part of their time."
     );
-    Some(Section {
-        id: format!("iozone-{record}k"),
-        title: format!("One request at a time, {record}K records"),
-        text: vec![text],
-        command: None,
-        blocks: throughput(outcome, &format!("{record}K records"), &loads, names),
-    })
+    Some(Section::new(
+        format!("iozone-{record}k"),
+        format!("One request at a time, {record}K records"),
+        vec![text],
+        throughput(outcome, &format!("{record}K records"), &loads, names),
+    ))
 }
 
 /// The loads by which "where it goes" is told: 4K against 512K.
@@ -314,7 +310,7 @@ fn work_section(outcome: &Outcome) -> Option<Section> {
     if outcome.uncounted.is_none() && !outcome.counted.all.is_empty() {
         text.push("System calls were counted in a pass of their own, because counting slows them down. They are those of the threads that work for the column.".into());
     }
-    Some(Section { id: "work".into(), title: "Where it goes".into(), text, command: None, blocks })
+    Some(Section::new("work", "Where it goes", text, blocks))
 }
 
 fn cpu_chart(outcome: &Outcome, load: &Load) -> Block {
@@ -329,17 +325,16 @@ fn cpu_chart(outcome: &Outcome, load: &Load) -> Block {
                     Some(Point { x: f64::from(x), y })
                 })
                 .collect();
-            Series { name: part.name().into(), predicted: false, published: false, points }
+            Series::measured(part.name(), points)
         })
         .collect();
-    Block::Chart(Chart {
-        caption: format!("CPU time per request, {}", load.name()),
-        kind: ChartKind::Bars,
-        x: Axis { title: "disk".into(), unit: String::new(), log: false },
-        y: Axis { title: "CPU time per request".into(), unit: "us".into(), log: false },
-        categories: ways.iter().map(|way| way.name().to_string()).collect(),
+    Block::Chart(Chart::bars(
+        format!("CPU time per request, {}", load.name()),
+        Axis::new("disk", ""),
+        Axis::new("CPU time per request", "us"),
+        ways.iter().map(|way| way.name().to_string()).collect(),
         series,
-    })
+    ))
 }
 
 fn work_table(outcome: &Outcome, load: &Load) -> Block {
@@ -440,11 +435,11 @@ fn sizes_table(outcome: &Outcome) -> Option<Block> {
         Cell::Number(PUBLISHED_CALLS[0]),
         Cell::Number(PUBLISHED_CALLS[1]),
     ]);
-    Some(Block::Table(Table {
-        caption: "Requests to the disk in the same time: times as many for 4K as for 512K".into(),
-        columns: vec![heading("disk", ""), heading("random read", ": 1"), heading("random write", ": 1")],
+    Some(Block::Table(Table::new(
+        "Requests to the disk in the same time: times as many for 4K as for 512K",
+        "disk | random read [: 1] | random write [: 1]",
         rows,
-    }))
+    )))
 }
 
 fn native_section(outcome: &Outcome) -> Option<Section> {
@@ -462,17 +457,16 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
                 let y = times(native::ratio(all, *load, *way, Way::Host), 100.0)?;
                 Some(Point { x: f64::from(x), y })
             });
-            Series { name: way.name().into(), predicted: false, published: false, points: points.collect() }
+            Series::measured(way.name(), points.collect())
         })
         .collect();
-    let chart = Chart {
-        caption: "Back ends without a guest: throughput in per cent of the host's".into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: "load".into(), unit: String::new(), log: false },
-        y: Axis { title: "throughput, of the host's".into(), unit: "%".into(), log: false },
-        categories: rows.iter().map(native::NativeLoad::name).collect(),
+    let chart = Chart::bars(
+        "Back ends without a guest: throughput in per cent of the host's",
+        Axis::new("load", ""),
+        Axis::new("throughput, of the host's", "%"),
+        rows.iter().map(native::NativeLoad::name).collect(),
         series,
-    };
+    );
     let table = |caption: &str,
                  unit: &str,
                  ways: &[Way],
@@ -488,14 +482,9 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
     };
     let figures =
         |value: fn(&native::NativeMeasurement) -> f64| move |load, way| native::spread(all, load, way, value);
-    Some(Section {
-        id: "native".into(),
-        title: "The back ends alone, without a guest".into(),
-        text: vec![
+    Some(Section::new("native", "The back ends alone, without a guest", vec![
             "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. What a guest adds is missing, and so is what its emulation adds: here ratios to the host mean something on any machine. The driver needs CPU time that the host's fio does not; 2 jobs are 2 threads with a queue each.".into(),
-        ],
-        command: None,
-        blocks: vec![
+        ], vec![
             Block::Chart(chart),
             table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
                 times(native::ratio(all, load, way, Way::Host), 100.0)
@@ -503,8 +492,7 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
             table("Without a guest: requests per second", "IOPS", &ways, &figures(|m| m.iops)),
             table("Without a guest: CPU time of back end (host: fio) per request", "us", &ways, &figures(|m| m.cpu_us)),
             table("Without a guest: context switches of back end (host: fio) per request", "", &ways, &figures(|m| m.switches)),
-        ],
-    })
+        ]))
 }
 
 /// What each column is, and what could not be measured.
@@ -545,26 +533,12 @@ fn columns_section(outcome: &Outcome) -> Section {
         },
     ];
     text.extend(outcome.commands.iter().map(|(name, command)| format!("{name}: {command}")));
-    Section {
-        id: "columns".into(),
-        title: "What was compared".into(),
+    Section::new(
+        "columns",
+        "What was compared",
         text,
-        command: None,
-        blocks: vec![Block::Table(Table {
-            caption: "The columns".into(),
-            columns: vec![
-                heading("column", ""),
-                heading("what it is", ""),
-                heading("as the guest sees it", ""),
-            ],
-            rows,
-        })],
-    }
-}
-
-/// Whether there are results of a kind of load at all.
-pub(super) fn has(results: &Results, load: &Load) -> bool {
-    results.loads().contains(load)
+        vec![Block::Table(Table::new("The columns", "column | what it is | as the guest sees it", rows))],
+    )
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::columns::Column;
 use super::fio::Outcome;
 use super::loads::Load;
-use crate::report::Spread;
+use vlane_report::Spread;
 
 /// Who did the work for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

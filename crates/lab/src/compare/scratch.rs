@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use vlane_boot::{Host, Spec};
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use super::fio::{CacheState, OLD};
 use crate::error::{Context, Error, ErrorKind, Result};

@@ -4,8 +4,7 @@ use super::Outcome;
 use super::columns::Column;
 use super::loads::{Load, Pattern, Suite};
 use super::native;
-use super::report::has;
-use super::results::Part;
+use super::results::{Part, Results};
 
 /// The sentences.
 pub fn sentences(outcome: &Outcome) -> Vec<String> {
@@ -147,4 +146,9 @@ fn alone(outcome: &Outcome) -> Option<String> {
         percent(vlane),
         one.load.depth
     ))
+}
+
+/// Whether there are results of a kind of load at all.
+pub(super) fn has(results: &Results, load: &Load) -> bool {
+    results.loads().contains(load)
 }

@@ -11,9 +11,9 @@ use super::machine::{Beside, Machine, Place, Setup, took};
 use super::{BLOCK, Model, Variant, report, turns};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine as Hardware;
-use crate::progress::Progress;
-use crate::report::Report;
+use vlane_report::Report;
+use vlane_report::machine::Machine as Hardware;
+use vlane_report::progress::Progress;
 
 /// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's time, about.
 const AROUND: Duration = Duration::from_secs(12);
@@ -149,7 +149,7 @@ pub(super) fn check_fg(fg: &std::path::Path, variants: &[Variant]) -> Result<()>
 /// those of back ends and guests.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (crate::date::now(), Instant::now());
+    let (created, start) = (vlane_report::date::now(), Instant::now());
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let arms = options.variants.len() + 1;

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::AGAIN;
-use crate::report::Spread;
-use crate::report::build::spread;
+use vlane_report::Spread;
+use vlane_report::build::spread;
 
 /// What was measured of one arm, by round.
 #[derive(Debug, Clone, Serialize)]

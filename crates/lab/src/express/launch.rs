@@ -16,9 +16,9 @@ use super::root::{Program, Root};
 use super::{Model, Variant, report, turns};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine as Hardware;
-use crate::progress::Progress;
-use crate::report::Report;
+use vlane_report::Report;
+use vlane_report::machine::Machine as Hardware;
+use vlane_report::progress::Progress;
 
 /// What a turn (each program once) takes, about.
 const TURN: Duration = Duration::from_secs(30);
@@ -110,7 +110,7 @@ impl Options {
 /// As [`super::guests::run`].
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (crate::date::now(), Instant::now());
+    let (created, start) = (vlane_report::date::now(), Instant::now());
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let root = Root::find(host, &options.programs)?;

@@ -11,10 +11,10 @@ use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine;
-use crate::progress::Progress;
-use crate::report::{Report, figure};
 use crate::server::{Server, Storage};
+use vlane_report::machine::Machine;
+use vlane_report::progress::Progress;
+use vlane_report::{Report, figure};
 
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(20);
@@ -178,7 +178,7 @@ impl Options {
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of back end and driver.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (crate::date::now(), Instant::now());
+    let (created, start) = (vlane_report::date::now(), Instant::now());
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let names: Vec<String> = options.modes.iter().map(|mode| mode.name().to_owned()).collect();

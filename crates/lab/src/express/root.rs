@@ -146,7 +146,7 @@ impl Root {
         fs::remove_dir_all(&staging.dir).context(ErrorKind::Io, || "cannot remove copied files")?;
         let version = |program: &Program| {
             let path = program.find(host).ok()?;
-            Some(format!("{} {}", program.name(), crate::machine::version_of(path.to_str()?)?))
+            Some(format!("{} {}", program.name(), vlane_report::machine::version_of(path.to_str()?)?))
         };
         let versions = programs.iter().filter_map(version).collect();
         Ok(Self { image, bytes, versions, _dir: Some(dir) })

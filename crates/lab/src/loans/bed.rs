@@ -9,17 +9,17 @@ use vlane_boot::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
 use vlane_sched::live::state::State;
 use vlane_sched::sys::{self, Attr};
 
-use super::live::Sample;
+use super::figures::Sample;
 use crate::control::Control;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::guests::{Machines, Maker};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
-use crate::progress::Progress;
 use crate::server::{Server, Storage};
 use crate::trace::Trace;
 use crate::trace::record::{RecordOptions, record};
 use crate::work::{Role, Sampler};
+use vlane_report::progress::Progress;
 
 /// Guests beside others that compute boot slowly.
 const BOOT: Duration = Duration::from_secs(240);
@@ -141,7 +141,7 @@ impl Bed {
     /// Starts a scheduler with these arguments.
     fn schedule(&self, arguments: &[OsString]) -> Result<Backend> {
         let mut words: Vec<OsString> =
-            ["sched", "run", "--json", "--vehicle", "realtime"].map(OsString::from).to_vec();
+            ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
         words.extend([OsString::from("--listen"), self.listen.clone().into()]);
         words.extend([OsString::from("--socket"), self.state.clone().into()]);
         words.extend([OsString::from("--state-dir"), self.state_dir.clone().into()]);
@@ -230,7 +230,7 @@ fn threads_of(pid: u32) -> Result<Vec<u32>> {
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// The state that `vlane sched run --json` prints when it ends.
+/// The state that `vlane sched run --json -` prints when it ends.
 fn last_state(log: &str) -> Result<State> {
     let line = log.lines().rfind(|line| line.starts_with('{'));
     let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;

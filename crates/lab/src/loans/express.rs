@@ -14,13 +14,13 @@ use vlane_trace::PriorityClass;
 
 use super::bed::{self, Bed, Plan};
 use super::express_report::{self, Labels};
-use super::live::{Cell, Measured, Sample};
+use super::figures::{Cell, Measured, Sample};
 use crate::error::{Context, Error, ErrorKind, Result};
 pub use crate::guests::Machines;
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Report;
 use crate::trace::Trace;
+use vlane_report::Report;
+use vlane_report::progress::Progress;
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
@@ -148,7 +148,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
     let begin = Instant::now();
-    let created = crate::date::now();
+    let created = vlane_report::date::now();
     let mut progress =
         Progress::new(1 + options.rounds * ARMS.len()).expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests));

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::live::{Cell as Figures, Measured, Sample};
+use super::figures::{Cell as Figures, Measured, Sample};
 use super::live_report::{
     all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, shares_of,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::machine::Machine;
-use crate::report::{Block, Cell, Column, Note, Report, SCHEMA, Section, Severity, Table};
+use vlane_report::machine::Machine;
+use vlane_report::{Block, Cell, Note, Report, SCHEMA, Section, Severity, Table};
 
 /// What the report says of what was measured.
 #[derive(Debug, Clone)]
@@ -50,19 +50,12 @@ fn foreground(labels: &Labels, cells: &[Figures]) -> Table {
             figure(cell, |sample| percentile(&sample.services, 99)),
         ]
     };
-    Table {
-        caption: "The foreground".into(),
-        columns: vec![
-            Column::new("arm", ""),
-            Column::new("execution time", "ms"),
-            Column::new("mean response", "ms"),
-            Column::new("median response", "ms"),
-            Column::new("99th percentile", "ms"),
-            Column::new("mean service", "ms"),
-            Column::new("99th percentile of service", "ms"),
-        ],
-        rows: rows(labels, cells, row),
-    }
+    Table::new(
+        "The foreground",
+        "arm | execution time [ms] | mean response [ms] | median response [ms] | \
+            99th percentile [ms] | mean service [ms] | 99th percentile of service [ms]",
+        rows(labels, cells, row),
+    )
 }
 
 /// What it costs the others, and whom boosts went to.
@@ -85,21 +78,13 @@ fn others(labels: &Labels, measured: &Measured) -> Table {
             figure(cell, |sample| ms(sample.daemon_ns) / seconds(sample) / 10.0),
         ]
     };
-    Table {
-        caption: "The background, and the other guests".into(),
-        columns: vec![
-            Column::new("arm", ""),
-            Column::new("foreground", "reads/s"),
-            Column::new("background", "reads/s"),
-            Column::new("guest 1 off its share", "%"),
-            Column::new("furthest off", "%"),
-            Column::new("furthest, all rounds", "%"),
-            Column::new("boosts", "/s"),
-            Column::new("boosts granted", "%"),
-            Column::new("scheduler's CPU", "%"),
-        ],
-        rows: rows(labels, &measured.cells[0], row),
-    }
+    Table::new(
+        "The background, and the other guests",
+        "arm | foreground [reads/s] | background [reads/s] | guest 1 off its share [%] | \
+            furthest off [%] | furthest, all rounds [%] | boosts [/s] | boosts granted [%] | \
+            scheduler's CPU [%]",
+        rows(labels, &measured.cells[0], row),
+    )
 }
 
 fn summary(labels: &Labels, cells: &[Figures]) -> Vec<String> {
@@ -143,18 +128,17 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         ),
     ];
     let responses = |sample: &Sample| sample.responses.clone();
-    let section = Section {
-        id: "express-loans".into(),
-        title: "A foreground program beside background readers, in a guest on an overcommitted host".into(),
-        text: Vec::new(),
-        command: None,
-        blocks: vec![
+    let section = Section::new(
+        "express-loans",
+        "A foreground program beside background readers, in a guest on an overcommitted host",
+        Vec::new(),
+        vec![
             Block::Table(foreground(labels, cells)),
             Block::Table(others(labels, measured)),
             Block::Chart(distribution_of("Responses of the foreground", &labels.arms, cells, responses)),
             Block::Chart(shares_of(&labels.arms, cells, &measured.weights)),
         ],
-    };
+    );
     Ok(Report {
         schema: SCHEMA.into(),
         kind: "express-loans".into(),

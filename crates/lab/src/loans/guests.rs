@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Initramfs, Install};
 
 use super::bed::{self, Bed, Plan};
-use super::live::{Cell, Measured};
+use super::figures::{Cell, Measured};
 use super::live_report::{self, Labels};
 use crate::error::{Context, Error, ErrorKind, Result};
 pub use crate::guests::Machines;
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Report;
 use crate::trace::Trace;
+use vlane_report::Report;
+use vlane_report::progress::Progress;
 
 /// What the user wants.
 #[derive(Debug, Clone)]
@@ -104,7 +104,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
     let begin = Instant::now();
-    let created = crate::date::now();
+    let created = vlane_report::date::now();
     let arms: Vec<Option<&str>> =
         std::iter::once(None).chain(options.policies.iter().map(|policy| Some(policy.as_str()))).collect();
     let steps = 1 + options.rounds * options.latencies.len() * arms.len();

@@ -22,11 +22,12 @@ use vlane_sched::realtime::{RealTime, Settings, monotonic_ns, priority};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::thread::Thread;
 
+use super::figures::{Cell, Measured, Sample};
 use super::live_report::{self, Labels};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Report;
+use vlane_report::Report;
+use vlane_report::progress::Progress;
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;
@@ -67,61 +68,6 @@ pub struct Arm {
     pub name: String,
     /// Its settings; none: EEVDF alone.
     pub settings: Option<Settings>,
-}
-
-/// What one measurement saw.
-#[derive(Debug, Clone, Default)]
-pub struct Sample {
-    /// Responses of guest 1, ns, in their order.
-    pub responses: Vec<u64>,
-    /// Before each of them, how long the storage had it, ns; where that is measured.
-    pub services: Vec<u64>,
-    /// How long each job of guest 1 took, ns; where there are any.
-    pub jobs: Vec<u64>,
-    /// Requests of its background.
-    pub background: u64,
-    /// CPU time of each guest, ns.
-    pub used: Vec<u64>,
-    /// How long it took.
-    pub time: Duration,
-    /// CPU time of the scheduler's event loop, ns.
-    pub daemon_ns: u64,
-    /// Boosts granted, boosts denied by the policy, and denied for want of real-time budget.
-    pub boosts: [u64; 3],
-}
-
-impl Sample {
-    /// How far each guest's share is off its weight, percent of the share.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    pub fn off(&self, weights: &[u32]) -> Vec<f64> {
-        let all: u64 = self.used.iter().sum();
-        let whole: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
-        let off = |(&used, &weight): (&u64, &u32)| {
-            let entitled = all as f64 * f64::from(weight) / whole;
-            (used as f64 / entitled - 1.0) * 100.0
-        };
-        self.used.iter().zip(weights).map(off).collect()
-    }
-}
-
-/// All samples of one arm under one load.
-#[derive(Debug, Clone, Default)]
-pub struct Cell {
-    /// One per round.
-    pub samples: Vec<Sample>,
-}
-
-/// Everything that was measured: `cells[gap][arm]`.
-#[derive(Debug)]
-pub struct Measured {
-    /// The cells.
-    pub cells: Vec<Vec<Cell>>,
-    /// The weight of each guest.
-    pub weights: Vec<u32>,
-    /// How long it took, seconds.
-    pub seconds: f64,
-    /// When it was begun.
-    pub created: String,
 }
 
 /// What the threads of one measurement share.
@@ -396,7 +342,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(sched)?;
     let begin = Instant::now();
-    let created = crate::date::now();
+    let created = vlane_report::date::now();
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
     let weights: Vec<u32> =
         (0..options.guests).map(|number| options.weights.get(number).copied().unwrap_or(last)).collect();

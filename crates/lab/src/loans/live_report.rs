@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::live::{Cell as Figures, Measured, Sample};
+use super::figures::{Cell as Figures, Measured, Sample};
 use crate::error::{Error, ErrorKind, Result};
-use crate::machine::Machine;
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
 };
 
 /// What the report says of what was measured.
@@ -118,23 +117,13 @@ fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
             figure(cell, |sample| ms(sample.daemon_ns) / seconds(sample) / 10.0),
         ]
     });
-    Table {
-        caption: format!("Response and fairness: {}", labels.loads[load]),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("mean response", "ms"),
-            Column::new("median", "ms"),
-            Column::new("99th percentile", "ms"),
-            Column::new("I/O", "/s"),
-            Column::new("guest 1 off its share", "%"),
-            Column::new("furthest off", "%"),
-            Column::new("guest 1, all rounds", "%"),
-            Column::new("furthest, all rounds", "%"),
-            Column::new("boosts granted", "%"),
-            Column::new("scheduler's CPU", "%"),
-        ],
-        rows: rows.collect(),
-    }
+    Table::new(
+        format!("Response and fairness: {}", labels.loads[load]),
+        "scheduler | mean response [ms] | median [ms] | 99th percentile [ms] | I/O [/s] | \
+            guest 1 off its share [%] | furthest off [%] | guest 1, all rounds [%] | \
+            furthest, all rounds [%] | boosts granted [%] | scheduler's CPU [%]",
+        rows.collect(),
+    )
 }
 
 /// Cumulative distribution of all rounds' times.
@@ -152,16 +141,9 @@ pub(super) fn distribution_of(
             let x = ms(*all.get(rank - 1)?);
             Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
         });
-        Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
+        Series::measured(arm.clone(), points.collect())
     });
-    Chart {
-        caption: caption.into(),
-        kind: ChartKind::Steps,
-        x: Axis { title: "response".into(), unit: "ms".into(), log: true },
-        y: Axis { title: "of all responses".into(), unit: "%".into(), log: false },
-        categories: Vec::new(),
-        series: series.collect(),
-    }
+    Chart::steps(caption, Axis::log("response", "ms"), Axis::new("of all responses", "%"), series.collect())
 }
 
 /// Everybody's share, as a part of what its weight entitles it to.
@@ -172,16 +154,15 @@ pub(super) fn shares_of(arms: &[String], cells: &[Figures], weights: &[u32]) -> 
             let y = spread(cell, |sample| 100.0 + sample.off(weights)[guest])?;
             Some(Point { x: number(guest as u64), y })
         });
-        Series { name: arm.clone(), predicted: false, published: false, points: points.collect() }
+        Series::measured(arm.clone(), points.collect())
     });
-    Chart {
-        caption: "CPU time, of what the weight entitles to".into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: "guest".into(), unit: String::new(), log: false },
-        y: Axis { title: "of the entitlement".into(), unit: "%".into(), log: false },
-        categories: (1..=guests).map(|guest| guest.to_string()).collect(),
-        series: series.collect(),
-    }
+    Chart::bars(
+        "CPU time, of what the weight entitles to",
+        Axis::new("guest", ""),
+        Axis::new("of the entitlement", "%"),
+        (1..=guests).map(|guest| guest.to_string()).collect(),
+        series.collect(),
+    )
 }
 
 fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
@@ -217,21 +198,22 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
     }
     let responses = |sample: &Sample| sample.responses.clone();
-    let section = |load: usize| Section {
-        id: labels.ids[load].clone(),
-        title: capitalised(&labels.loads[load]),
-        text: Vec::new(),
-        command: None,
-        blocks: vec![
-            Block::Table(table(labels, measured, load)),
-            Block::Chart(distribution_of(
-                "Responses of guest 1",
-                &labels.arms,
-                &measured.cells[load],
-                responses,
-            )),
-            Block::Chart(shares_of(&labels.arms, &measured.cells[load], &measured.weights)),
-        ],
+    let section = |load: usize| {
+        Section::new(
+            labels.ids[load].clone(),
+            capitalised(&labels.loads[load]),
+            Vec::new(),
+            vec![
+                Block::Table(table(labels, measured, load)),
+                Block::Chart(distribution_of(
+                    "Responses of guest 1",
+                    &labels.arms,
+                    &measured.cells[load],
+                    responses,
+                )),
+                Block::Chart(shares_of(&labels.arms, &measured.cells[load], &measured.weights)),
+            ],
+        )
     };
     let mut machine = Machine::describe(&labels.version, &[]);
     machine.versions.extend(labels.versions.iter().cloned());

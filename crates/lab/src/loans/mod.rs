@@ -5,6 +5,7 @@
 mod bed;
 pub mod express;
 mod express_report;
+mod figures;
 pub mod guests;
 pub mod live;
 mod live_report;

@@ -7,13 +7,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use vlane_sched::simulate::{self, ABLATION, Load, Outcome, Scenario, Setup, Span};
+use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
-use crate::date;
 use crate::error::{Context, ErrorKind, Result};
-use crate::machine::Machine;
-use crate::progress::Progress;
-use crate::report::{Note, Report, SCHEMA, Section, Severity};
+use vlane_report::date;
+use vlane_report::machine::Machine;
+use vlane_report::progress::Progress;
+use vlane_report::{Note, Report, SCHEMA, Section, Severity};
 
 /// What the user wants.
 #[derive(Debug, Clone)]
@@ -157,7 +157,7 @@ fn simulate_all(jobs: &[(String, String, Scenario, Setup)]) -> Runs {
                 progress.step(format!("{scenario} {phase} {}", setup.name));
             }
             let begin = Instant::now();
-            let outcome = simulate::run(part, setup);
+            let outcome = vlane_simulate::run(part, setup);
             let seconds = begin.elapsed().as_secs_f64();
             let run = Run { scenario: scenario.clone(), phase: phase.clone(), seconds, outcome };
             if let Ok(mut done) = done.lock() {

@@ -118,3 +118,64 @@ fn what_is_not_finished_leaves_nothing_and_what_came_meanwhile_stays() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "came meanwhile");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
+
+fn report() -> Report {
+    Report {
+        schema: vlane_report::SCHEMA.into(),
+        kind: "test".into(),
+        title: "What was measured".into(),
+        summary: Vec::new(),
+        command: "vlane test".into(),
+        created: vlane_report::date::now(),
+        seconds: 1.0,
+        machine: vlane_report::Machine::default(),
+        notes: Vec::new(),
+        sections: Vec::new(),
+    }
+}
+
+#[test]
+fn a_file_is_what_its_name_says_and_whole_or_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = report();
+    for (name, start) in
+        [("a.json", "{"), ("a.html", "<!DOCTYPE html>"), ("a.HTM", "<!DOCTYPE html>"), ("a.txt", "What")]
+    {
+        let path = dir.path().join(name);
+        write_report(&report, &path, false).unwrap();
+        // Again: a report may replace one.
+        check_report(&path, false).unwrap();
+        write_report(&report, &path, false).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with(start), "{name}");
+    }
+    for name in ["a.pdf", "a", "no/such/dir/a.json"] {
+        let path = dir.path().join(name);
+        assert!(write_report(&report, &path, true).is_err() && check_report(&path, true).is_err(), "{name}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no half-written file is left");
+    let error = Report::read(&dir.path().join("a.txt")).unwrap_err();
+    assert!(error.to_string().contains("a.txt"), "{error}");
+}
+
+#[test]
+fn a_report_replaces_a_report_of_any_version_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = report();
+    let path = dir.path().join("a.json");
+    let json = report.to_json().unwrap();
+    for (content, may) in [
+        (json.replace("vlane-report/1", "vlane-report/0"), true),
+        (vlane_report::html::page(&report).unwrap(), true),
+        (vlane_report::text::render(&report, 80), true),
+        (json.replace("vlane-report/1", "vlane-bench/1"), false),
+        ("{\"results\": 1}".to_owned(), false),
+        ("<!DOCTYPE html><html></html>".to_owned(), false),
+        ("Notes\n=====\n".to_owned(), false),
+    ] {
+        std::fs::write(&path, &content).unwrap();
+        assert_eq!(check_report(&path, false).is_ok(), may, "{content:.40}");
+        assert_eq!(write_report(&report, &path, false).is_ok(), may, "{content:.40}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap() == content, !may);
+        write_report(&report, &path, true).unwrap();
+    }
+}

@@ -47,7 +47,7 @@ pub(super) fn plain_loop(image: &Path, load: &Load, cpus: &[usize], time: Durati
                     return Ok(Figures {
                         iops,
                         mb_per_second: iops * f64::from(load.block) / 1e6,
-                        p50_us: vlane_driver::median(&latency),
+                        p50_us: vlane_report::stats::median(&latency),
                         ..Figures::default()
                     });
                 }

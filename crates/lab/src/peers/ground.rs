@@ -13,8 +13,8 @@ use super::plan::Medium;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::image::{self, Image, Place};
 use crate::interrupt::Interrupt;
-use crate::machine::usable_cpus;
 use crate::server::{Server, Storage};
+use vlane_report::machine::usable_cpus;
 
 /// Size of the image on the RAM disk.
 const RAM_BYTES: u64 = 1 << 30;

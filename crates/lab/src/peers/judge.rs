@@ -1,12 +1,12 @@
 //! Ratios, targets and verdicts, and the lines and tables that show them.
 
 use serde::Serialize;
-use vlane_driver::median;
+use vlane_report::stats::median;
 
 use super::plan::{Bound, Claim, Metric, Row, rows};
 use super::{Figures, Measured, RowResult};
-use crate::report::{Spread, figure};
-use crate::stats::{self, Better, Outcome};
+use vlane_report::stats::{self, Better, Outcome};
+use vlane_report::{Spread, figure};
 
 /// A difference below this does not matter.
 const THRESHOLD: f64 = 0.05;

@@ -1,7 +1,7 @@
 //! vlane and qemu-storage-daemon side by side.
 //!
 //! The same driver, the same device, one after the other and in turns (A B, B A, ...), so that what else the machine does hits both alike.
-//! Server and driver have a CPU each, except where a row is about sharing them. Compared is pair by pair, and [`crate::stats`] says
+//! Server and driver have a CPU each, except where a row is about sharing them. Compared is pair by pair, and [`vlane_report::stats`] says
 //! whether the difference is more than noise. The project's own targets are beside that ([`targets`]).
 
 mod baseline;
@@ -27,9 +27,9 @@ pub use self::report::report;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
-use crate::progress::Progress;
-use crate::report::figure;
 use crate::server::Storage;
+use vlane_report::figure;
+use vlane_report::progress::Progress;
 
 /// Quiet before an idle session is watched, and the time that it is.
 const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));

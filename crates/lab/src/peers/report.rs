@@ -2,10 +2,9 @@
 
 use super::plan::{Contender, Metric, Row, rows};
 use super::{Figures, RowResult, judge};
-use crate::machine::Machine;
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
 };
 
 /// The report of some rows. `command` made them, beginning at `created` and taking `seconds`; `pairs` is how often each was measured.
@@ -22,23 +21,16 @@ pub fn report(
         .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
         .collect();
     let rounds = results.iter().flat_map(|r| &r.measured.rounds).map(Vec::len).max().unwrap_or(0);
-    let mut sections = vec![Section {
-        id: "compared".into(),
-        title: "Compared".into(),
-        text: vec!["Ratios are taken pair by pair: the median of a row's pairs, with the smallest and the largest beside it. \
+    let mut sections = vec![Section::new("compared", "Compared", vec!["Ratios are taken pair by pair: the median of a row's pairs, with the smallest and the largest beside it. \
                     The last column says whether the difference itself is more than noise."
-            .into()],
-        command: None,
-        blocks: vec![Block::Table(compared(&planned))],
-    }];
+            .into()], vec![Block::Table(compared(&planned))])];
     sections.extend(pictures(&planned));
-    sections.push(Section {
-        id: "figures".into(),
-        title: "Everything that was measured".into(),
-        text: Vec::new(),
-        command: None,
-        blocks: vec![Block::Table(figures(&planned))],
-    });
+    sections.push(Section::new(
+        "figures",
+        "Everything that was measured",
+        Vec::new(),
+        vec![Block::Table(figures(&planned))],
+    ));
     let mut notes = vec![Note {
         severity: Severity::Info,
         text: "The driver plays the guest: there is no virtual machine in these figures. \
@@ -81,17 +73,7 @@ fn compared(planned: &[(&RowResult, &Row)]) -> Table {
             ]);
         }
     }
-    Table {
-        caption: "vlane and the others".into(),
-        columns: vec![
-            Column::new("Row", ""),
-            Column::new("Of", ""),
-            Column::new("Compared with", ""),
-            Column::new("Ratio", "x"),
-            Column::new("Difference", ""),
-        ],
-        rows,
-    }
+    Table::new("vlane and the others", "Row | Of | Compared with | Ratio [x] | Difference", rows)
 }
 
 /// The spread of one figure over a contender's rounds; `None` where it was not measured.
@@ -137,39 +119,29 @@ fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
         if series.is_empty() {
             continue;
         }
-        sections.push(Section {
-            id: id.into(),
-            title: title.into(),
-            text: Vec::new(),
-            command: None,
-            blocks: vec![Block::Chart(Chart {
-                caption: format!("{title}: medians, with the smallest and the largest of all rounds"),
-                kind: ChartKind::Bars,
-                x: Axis { title: String::new(), unit: String::new(), log: false },
-                y: Axis { title: title.into(), unit: metric.unit().into(), log: false },
-                categories: rows.iter().map(|(result, _)| result.title.to_string()).collect(),
+        sections.push(Section::new(
+            id,
+            title,
+            Vec::new(),
+            vec![Block::Chart(Chart::bars(
+                format!("{title}: medians, with the smallest and the largest of all rounds"),
+                Axis::new("", ""),
+                Axis::new(title, metric.unit()),
+                rows.iter().map(|(result, _)| result.title.to_string()).collect(),
                 series,
-            })],
-        });
+            ))],
+        ));
     }
     sections
 }
 
 fn figures(planned: &[(&RowResult, &Row)]) -> Table {
-    let mut table = Table {
-        caption: "Every contender: median of its rounds (smallest-largest)".into(),
-        columns: vec![
-            Column::new("Row", ""),
-            Column::new("Back end", ""),
-            Column::new("Throughput", "IOPS"),
-            Column::new("Data", "MB/s"),
-            Column::new("p50", "us"),
-            Column::new("p99", "us"),
-            Column::new("CPU per I/O", "us"),
-            Column::new("Switches per I/O", ""),
-        ],
-        rows: Vec::new(),
-    };
+    let mut table = Table::new(
+        "Every contender: median of its rounds (smallest-largest)",
+        "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | \
+            Switches per I/O",
+        Vec::new(),
+    );
     let of: [fn(&Figures) -> f64; 6] = [
         |f| f.iops,
         |f| f.mb_per_second,

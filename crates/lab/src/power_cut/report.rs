@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Checked, Options, Outcome};
-use crate::date;
-use crate::machine::Machine;
-use crate::report::{Block, Cell, Column, Note, Report, SCHEMA, Section, Table};
+use vlane_report::date;
+use vlane_report::machine::Machine;
+use vlane_report::{Block, Cell, Column, Note, Report, SCHEMA, Section, Table};
 
 /// A report on all volumes.
 pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Duration) -> Report {
@@ -58,13 +58,12 @@ pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Dura
 
 fn section(id: &str, title: &str, text: &str, columns: &[(&str, &str)], rows: Vec<Vec<Cell>>) -> Section {
     let columns = columns.iter().map(|(title, unit)| Column::new(title, unit)).collect();
-    Section {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        text: vec![text.to_owned()],
-        command: None,
-        blocks: vec![Block::Table(Table { caption: title.to_owned(), columns, rows })],
-    }
+    Section::new(
+        id.to_owned(),
+        title.to_owned(),
+        vec![text.to_owned()],
+        vec![Block::Table(Table { caption: title.to_owned(), columns, rows })],
+    )
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts of some thousands")]

@@ -40,7 +40,7 @@ pub fn measure(cpus: &[usize], time: Duration) -> Result<Prices> {
         // The middle one of three: one look may meet another program.
         let look = || Ok(hand_over(cpus, threads, time)?.each());
         let times = (0..3).map(|_| look()).collect::<Result<Vec<_>>>()?;
-        handover.push((threads, vlane_driver::median(&times)));
+        handover.push((threads, vlane_report::stats::median(&times)));
     }
     Ok(Prices {
         line: other.map(|other| line(first, other, time).ways.each()),

@@ -17,6 +17,7 @@ pub mod cell;
 pub mod device;
 pub mod guest;
 pub mod lock;
+mod measured;
 pub mod micro;
 pub mod model;
 pub mod network;
@@ -29,8 +30,9 @@ pub mod shared;
 mod tests;
 pub mod validate;
 
+pub use measured::Options;
 pub use patterns::{Pattern, Published, patterns};
-pub use run::{Options, run};
+pub use run::run;
 
 use std::fmt;
 

@@ -1,10 +1,7 @@
 //! Closed queueing networks: so many customers go round between stations, for ever.
 //!
-//! - [`mva`]: exact mean value analysis of one class of customers (Reiser and Lavenberg, 1980). A station's response time is its demand
-//!   times one more than the customers that a newcomer finds there, and it finds those of the same network with one customer less.
-//! - [`approximate`]: several classes, by Schweitzer's and Bard's approximation (1979): a newcomer finds what is there on average,
-//!   less its own share. Solved by iteration.
-//! - [`bound`]: what no schedule can exceed (asymptotic bounds; Denning and Buzen, 1978).
+//! [`approximate`]: several classes, by Schweitzer's and Bard's approximation (1979): a newcomer finds what is there on average,
+//! less its own share. Solved by iteration.
 //!
 //! Stations share their time among their customers (processor sharing, or any order if services are exponential); a customer's
 //! demand is the service time that it needs at a station in one round. Times are in any one unit.
@@ -18,24 +15,6 @@ pub struct Class {
     pub demands: Vec<(usize, f64)>,
     /// Time per round away from all stations.
     pub delay: f64,
-}
-
-/// Rounds per unit of time of `customers` customers with these `demands` and a `delay` away from the stations.
-pub fn mva(demands: &[f64], delay: f64, customers: u32) -> f64 {
-    let mut queue = vec![0.0; demands.len()];
-    let mut throughput = 0.0;
-    for n in 1..=customers {
-        let response: Vec<f64> = demands.iter().zip(&queue).map(|(d, q)| d * (1.0 + q)).collect();
-        let round = delay + response.iter().sum::<f64>();
-        if round <= 0.0 {
-            return f64::INFINITY;
-        }
-        throughput = f64::from(n) / round;
-        for (q, r) in queue.iter_mut().zip(&response) {
-            *q = throughput * r;
-        }
-    }
-    throughput
 }
 
 /// Rounds per unit of time of each class, by approximation.
@@ -79,20 +58,39 @@ pub fn approximate(classes: &[Class]) -> Vec<f64> {
     throughputs
 }
 
-/// The most rounds per unit of time of one class: no station is busy for more than all the time, no customer goes round without its
-/// service.
-pub fn bound(demands: &[f64], delay: f64, customers: f64) -> f64 {
-    let most = demands.iter().copied().fold(0.0, f64::max);
-    let alone = delay + demands.iter().sum::<f64>();
-    (customers / alone).min(1.0 / most)
-}
-
 #[cfg(test)]
 #[allow(clippy::cast_precision_loss, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Rounds per unit of time, by exact mean value analysis of one class (Reiser and Lavenberg, 1980): a newcomer finds at a station what the same
+    /// network with one customer less has there.
+    fn mva(demands: &[f64], delay: f64, customers: u32) -> f64 {
+        let mut queue = vec![0.0; demands.len()];
+        let mut throughput = 0.0;
+        for n in 1..=customers {
+            let response: Vec<f64> = demands.iter().zip(&queue).map(|(d, q)| d * (1.0 + q)).collect();
+            let round = delay + response.iter().sum::<f64>();
+            if round <= 0.0 {
+                return f64::INFINITY;
+            }
+            throughput = f64::from(n) / round;
+            for (q, r) in queue.iter_mut().zip(&response) {
+                *q = throughput * r;
+            }
+        }
+        throughput
+    }
+
+    /// The most rounds per unit of time of one class (asymptotic bounds; Denning and Buzen, 1978): no station is busy for more than all the time,
+    /// no customer goes round without its service.
+    fn bound(demands: &[f64], delay: f64, customers: f64) -> f64 {
+        let most = demands.iter().copied().fold(0.0, f64::max);
+        let alone = delay + demands.iter().sum::<f64>();
+        (customers / alone).min(1.0 / most)
+    }
 
     fn near(a: f64, b: f64, share: f64) -> bool {
         (a - b).abs() <= share * b.abs()

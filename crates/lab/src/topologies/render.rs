@@ -1,15 +1,15 @@
 //! The experiment's report.
 
 use super::cell::Cell;
+use super::measured::{Group, Measured, Options};
 use super::model::{Lane, predict};
 use super::patterns::Pattern;
-use super::run::{Group, Measured, Options};
 use super::validate::{Check, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
-use crate::machine::Machine;
-use crate::report::{
-    Axis, Block, Cell as TableCell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series,
-    Severity, Spread, Table,
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
+    Spread, Table,
 };
 
 /// Lanes that predictions are made for.
@@ -87,7 +87,7 @@ fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
             .into(),
     );
     let shares: Vec<_> = measured.suites.iter().filter_map(|(_, suite)| suite.cpu_share()).collect();
-    let share = vlane_driver::median(&shares);
+    let share = vlane_report::stats::median(&shares);
     if share < 0.9 {
         let text = format!(
             "One lane got {:.0} % of its CPU: other programs ran meanwhile. Neither the throughputs nor the check of the model can be \
@@ -110,16 +110,8 @@ fn figure_cell(spread: Option<Spread>) -> TableCell {
     spread.map_or(TableCell::Empty, TableCell::Figure)
 }
 
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
-fn axis(title: &str, unit: &str) -> Axis {
-    Axis { title: title.into(), unit: unit.into(), log: false }
-}
-
 fn single(value: f64) -> Spread {
-    Spread { median: value, min: value, max: value, runs: 1 }
+    Spread::exact(value)
 }
 
 /// Throughput over jobs, and everything else as a table.
@@ -138,27 +130,25 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
     let get = |subject, jobs| measured.cells.get(&(pattern.name, group, subject, jobs));
     let series = subjects
         .iter()
-        .map(|subject| Series {
-            name: subject.to_string(),
-            predicted: false,
-            published: false,
-            points: measured
-                .jobs
-                .iter()
-                .filter_map(|jobs| {
-                    Some(Point { x: f64::from(*jobs), y: spread(get(*subject, *jobs), pick)? })
-                })
-                .collect(),
+        .map(|subject| {
+            Series::measured(
+                subject.to_string(),
+                measured
+                    .jobs
+                    .iter()
+                    .filter_map(|jobs| {
+                        Some(Point { x: f64::from(*jobs), y: spread(get(*subject, *jobs), pick)? })
+                    })
+                    .collect(),
+            )
         })
         .collect();
-    let chart = Chart {
-        caption: format!("{}, depth per job as given, throughput over jobs", pattern.title),
-        kind: ChartKind::Lines,
-        x: axis("jobs", ""),
-        y: if is_large { axis("throughput", "GB/s") } else { axis("requests per second", "k") },
-        categories: Vec::new(),
+    let chart = Chart::lines(
+        format!("{}, depth per job as given, throughput over jobs", pattern.title),
+        Axis::new("jobs", ""),
+        if is_large { Axis::new("throughput", "GB/s") } else { Axis::new("requests per second", "k") },
         series,
-    };
+    );
     let mut rows = Vec::new();
     for jobs in &measured.jobs {
         for subject in &subjects {
@@ -187,26 +177,13 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
             ]);
         }
     }
-    let table = Table {
-        caption: format!("{}: every figure", pattern.title),
-        columns: vec![
-            column("jobs", ""),
-            column("topology", ""),
-            column("IOPS", "k"),
-            column("throughput", "MB/s"),
-            column("p50", "us"),
-            column("p95", "us"),
-            column("p99", "us"),
-            column("CPU per I/O", "us"),
-            column("switches per I/O", ""),
-            column("kicks per I/O", ""),
-            column("signals per I/O", ""),
-            column("lock wait per I/O", "us"),
-            column("mean lock wait", "us"),
-            column("locks waited for", "%"),
-        ],
+    let table = Table::new(
+        format!("{}: every figure", pattern.title),
+        "jobs | topology | IOPS [k] | throughput [MB/s] | p50 [us] | p95 [us] | p99 [us] | \
+            CPU per I/O [us] | switches per I/O | kicks per I/O | signals per I/O | \
+            lock wait per I/O [us] | mean lock wait [us] | locks waited for [%]",
         rows,
-    };
+    );
     let (guest, host) = pattern.paper_work();
     let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
     let (id, title, text) = match group {
@@ -229,13 +206,7 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
                 .into(),
         ),
     };
-    Section {
-        id,
-        title,
-        text: vec![text],
-        command: None,
-        blocks: vec![Block::Chart(chart), Block::Table(table)],
-    }
+    Section::new(id, title, vec![text], vec![Block::Chart(chart), Block::Table(table)])
 }
 
 /// Median IOPS of a cell.
@@ -293,7 +264,7 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         }
     }
     let series = vec![
-        Series { name: "measured, jobs = CPUs".into(), predicted: false, published: false, points: ours },
+        Series::measured("measured, jobs = CPUs", ours),
         Series {
             name: "Kim, Kang, Eom 2016, at most".into(),
             predicted: false,
@@ -301,42 +272,28 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
             points: published,
         },
     ];
-    let chart = Chart {
-        caption: "MT over Baseline".into(),
-        kind: ChartKind::Bars,
-        x: axis("pattern", ""),
-        y: axis("ratio of throughputs", ""),
-        categories: measured.patterns.iter().map(|p| p.title.to_string()).collect(),
+    let chart = Chart::bars(
+        "MT over Baseline",
+        Axis::new("pattern", ""),
+        Axis::new("ratio of throughputs", ""),
+        measured.patterns.iter().map(|p| p.title.to_string()).collect(),
         series,
-    };
-    let table = Table {
-        caption: "Ratios to MT".into(),
-        columns: vec![
-            column("pattern", ""),
-            column("ratio", ""),
-            column("jobs = CPUs", ""),
-            column("at most", ""),
-            column("with jobs", ""),
-            column("published, at most", ""),
-        ],
+    );
+    let table = Table::new(
+        "Ratios to MT",
+        "pattern | ratio | jobs = CPUs | at most | with jobs | published, at most",
         rows,
-    };
+    );
     let mut blocks = vec![Block::Chart(chart), Block::Table(table)];
     let mut numbers: Vec<_> =
         u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
     numbers.dedup();
     blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)).map(Block::Table));
-    Section {
-        id: "paper-ratios".into(),
-        title: "Beside the published figures".into(),
-        text: vec![
+    Section::new("paper-ratios", "Beside the published figures", vec![
             "The paper's machine had 8 hardware threads and a real guest; absolute figures of another machine mean nothing here, ratios \
              and shapes do. Its ratios are those of the best case over its numbers of processes."
                 .into(),
-        ],
-        command: None,
-        blocks,
-    }
+        ], blocks)
 }
 
 /// The paper's figure 3 and its section 2.1: latency, context switches and lock waits of MT against Baseline.
@@ -378,17 +335,11 @@ fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Table> {
         of(Topology::Mq, wait),
         "50 us -> 10 us",
     );
-    Some(Table {
-        caption: format!("{}, {jobs} jobs", pattern.title),
-        columns: vec![
-            column("what", ""),
-            column("Baseline", ""),
-            column("MT", ""),
-            column("ratio", ""),
-            column("published", ""),
-        ],
+    Some(Table::new(
+        format!("{}, {jobs} jobs", pattern.title),
+        "what | Baseline | MT | ratio | published",
         rows,
-    })
+    ))
 }
 
 fn overcommit(measured: &Measured<'_>) -> Section {
@@ -423,26 +374,20 @@ fn overcommit(measured: &Measured<'_>) -> Section {
         }
     }
     let most = measured.jobs.last().copied().unwrap_or(0);
-    let table = Table {
-        caption: "From as many lanes as CPUs to twice as many and more".into(),
-        columns: vec![
-            column("pattern", ""),
-            column("topology", ""),
-            column(&format!("{fit} lanes"), "k IOPS"),
-            column(&format!("{twice} lanes"), "k IOPS"),
-            column("change", "%"),
-            column(&format!("change at {most} lanes"), "%"),
-            column("published (16 on 8)", ""),
-        ],
+    let table = Table::new(
+        "From as many lanes as CPUs to twice as many and more",
+        &format!(
+            "pattern | topology | {fit} lanes [k IOPS] | {twice} lanes [k IOPS] | change [%] | \
+            change at {most} lanes [%] | published (16 on 8)"
+        ),
         rows,
-    };
-    Section {
-        id: "overcommit".into(),
-        title: "Overcommit: more lanes than CPUs".into(),
-        text: vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into()],
-        command: None,
-        blocks: vec![Block::Table(table)],
-    }
+    );
+    Section::new(
+        "overcommit",
+        "Overcommit: more lanes than CPUs",
+        vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into()],
+        vec![Block::Table(table)],
+    )
 }
 
 /// The lanes' costs that predictions are made from: of the first pattern.
@@ -489,14 +434,12 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
             if *n == here {
                 series.extend(measured_series(measured, group, kind));
             }
-            blocks.push(Block::Chart(Chart {
-                caption: format!("4K random read on {n} CPUs, {words}"),
-                kind: ChartKind::Lines,
-                x: Axis { log: true, ..axis("jobs", "") },
-                y: axis("requests per second", "k"),
-                categories: Vec::new(),
+            blocks.push(Block::Chart(Chart::lines(
+                format!("4K random read on {n} CPUs, {words}"),
+                Axis::log("jobs", ""),
+                Axis::new("requests per second", "k"),
                 series,
-            }));
+            )));
             for (topology, lane) in &lanes {
                 let mut row =
                     vec![TableCell::Number(f64::from(*n)), TableCell::Text(kind.with(*topology).to_string())];
@@ -506,24 +449,18 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
                 rows.push(row);
             }
         }
-        let mut columns = vec![column("CPUs", ""), column("topology", "")];
-        columns.extend(LANES.iter().map(|n| column(&format!("{n} lanes"), "k IOPS")));
-        columns.push(column("ends at", ""));
+        let mut columns = vec![Column::new("CPUs", ""), Column::new("topology", "")];
+        columns.extend(LANES.iter().map(|n| Column::new(&format!("{n} lanes"), "k IOPS")));
+        columns.push(Column::new("ends at", ""));
         blocks.push(Block::Table(Table { caption: "Predicted".into(), columns, rows }));
         if group == Group::Paper {
             blocks.extend(paper_machine(&lanes).map(Block::Table));
         }
-        sections.push(Section {
-            id: format!("scaling-{}", if group == Group::Paper { "paper" } else { "vlane" }),
-            title: format!("Scaling, predicted: {words}"),
-            text: vec![
+        sections.push(Section::new(format!("scaling-{}", if group == Group::Paper { "paper" } else { "vlane" }), format!("Scaling, predicted: {words}"), vec![
                 "Dashed lines are calculated from measurements of one lane (the next sections show them, and how far off the model is for two). \
                  Threads are placed as in the measurement: job i and I/O thread i on CPU i modulo the CPUs."
                     .into(),
-            ],
-            command: None,
-            blocks,
-        });
+            ], blocks));
     }
     sections
 }
@@ -541,7 +478,7 @@ fn measured_series(measured: &Measured<'_>, group: Group, kind: Kind) -> Vec<Ser
             })
             .collect();
         let name = format!("{subject}, measured");
-        (!points.is_empty()).then_some(Series { name, predicted: false, published: false, points })
+        (!points.is_empty()).then_some(Series::measured(name, points))
     };
     Topology::ALL.into_iter().filter_map(series).collect()
 }
@@ -556,16 +493,15 @@ fn paper_machine(lanes: &[(Topology, Lane)]) -> Option<Table> {
     let row = |name: &str, ours: f64, paper: f64| {
         vec![TableCell::Text(name.into()), TableCell::Number(ours), TableCell::Number(paper)]
     };
-    Some(Table {
-        caption: "8 jobs on 8 CPUs, as on the paper's machine: predicted from one lane here, and published"
-            .into(),
-        columns: vec![column("4K random read", ""), column("predicted", ""), column("published", "")],
-        rows: vec![
+    Some(Table::new(
+        "8 jobs on 8 CPUs, as on the paper's machine: predicted from one lane here, and published",
+        "4K random read | predicted | published",
+        vec![
             row("MT, k IOPS", mt / 1e3, 413.0),
             row("MT / Baseline", mt / base, 2.55),
             row("MT / MQ", mt / mq, 1.32),
         ],
-    })
+    ))
 }
 
 fn group_words(group: Group) -> &'static str {
@@ -589,31 +525,17 @@ fn validation(checks: &[(Group, Check)]) -> Section {
             TableCell::Text(if error.abs() <= TOLERANCE { "within 15 %".into() } else { "off".into() }),
         ]
     });
-    let table = Table {
-        caption: "Two lanes: predicted from one lane, and measured".into(),
-        columns: vec![
-            column("pattern", ""),
-            column("topology", ""),
-            column("work per request", ""),
-            column("1 lane, measured", "k IOPS"),
-            column("2 lanes, predicted", "k IOPS"),
-            column("2 lanes, measured", "k IOPS"),
-            column("error", "%"),
-            column("", ""),
-        ],
-        rows: rows.collect(),
-    };
-    Section {
-        id: "validation".into(),
-        title: "How far off the scaling model is".into(),
-        text: vec![
+    let table = Table::new(
+        "Two lanes: predicted from one lane, and measured",
+        "pattern | topology | work per request | 1 lane, measured [k IOPS] | \
+            2 lanes, predicted [k IOPS] | 2 lanes, measured [k IOPS] | error [%] | ",
+        rows.collect(),
+    );
+    Section::new("validation", "How far off the scaling model is", vec![
             "The prediction uses measurements of one lane alone, made in turn with those of two. \"1 lane\" is job and I/O thread on one CPU \
              while the others are busy with something else."
                 .into(),
-        ],
-        command: None,
-        blocks: vec![Block::Table(table)],
-    }
+        ], vec![Block::Table(table)])
 }
 
 /// What the model was given.
@@ -630,11 +552,7 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
     for (threads, ns) in &prices.handover {
         row(format!("handing the mutex over, {threads} threads at it"), Some(*ns));
     }
-    let machine = Table {
-        caption: "What meeting costs on this machine".into(),
-        columns: vec![column("what", ""), column("time", "ns")],
-        rows,
-    };
+    let machine = Table::new("What meeting costs on this machine", "what | time [ns]", rows);
     let rows = checks.iter().map(|(group, check)| {
         let lane = &check.lane;
         let distance = lane.guest_remote + lane.device_remote - lane.guest_local - lane.device_local;
@@ -652,33 +570,18 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
             lines.map_or(TableCell::Empty, TableCell::Number),
         ]
     });
-    let lanes = Table {
-        caption: "What one lane costs, per request".into(),
-        columns: vec![
-            column("pattern", ""),
-            column("topology", ""),
-            column("work per request", ""),
-            column("job, same CPU", "ns"),
-            column("I/O thread, same CPU", "ns"),
-            column("job, two CPUs", "ns"),
-            column("I/O thread, two CPUs", "ns"),
-            column("requests at a time", ""),
-            column("locks taken", ""),
-            column("distance in cache lines", ""),
-        ],
-        rows: rows.collect(),
-    };
-    Section {
-        id: "costs".into(),
-        title: "What the model is given".into(),
-        text: vec![
+    let lanes = Table::new(
+        "What one lane costs, per request",
+        "pattern | topology | work per request | job, same CPU [ns] | I/O thread, same CPU [ns] | \
+            job, two CPUs [ns] | I/O thread, two CPUs [ns] | requests at a time | locks taken | \
+            distance in cache lines",
+        rows.collect(),
+    );
+    Section::new("costs", "What the model is given", vec![
             "\"Distance in cache lines\" is what a request costs more on two CPUs than on one, in transfers of a cache line; waking across \
              CPUs is in it."
                 .into(),
-        ],
-        command: None,
-        blocks: vec![Block::Table(lanes), Block::Table(machine)],
-    }
+        ], vec![Block::Table(lanes), Block::Table(machine)])
 }
 
 fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]) -> Vec<String> {

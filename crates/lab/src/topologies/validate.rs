@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use vlane_driver::{Workload, median};
+use vlane_driver::Workload;
+use vlane_report::stats::median;
 
 use super::cell::{Cell, CellPlan, Hog, measure};
 use super::micro::Prices;

@@ -9,14 +9,17 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
-use vlane_driver::{OnProgress, Session, Wait};
+use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest};
+use vlane_driver::{OnProgress, Session};
 use vlane_trace::{Kind, Record};
 
-use super::{Request, Trace, replay_report};
+use super::replay_report::{self, Facts};
+use super::{Request, Trace};
+
+pub use super::replay_report::Settings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::report::Report;
+use vlane_report::Report;
 
 /// How much later than a request's completion its recorded time may be: the time of the eight requests that share one reading of the
 /// clock, on an engine that answers each with a system call.
@@ -147,21 +150,6 @@ fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// How a trace is replayed.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// When requests go out.
-    pub timing: Timing,
-    /// How completions are waited for.
-    pub wait: Wait,
-    /// Most requests out at once, per queue; none: as many as there were in the trace.
-    pub depth: Option<u16>,
-    /// What written data are made from.
-    pub seed: u64,
-    /// The command that makes the report again.
-    pub command: String,
-}
-
 /// Replays a trace on the back end at `socket`. `progress` is told how many requests of how many are done.
 ///
 /// # Errors
@@ -189,10 +177,4 @@ pub fn replay(
     let result = vlane_driver::replay::replay(session, &plan, &options, on_progress)?;
     interrupt.check()?;
     Ok(replay_report::report(trace, &result, &facts, settings, begin.elapsed()))
-}
-
-/// What the report tells of the preparation.
-pub(super) struct Facts {
-    pub(super) left_out: BTreeMap<&'static str, u64>,
-    pub(super) split: u64,
 }

@@ -1,17 +1,41 @@
 //! What a replay comes to: the back end now against the volume then.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+use vlane_driver::Wait;
+use vlane_driver::replay::Timing;
 
 use vlane_driver::replay::ReplayReport;
 use vlane_trace::Kind;
 
 use super::Trace;
-use super::analyze::build::{number, percentile_columns, percentiles, table, text, us};
+use super::analyze::build::{number, percentile_columns, percentiles, text, us};
 use super::analyze::{name, notes};
-use super::replay::{Facts, Settings};
-use crate::date;
-use crate::machine::Machine;
-use crate::report::{Cell, Note, Report, SCHEMA, Section, Severity};
+use vlane_report::build::table;
+use vlane_report::date;
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section, Severity};
+
+/// How a trace is replayed.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// When requests go out.
+    pub timing: Timing,
+    /// How completions are waited for.
+    pub wait: Wait,
+    /// Most requests out at once, per queue; none: as many as there were in the trace.
+    pub depth: Option<u16>,
+    /// What written data are made from.
+    pub seed: u64,
+    /// The command that makes the report again.
+    pub command: String,
+}
+
+/// What the report tells of the preparation.
+pub(super) struct Facts {
+    pub(super) left_out: BTreeMap<&'static str, u64>,
+    pub(super) split: u64,
+}
 
 pub(super) fn report(
     trace: &Trace,
@@ -65,14 +89,8 @@ pub(super) fn report(
     }
 }
 
-fn section(id: &str, title: &str, words: &str, block: crate::report::Block) -> Section {
-    Section {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        text: vec![words.to_owned()],
-        command: None,
-        blocks: vec![block],
-    }
+fn section(id: &str, title: &str, words: &str, block: vlane_report::Block) -> Section {
+    Section::new(id.to_owned(), title.to_owned(), vec![words.to_owned()], vec![block])
 }
 
 fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
@@ -124,5 +142,5 @@ fn course(result: &ReplayReport) -> Section {
         vec![text("failed"), Cell::Number(number(result.errors.total()))],
     ];
     let words = "Requests go out at their recorded times, unless the order or the depth holds them back; late is how much later than that they went.";
-    section("course", "How it went", words, table("The replay", &[("", ""), ("", "")], rows))
+    section("course", "How it went", words, table("The replay", " | ", rows))
 }

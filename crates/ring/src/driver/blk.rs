@@ -8,8 +8,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::error::{Error, Violation};
+use super::layout::{Format, Layout, Segment};
 use super::memory::{Arena, Buf};
-use super::queue::{Format, Layout, Queue, Segment};
+use super::queue::Queue;
 
 /// The header at 0, the status byte behind it: one cache line per slot, which the guest's kernel has as well.
 const SLOT_BYTES: usize = 64;

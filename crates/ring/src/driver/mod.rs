@@ -15,6 +15,7 @@
 
 mod blk;
 mod error;
+mod layout;
 mod memory;
 mod packed;
 mod queue;
@@ -24,9 +25,10 @@ mod tests;
 
 pub use blk::{BlkOptions, BlkQueue, Completion, Kind, Request, STATUS_NONE};
 pub use error::{Error, Violation};
+pub use layout::{Format, Layout, Segment, Used};
 pub use memory::{Arena, Buf};
 pub use packed::PackedQueue;
-pub use queue::{Format, Layout, Queue, Segment, Used};
+pub use queue::Queue;
 pub use split::SplitQueue;
 
 #[cfg(target_endian = "big")]

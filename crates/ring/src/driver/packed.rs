@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::error::{Error, Violation};
+use super::layout::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment, Used};
 use super::memory::{Arena, Buf};
-use super::queue::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment, Used};
 use super::{MAX_QUEUE_SIZE, passed};
 
 /// VIRTQ_DESC_F_AVAIL.

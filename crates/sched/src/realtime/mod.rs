@@ -11,6 +11,7 @@ mod payers;
 pub mod repair;
 pub mod table;
 mod take;
+mod trusted;
 
 pub use self::payers::Shares;
 

@@ -4,6 +4,10 @@ use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 
 use super::super::table::tests::entry;
 use super::super::table::{Entry, Table};
+use std::path::PathBuf;
+
+use rustix::fs::FileType;
+
 use super::*;
 use crate::sys::{self, Attr, Class};
 use crate::thread::Thread;

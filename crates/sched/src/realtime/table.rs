@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::repair;
+use super::trusted::{self, Directory};
 use crate::sys::{self, Attr, Class};
 use crate::thread::{is_gone, is_same};
 use crate::{Error, ErrorKind, Result};
@@ -142,7 +142,7 @@ impl Table {
         };
         // Not what the umask says: what others may write to is not believed.
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(fail)?;
-        repair::Directory::open(dir).map_err(fail)?;
+        Directory::open(dir).map_err(fail)?;
         // A process may have several, and a number may come again: the first free name.
         for attempt in 0..10_000_u32 {
             let name = format!("{PREFIX}{}-{attempt}", std::process::id());
@@ -275,7 +275,7 @@ impl Reader {
     ///
     /// It cannot be opened, or somebody else than this user or root can have written it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let reader = Self::of(repair::open(path)?, path);
+        let reader = Self::of(trusted::open(path)?, path);
         flock(&reader.file, FlockOperation::NonBlockingLockShared)?;
         Ok(reader)
     }

@@ -14,7 +14,8 @@ use utoipa::IntoParams;
 
 use super::Context;
 use super::error::{ApiError, Problem};
-use crate::recording::{Recording, Refused};
+use crate::recorded::Recording;
+use crate::recording::Refused;
 
 /// What is to be recorded.
 #[derive(Debug, Deserialize, IntoParams)]

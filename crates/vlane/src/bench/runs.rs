@@ -4,22 +4,20 @@ use std::io::{IsTerminal, Write};
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use vlane_boot::{Host, Install};
 use vlane_lab::bench::{
     self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target, against_saved,
     between_targets, is_worse,
 };
-use vlane_lab::report::{Report, text};
-use vlane_lab::{Interrupt, Output, Progress};
+use vlane_lab::{Interrupt, Output};
+use vlane_report::Progress;
 
+use crate::output::{OutputArgs, command_line};
 use crate::{exit, explain, values};
 
 use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg};
-
-/// Columns where nobody says how wide the terminal is.
-const WIDTH: usize = 110;
 
 /// What makes it more than one run.
 #[derive(Debug, Args)]
@@ -145,7 +143,7 @@ impl BenchArgs {
         let mut name = format!(
             "{} {}, depth {}, {}",
             self.rw,
-            vlane_driver::units::show_size(self.bs),
+            vlane_report::figure::show_size(self.bs),
             self.depth,
             super::plural(self.jobs.into(), "job")
         );
@@ -221,9 +219,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(older) = &older {
         bench::check_saved(&profile, older)?;
     }
-    if let Some(path) = &runs.html {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    let output = OutputArgs { html: runs.html.clone(), json: args.json.clone(), overwrite: args.overwrite };
+    output.check()?;
     let save = runs.save.as_deref().map(|path| Saved::output(path, args.overwrite.force));
     save.as_ref().map_or(Ok(()), Output::check)?;
     let interrupt = Interrupt::listen()?;
@@ -257,20 +254,17 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         eprintln!("not in the saved run, so not compared: {name}");
     }
     let report = bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
-    if args.json {
-        print!("{}", report.to_json()?);
-    } else {
-        print!("{}", text::render(&report, WIDTH));
-    }
-    if let Some(path) = &runs.html {
-        report.write_to(path, args.overwrite.force)?;
+    output.show(&report)?;
+    for path in output.files() {
         if std::io::stderr().is_terminal() {
             // The report is written; that nobody can be told is no reason to fail.
             let _ = writeln!(std::io::stderr(), "written: {}", path.display());
         }
     }
     if runs.fail_on_worse && is_worse(&comparisons) {
-        bail!("worse than what it was compared with (the verdicts are above)");
+        return Err(
+            exit::Missed("worse than what it was compared with (the verdicts are above)".to_owned()).into()
+        );
     }
     if measured.partial {
         let runs = |l: &bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
@@ -281,12 +275,6 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         .into());
     }
     Ok(())
-}
-
-/// The command that was given, to be given again.
-fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
-    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

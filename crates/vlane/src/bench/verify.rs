@@ -6,7 +6,7 @@ use vlane_driver::{
     verify_load,
 };
 
-use super::{BenchArgs, WaitArg, group, print_json, with_progress};
+use super::{BenchArgs, WaitArg, group, with_progress};
 use crate::{exit, explain};
 
 /// The reports of one invocation, in the order in which they were made.
@@ -34,9 +34,7 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
     };
     let mut reports = Reports::default();
     let outcome = steps(args, session, &options, old, &mut reports);
-    if args.json {
-        print_json(&reports)?;
-    } else {
+    if !args.give_json(&reports)? {
         print!("{}", text(&reports));
     }
     outcome?;

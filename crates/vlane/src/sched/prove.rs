@@ -8,18 +8,15 @@ use vlane_boot::Install;
 use vlane_lab::Interrupt;
 use vlane_lab::loans::live::{self, Arm, Options};
 use vlane_lab::loans::{express, guests};
-use vlane_lab::report::{Report, text};
+use vlane_report::Report;
 
-use crate::output::Overwrite;
+use crate::output::{OutputArgs, command_line};
 use vlane_policy::loan::Policy;
 use vlane_sched::realtime::guard::GuardCommand;
 
 use crate::values;
 
 use super::settings::{Config, HoldBackArg, runtime_dir};
-
-/// Columns of what is printed.
-const WIDTH: usize = 180;
 
 /// Measure the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
 /// CPUs, under EEVDF alone, credit, always-boost, loan and adaptive, in turns.
@@ -71,15 +68,8 @@ pub struct ProveArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// Real guests.
@@ -103,25 +93,13 @@ fn parse_arm(text: &str) -> Result<String, String> {
 ///
 /// Whatever keeps it from being measured or written.
 pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
-    for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let report = match args.real {
         Some(real) if args.express => express_and_loans(args, real)?,
         Some(real) => with_guests(args, real)?,
         None => natively(args)?,
     };
-    for path in args.html.iter().chain(&args.json) {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    print!("{}", text::render(&report, WIDTH));
-    Ok(())
-}
-
-/// The command line as it was given.
-fn command() -> String {
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
-    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+    args.output.show(&report)
 }
 
 fn gaps(args: &ProveArgs, usual: &[u64]) -> Vec<Duration> {
@@ -163,7 +141,7 @@ fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
     let options = guests::Options {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: command(),
+        command: command_line(),
         program: std::env::current_exe()?,
         machines: machines(real),
         guests: guests(args),
@@ -181,7 +159,7 @@ fn express_and_loans(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     check_weights(args)?;
     let options = express::Options {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: command(),
+        command: command_line(),
         program: std::env::current_exe()?,
         machines: machines(real),
         guests: guests(args),
@@ -213,7 +191,7 @@ fn natively(args: &ProveArgs) -> anyhow::Result<Report> {
     }
     let options = Options {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: command(),
+        command: command_line(),
         guests: guests(args),
         weights: args.weights.clone(),
         gaps: gaps(args, &[20, 5, 2]),

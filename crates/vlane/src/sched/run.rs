@@ -24,6 +24,7 @@ use vlane_sched::thread::Thread;
 use vlane_sched::{ErrorKind, ProcessId, VcpuThreads, Vehicle};
 use vlane_socket::Access;
 
+use crate::output::{self, Overwrite};
 use crate::values;
 
 use super::settings::{CompletionsArg, Config, HoldBackArg, runtime_dir};
@@ -105,9 +106,11 @@ pub struct RunArgs {
     /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Print the last state as JSON at the end
-    #[arg(long)]
-    json: bool,
+    /// Write the last state as JSON at the end; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -310,6 +313,7 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
 ///
 /// Whatever keeps it from scheduling, in words; nothing is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    output::check_json(args.json.as_deref(), args.overwrite)?;
     let (settings, completions) = args.settings()?;
     // Before anything is made or bound. The other vehicle has its own needs, and says them.
     if args.vehicle == VehicleArg::Realtime || probe::sched_ext() != Ext::Free || !cfg!(feature = "sched-ext")
@@ -386,8 +390,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         Ending::Stopped => tracing::info!("ended; all threads are as they were"),
         Ending::Alone => tracing::info!("all vCPUs have ended"),
     }
-    if args.json {
-        println!("{}", serde_json::to_string(&last)?);
+    if let Some(path) = &args.json {
+        output::give_json(path, &serde_json::to_string(&last)?, args.overwrite)?;
     }
     Ok(())
 }

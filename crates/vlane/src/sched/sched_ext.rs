@@ -1,11 +1,9 @@
 //! `vlane sched prove-sched-ext`: the sched_ext vehicle in a guest that has it.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use vlane_policy::loan::Policy;
 
-use crate::output::Overwrite;
+use crate::output::OutputArgs;
 use crate::values;
 
 /// Parses the name of a scheduler.
@@ -57,12 +55,8 @@ pub struct ProveArgs {
     /// Download the guest's kernel into the cache directory, and install what else is missing
     #[arg(long)]
     install: bool,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// Measures on the kernel that this runs on.
@@ -127,7 +121,7 @@ mod with {
 
     use anyhow::{Context, bail};
     use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Install, Kernel, Qemu, QemuProgram};
-    use vlane_lab::report::{Report, text};
+
     use vlane_sched::ext::measure::{Turn, hold, turn, unloaded};
 
     use super::super::sched_ext_report::Kills;
@@ -260,10 +254,8 @@ mod with {
         for name in &args.schedulers {
             policy(name)?;
         }
-        if let Some(path) = &args.json {
-            Report::check_path(path, args.overwrite.force)?;
-        }
-        let (begun, created) = (Instant::now(), vlane_lab::date::now());
+        args.output.check()?;
+        let (begun, created) = (Instant::now(), vlane_report::date::now());
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
         let (program, kernel) = (QemuProgram::find(&host)?, Kernel::with_sched_ext(&host)?);
         let own = std::env::current_exe().context("cannot find this program's own file")?;
@@ -310,10 +302,6 @@ mod with {
             created,
             begun.elapsed(),
         );
-        if let Some(path) = &args.json {
-            report.write_to(path, args.overwrite.force)?;
-        }
-        print!("{}", text::render(&report, 140));
-        Ok(())
+        args.output.show(&report)
     }
 }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use vlane_lab::Machine;
-use vlane_lab::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+use vlane_report::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
 };
 use vlane_sched::ext::measure::Shown;
 
@@ -52,13 +51,7 @@ pub fn report(
         None => format!("The BPF program's {replayed} steps were decided again by the policy: all the same, and so are the accounts."),
         Some(first) => format!("The BPF program and the policy part: {first}"),
     });
-    let section = |id: &str, title: &str, blocks| Section {
-        id: id.into(),
-        title: title.into(),
-        text: Vec::new(),
-        command: None,
-        blocks,
-    };
+    let section = |id: &str, title: &str, blocks| Section::new(id, title, Vec::new(), blocks);
     Report {
         schema: SCHEMA.into(),
         kind: "sched-ext".into(),
@@ -87,10 +80,6 @@ pub fn report(
             section("kills", "Killing the loader", vec![Block::Table(killed(kills))]),
         ],
     }
-}
-
-fn column(title: &str, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
 }
 
 fn figure(turns: &[&Shown], of: impl Fn(&Shown) -> Option<f64>) -> Cell {
@@ -127,19 +116,12 @@ fn responses<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
             figure(&turns, unfairness),
         ]
     });
-    Table {
-        caption: "Time from event to answer, and CPU time of each thread over what its weight entitles it to"
-            .into(),
-        columns: vec![
-            column("scheduler", ""),
-            column("p50", "us"),
-            column("p99", "us"),
-            column("p50 of granted", "us"),
-            column("share of the one with events", ""),
-            column("farthest share", "%"),
-        ],
-        rows: rows.collect(),
-    }
+    Table::new(
+        "Time from event to answer, and CPU time of each thread over what its weight entitles it to",
+        "scheduler | p50 [us] | p99 [us] | p50 of granted [us] | share of the one with events | \
+            farthest share [%]",
+        rows.collect(),
+    )
 }
 
 fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart {
@@ -151,16 +133,14 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
             let x = number(*all.get(at)?).max(1.0);
             Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
         });
-        Series { name: name.clone(), predicted: false, published: false, points: steps.collect() }
+        Series::measured(name.clone(), steps.collect())
     });
-    Chart {
-        caption: "Responses, cumulative".into(),
-        kind: ChartKind::Steps,
-        x: Axis { title: "time from event to answer".into(), unit: "us".into(), log: true },
-        y: Axis { title: "answered".into(), unit: "%".into(), log: false },
-        categories: Vec::new(),
-        series: series.collect(),
-    }
+    Chart::steps(
+        "Responses, cumulative",
+        Axis::log("time from event to answer", "us"),
+        Axis::new("answered", "%"),
+        series.collect(),
+    )
 }
 
 /// Whether the accounts know what the kernel knows, and whether the machine stood still meanwhile.
@@ -188,21 +168,12 @@ fn books(shown: &[Shown]) -> Table {
             cell(credits.reduce(f64::max)),
         ]
     });
-    Table {
-        caption: "Every turn: how late a real-time thread woke at the most (the machine stood still), and all accounts together".into(),
-        columns: vec![
-            column("scheduler", ""),
-            column("late", "ms"),
-            column("farthest share", "%"),
-            column("used", "ms"),
-            column("charged", "ms"),
-            column("allotted", "ms"),
-            column("forgiven", "ms"),
-            column("least credits", "ms"),
-            column("most credits", "ms"),
-        ],
-        rows: rows.collect(),
-    }
+    Table::new(
+        "Every turn: how late a real-time thread woke at the most (the machine stood still), and all accounts together",
+        "scheduler | late [ms] | farthest share [%] | used [ms] | charged [ms] | allotted [ms] | \
+            forgiven [ms] | least credits [ms] | most credits [ms]",
+        rows.collect(),
+    )
 }
 
 fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Table {
@@ -221,39 +192,24 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
             figure(&turns, |one| Some(number(one.sheltered))),
         ]
     });
-    Table {
-        caption: "What the BPF program decided, and whether the policy decides the same".into(),
-        columns: vec![
-            column("scheduler", ""),
-            column("granted", ""),
-            column("denied", ""),
-            column("not at once", ""),
-            column("lent per boost", "us"),
-            column("telling an event", "us"),
-            column("steps decided again", ""),
-            column("turns that differ", ""),
-            column("given back to the ordinary scheduler", ""),
-        ],
-        rows: rows.collect(),
-    }
+    Table::new(
+        "What the BPF program decided, and whether the policy decides the same",
+        "scheduler | granted | denied | not at once | lent per boost [us] | telling an event [us] | \
+            steps decided again | turns that differ | given back to the ordinary scheduler",
+        rows.collect(),
+    )
 }
 
 fn killed(kills: &Kills) -> Table {
-    Table {
-        caption: "The loader was killed with SIGKILL, while its scheduler ran or at any time before".into(),
-        columns: vec![
-            column("outcome", ""),
-            column("killed", ""),
-            column("while loaded", ""),
-            column("slowest unloading", "ms"),
-            column("state at the end", ""),
-        ],
-        rows: vec![vec![
+    Table::new(
+        "The loader was killed with SIGKILL, while its scheduler ran or at any time before",
+        "outcome | killed | while loaded | slowest unloading [ms] | state at the end",
+        vec![vec![
             Cell::Text("kill -9".into()),
             Cell::Number(kills.all),
             Cell::Number(kills.while_loaded),
             Cell::Number(kills.unload_ms),
             Cell::Text(kills.state.clone()),
         ]],
-    }
+    )
 }

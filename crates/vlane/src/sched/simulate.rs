@@ -1,18 +1,12 @@
 //! `vlane sched simulate`: host schedulers on a machine that is not there.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use vlane_lab::loans::simulated::{self, Options};
-use vlane_lab::report::{Report, text};
 
-use crate::output::Overwrite;
-use vlane_sched::simulate::{COMPARED, Scenario, Setup};
+use crate::output::{OutputArgs, command_line};
+use vlane_simulate::{COMPARED, Scenario, Setup};
 
 use crate::values;
-
-/// Columns of what is printed.
-const WIDTH: usize = 150;
 
 /// Simulate host schedulers side by side: responses to I/O, bandwidth, and who gets the CPU, with the decisions of the live
 /// scheduler. The same seed gives the same result, on any machine.
@@ -38,26 +32,13 @@ pub struct SimulateArgs {
     /// All chance follows from it, instead of the scenario's
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     seed: Option<u64>,
-    /// Write the report as a page with pictures
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// Parses the name of a scheduler.
 fn parse_setup(text: &str) -> Result<String, String> {
     Setup::named(text).map(|setup| setup.name).map_err(|error| error.to_string())
-}
-
-/// The command that was given, to be given again.
-fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy()));
-    std::iter::once("vlane".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 impl SimulateArgs {
@@ -101,15 +82,9 @@ impl SimulateArgs {
 /// A scenario or a scheduler that is not there or makes no sense, or a file that cannot be written.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let options = args.options()?;
-    for path in args.html.iter().chain(&args.json) {
-        Report::check_path(path, args.overwrite.force)?;
-    }
+    args.output.check()?;
     let report = simulated::run(&options)?;
-    for path in args.html.iter().chain(&args.json) {
-        report.write_to(path, args.overwrite.force)?;
-    }
-    print!("{}", text::render(&report, WIDTH));
-    Ok(())
+    args.output.show(&report)
 }
 
 #[cfg(test)]

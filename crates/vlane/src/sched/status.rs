@@ -12,6 +12,7 @@ use vlane_sched::live::state::State;
 use vlane_socket::printable;
 
 use super::settings::runtime_dir;
+use crate::output::{self, Overwrite};
 
 /// Exit statuses, as `systemctl status` has them.
 const NOT_RUNNING: i32 = 3;
@@ -22,9 +23,11 @@ const UNKNOWN: i32 = 4;
 /// The exit status is 0 when one runs, 3 when none does, and 4 when that cannot be found out.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// As JSON
-    #[arg(long)]
-    json: bool,
+    /// Write it as JSON; - is standard output, which then has no text
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// The scheduler's socket [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -191,20 +194,18 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
     let machines = state.as_ref().map(machines).unwrap_or_default();
-    let mut out = match (args.json, &state) {
-        (false, Some(state)) => text(&path, state, &machines),
-        (false, None) => format!("vlane sched: {}\n", why.as_deref().unwrap_or_default()),
-        (true, _) => {
-            let socket = path.display().to_string();
-            let answer = Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
-            serde_json::to_string(&answer)?
-        }
-    };
-    if args.json {
-        out.push('\n');
-    }
     // Whoever does not read it has the exit status.
-    print!("{out}");
+    if !args.json.as_deref().is_some_and(output::is_standard) {
+        match &state {
+            Some(state) => print!("{}", text(&path, state, &machines)),
+            None => println!("vlane sched: {}", why.as_deref().unwrap_or_default()),
+        }
+    }
+    if let Some(file) = &args.json {
+        let socket = path.display().to_string();
+        let answer = Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
+        output::give_json(file, &serde_json::to_string(&answer)?, args.overwrite)?;
+    }
     match status {
         0 => Ok(()),
         status => {

@@ -5,18 +5,22 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use vlane_lab::Output;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::State;
 use vlane_socket::printable;
 
 use super::settings::runtime_dir;
+use crate::output::{Overwrite, is_standard};
 
 /// Show the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// A line of JSON per second
-    #[arg(long)]
-    json: bool,
+    /// Write a line of JSON per second; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Only once
     #[arg(long)]
     once: bool,
@@ -102,10 +106,14 @@ fn fitting(text: &str, columns: usize, rows: usize) -> String {
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock"));
     let mut client = Client::connect(&path, !args.once)?;
-    let mut out = std::io::stdout();
-    let live = out.is_terminal() && !args.once && !args.json;
+    let json = args.json.as_deref();
+    let mut out: Box<dyn Write> = match json.filter(|path| !is_standard(path)) {
+        Some(path) => Box::new(Output::new(path).force(args.overwrite.force).create()?),
+        None => Box::new(std::io::stdout()),
+    };
+    let live = std::io::stdout().is_terminal() && !args.once && json.is_none();
     while let Some((line, state)) = client.next_state()? {
-        let text = match (args.json, live) {
+        let text = match (json.is_some(), live) {
             (true, _) => line,
             (false, false) => table(&state),
             (false, true) => {
@@ -118,7 +126,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             // Whoever does not read on has seen enough.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(anyhow::Error::new(error).context("cannot write to standard output")),
+            Err(error) => return Err(anyhow::Error::new(error).context("cannot write the state")),
             Ok(()) if args.once => return Ok(()),
             Ok(()) => {}
         }

@@ -338,7 +338,7 @@ impl Scheduler {
         }
         let directory = TempDir::with_prefix("vlane-sched-").unwrap();
         let at = |name: &str| directory.path().join(name);
-        let mut words: Vec<PathBuf> = ["sched", "run", "--json"].iter().map(PathBuf::from).collect();
+        let mut words: Vec<PathBuf> = ["sched", "run", "--json", "-"].iter().map(PathBuf::from).collect();
         for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")]
         {
             words.extend([option.into(), at(file)]);
@@ -356,7 +356,8 @@ impl Scheduler {
     /// What `vlane sched top` shows now.
     pub fn state(&self) -> vlane_sched::live::state::State {
         let mut top = Command::new(vlane());
-        let output = top.args(["sched", "top", "--once", "--json", "--socket"]).arg(&self.socket).output();
+        let output =
+            top.args(["sched", "top", "--once", "--json", "-", "--socket"]).arg(&self.socket).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()

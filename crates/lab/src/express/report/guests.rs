@@ -6,9 +6,9 @@ use super::super::guests::{Options, PlaceResult, Sample};
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::{AGAIN, Variant};
 use super::{busy, cell, few, goals, met, picture, says, variants};
-use crate::machine::Machine;
-use crate::report::build::{bars, section, table};
-use crate::report::{Cell, Note, Point, Report, SCHEMA, Section, Series, Spread};
+use vlane_report::build::{bars, table};
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Point, Report, SCHEMA, Section, Series, Spread};
 
 /// Of Vanilla's execution time, what Proposed may take: the paper's 15 % less.
 const SHORTER: f64 = 0.85;
@@ -135,13 +135,13 @@ fn beside_the_paper(results: &[PlaceResult]) -> Section {
     columns.extend(results.iter().map(|result| (result.place.name(), "x")));
     let categories = shown.iter().map(|variant| variant.title().to_owned()).collect();
     let mut block = bars("Execution time over Vanilla's", ("over Vanilla", "x"), categories, Vec::new());
-    if let crate::report::Block::Chart(chart) = &mut block {
+    if let vlane_report::Block::Chart(chart) = &mut block {
         chart.series = series;
     }
     let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive and 12 hardware threads. It does not say \
                 by how much its figures differ from run to run.";
     let table = table("Execution time over Vanilla's, published and here", &columns, rows);
-    section("paper", "Beside the paper", vec![text.into()], vec![block, table])
+    Section::new("paper", "Beside the paper", vec![text.into()], vec![block, table])
 }
 
 fn over_first(results: &[PlaceResult]) -> Section {
@@ -168,7 +168,7 @@ fn over_first(results: &[PlaceResult]) -> Section {
         ("Background", "x"),
     ];
     let text = "Each figure over that of the first variant in the same round: median, smallest and largest.";
-    section(
+    Section::new(
         "over-first",
         "Over the first variant",
         vec![text.into()],
@@ -219,5 +219,5 @@ fn figures(result: &PlaceResult) -> Section {
         ));
     }
     let block = table("Each variant: median of its rounds (smallest-largest)", &columns, rows);
-    section(result.place.name(), &result.about, text, vec![block])
+    Section::new(result.place.name(), &result.about, text, vec![block])
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use super::super::Variant;
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::launch::{Options, PlaceResult, Sample};
 use super::super::root::Root;
 use super::{busy, cell, few, goals, met, says, variants};
-use crate::machine::Machine;
-use crate::report::build::{bars, section, spread, table};
-use crate::report::{Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{bars, spread, table};
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section};
 
 /// Of Vanilla's launch time, what Proposed may take: the paper's smallest, 28 % less.
 const SHORTER: f64 = 0.72;
@@ -121,7 +121,7 @@ fn published() -> Section {
     let columns = [("Program", ""), ("Proposed over Vanilla", "x")];
     let text = "The paper launches desktop programs, ten times each, with a stopwatch, and gives per cent less than Vanilla: 28, 49, 64, 60 and 65 (section IV, Figure 5). \
                 Other programs here: what a launch gains is the share of it that waits for the drive.";
-    section("paper", "What the paper has", vec![text.into()], vec![table("Published", &columns, rows)])
+    Section::new("paper", "What the paper has", vec![text.into()], vec![table("Published", &columns, rows)])
 }
 
 fn picture(options: &Options, result: &PlaceResult) -> Section {
@@ -133,7 +133,7 @@ fn picture(options: &Options, result: &PlaceResult) -> Section {
     let caption = "Launch times: medians, with the shortest and the longest";
     let block = bars(caption, ("launch", "s"), categories, rows);
     let title = format!("Launch times in {} (Figure 5)", result.place.name());
-    section(&format!("{}-launches", result.place.name()), &title, Vec::new(), vec![block])
+    Section::new(format!("{}-launches", result.place.name()), &title, Vec::new(), vec![block])
 }
 
 /// Columns for the programs, after others.
@@ -154,7 +154,7 @@ fn over_first(options: &Options, result: &PlaceResult) -> Section {
     let text = "Each launch over that of the first variant in the same turn: median, smallest and largest.";
     let title = format!("Over the first variant, in {}", result.place.name());
     let block = table("Over the first variant", &columns(options, &[("Variant", "")], "x"), rows);
-    section(&format!("{}-over-first", result.place.name()), &title, vec![text.into()], vec![block])
+    Section::new(format!("{}-over-first", result.place.name()), &title, vec![text.into()], vec![block])
 }
 
 fn figures(options: &Options, result: &PlaceResult) -> Section {
@@ -178,11 +178,11 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
         "{} in turns. For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.",
         shown.join(", ")
     );
-    section(result.place.name(), &result.about, vec![text], blocks)
+    Section::new(result.place.name(), &result.about, vec![text], blocks)
 }
 
 /// What the paper has: means.
-fn means(options: &Options, arms: &Arms<Sample>) -> crate::report::Block {
+fn means(options: &Options, arms: &Arms<Sample>) -> vlane_report::Block {
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let mean = |arm: &Measured<Sample>, at: usize| -> Cell {
         let all: Vec<f64> = arm.rounds.iter().filter_map(of(at)).collect();

@@ -7,8 +7,8 @@ pub(super) mod native;
 use super::judge::{Arms, Measured, Verdict};
 use super::machine::Beside;
 use super::{ENOUGH, Variant};
-use crate::report::build::{bars, section, spread, table};
-use crate::report::{Block, Cell, Note, Section, Spread};
+use vlane_report::build::{bars, spread, table};
+use vlane_report::{Block, Cell, Note, Section, Spread};
 
 /// A figure of all rounds of an arm.
 fn cell<S>(arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Cell {
@@ -41,7 +41,7 @@ fn goals(verdicts: &[Verdict], text: &str) -> Section {
         "{text} Figures are ratios to the first arm of the same round: median (smallest-largest). A goal is met by its median. \
          A/A is the same figure of the first arm, measured twice in each round, over itself."
     );
-    section("goals", "Goals", vec![text], vec![table("Goals", &columns, rows.collect())])
+    Section::new("goals", "Goals", vec![text], vec![table("Goals", &columns, rows.collect())])
 }
 
 /// The goals in a sentence.
@@ -115,7 +115,7 @@ fn picture<S>(
     let categories = places.iter().map(|(name, _)| name.clone()).collect();
     let caption = format!("{title}: medians, with the smallest and the largest of all rounds");
     let block: Block = bars(&caption, y, categories, rows.collect());
-    Some(section(id, title, Vec::new(), vec![block]))
+    Some(Section::new(id, title, Vec::new(), vec![block]))
 }
 
 #[cfg(test)]
@@ -127,8 +127,8 @@ mod tests {
     use super::super::root::{Program, Root};
     use super::super::{Model, machine::Place};
     use super::*;
-    use crate::machine::Machine;
-    use crate::report::{Block, Report, Severity};
+    use vlane_report::machine::Machine;
+    use vlane_report::{Block, Report, Severity};
 
     const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
 

@@ -6,9 +6,9 @@ use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::native::{Load, LoadResult, Options, Sample};
 use super::super::{AGAIN, Mode};
 use super::{cell, few, goals, met, picture, says};
-use crate::machine::Machine;
-use crate::report::build::{section, table};
-use crate::report::{Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::table;
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section};
 
 /// How many times shorter the foreground's 99th percentile has to be.
 const SHORTER: f64 = 10.0;
@@ -148,7 +148,12 @@ fn over_first(options: &Options, results: &[LoadResult]) -> Section {
     let text = format!(
         "Each figure over that of `{first}` in the same round: median, smallest and largest. Times shorter: `{first}`'s time over the arm's."
     );
-    section("over-first", "Over the first arm", vec![text], vec![table("Over the first arm", &columns, rows)])
+    Section::new(
+        "over-first",
+        "Over the first arm",
+        vec![text],
+        vec![table("Over the first arm", &columns, rows)],
+    )
 }
 
 fn figures(options: &Options, result: &LoadResult) -> Section {
@@ -183,5 +188,5 @@ fn figures(options: &Options, result: &LoadResult) -> Section {
     ];
     let rows = result.arms.0.iter().map(row).collect();
     let block = table("Each arm: median of its rounds (smallest-largest)", &columns, rows);
-    section(result.load.name(), &title(options, result), Vec::new(), vec![block])
+    Section::new(result.load.name(), title(options, result), Vec::new(), vec![block])
 }

@@ -1,10 +1,10 @@
 //! What goes past one scenario: the ablation, events more and less frequent, what the simulation cost, and what it comes to.
 
-use vlane_sched::simulate::{ABLATION, Setup};
+use vlane_simulate::{ABLATION, Setup};
 
-use super::sections::{Group, axis, float, maybe, number, place, point, series, text};
+use super::sections::{Group, float, place};
 use super::{Options, RATES, Runs, rate};
-use crate::report::{Block, Cell, Chart, ChartKind, Column, Section, Table};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Table};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";
@@ -20,61 +20,43 @@ pub(super) fn ablation(runs: &Runs) -> Section {
         let traffic = runs.one("ablation", "iperf", name);
         let mbit = traffic.and_then(|o| Some(o.load(MEASURED, "iperf")?.mbit(o.time_ns)));
         let off = traffic.and_then(|o| Some(o.farthest_off()?.off() * 100.0));
-        means.push(point(place(at), load.mean_ms()));
+        means.push(Point::exact(place(at), load.mean_ms()));
         let barred = float(own.loans.barred_ns) / float(ping.time_ns) * 100.0;
         rows.push(vec![
-            text(name),
-            Setup::named(name).map_or(Cell::Empty, |setup| text(setup.about())),
-            number(load.mean_ms()),
-            number(load.quantile_ms(0.5)),
-            number(load.quantile_ms(0.99)),
-            number(load.within(10.0) * 100.0),
-            maybe(own.denied()),
-            maybe(own.redemption_s()),
-            number(barred),
-            maybe(mbit),
-            maybe(off),
+            Cell::from(name),
+            Setup::named(name).map_or(Cell::Empty, |setup| setup.about().into()),
+            Cell::from(load.mean_ms()),
+            Cell::from(load.quantile_ms(0.5)),
+            Cell::from(load.quantile_ms(0.99)),
+            Cell::from(load.within(10.0) * 100.0),
+            Cell::from(own.denied()),
+            Cell::from(own.redemption_s()),
+            Cell::from(barred),
+            Cell::from(mbit),
+            Cell::from(off),
         ]);
     }
-    let table = Table {
-        caption: "Simulated: hping's responses, iperf's bandwidth, and what that does to shares".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("what it is", ""),
-            Column::new("mean", "ms"),
-            Column::new("p50", "ms"),
-            Column::new("p99", "ms"),
-            Column::new("within 10 ms", "%"),
-            Column::new("denied", "%"),
-            Column::new("one redemption", "s"),
-            Column::new("time barred", "%"),
-            Column::new("iperf", "Mbit/s"),
-            Column::new("farthest off, iperf", "%"),
-        ],
+    let table = Table::new(
+        "Simulated: hping's responses, iperf's bandwidth, and what that does to shares",
+        "scheduler | what it is | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | denied [%] | \
+            one redemption [s] | time barred [%] | iperf [Mbit/s] | farthest off, iperf [%]",
         rows,
-    };
-    let chart = Chart {
-        caption: "Simulated: mean response to hping".into(),
-        kind: ChartKind::Bars,
-        x: axis("scheduler", "", false),
-        y: axis("mean response", "ms", false),
-        categories: ABLATION.iter().map(ToString::to_string).collect(),
-        series: vec![series("simulated", means)],
-    };
-    Section {
-        id: "ablation".into(),
-        title: "The paper's parameters, one change at a time".into(),
-        text: vec![
+    );
+    let chart = Chart::bars(
+        "Simulated: mean response to hping",
+        Axis::new("scheduler", ""),
+        Axis::new("mean response", "ms"),
+        ABLATION.iter().map(ToString::to_string).collect(),
+        vec![Series::measured("simulated", means)],
+    );
+    Section::new("ablation", "The paper's parameters, one change at a time", vec![
             "The paper lends 1000 credits (100 ms of CPU time) and redeems 20 % of what is allotted. 13 vCPUs on 2 CPUs are allotted 5 ms each \
              every 30 ms, so 1 ms of it redeems, and a spent loan takes 3 s to redeem, in which no event boosts."
                 .into(),
             "Rows from `paper+small` to `paper+share` change one thing in `paper`; `paper+all` changes all four; the last rows are vlane's \
              loans without and with levelled accountings."
                 .into(),
-        ],
-        command: None,
-        blocks: vec![Block::Chart(chart), Block::Table(table)],
-    }
+        ], vec![Block::Chart(chart), Block::Table(table)])
 }
 
 /// Responses and shares over how frequent events are.
@@ -88,47 +70,35 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
             let Some(load) = outcome.load(MEASURED, "hping") else { continue };
             let own = Group::of(outcome, load.group, MEASURED);
             let off = outcome.machine(MEASURED).map(|machine| machine.off() * 100.0);
-            points.push(point(1000.0 / ms, load.mean_ms()));
+            points.push(Point::exact(1000.0 / ms, load.mean_ms()));
             rows.push(vec![
-                text(&setup.name),
-                number(1000.0 / ms),
-                number(load.mean_ms()),
-                number(load.quantile_ms(0.99)),
-                maybe(own.denied()),
-                maybe(off),
+                Cell::from(setup.name.as_str()),
+                Cell::from(1000.0 / ms),
+                Cell::from(load.mean_ms()),
+                Cell::from(load.quantile_ms(0.99)),
+                Cell::from(own.denied()),
+                Cell::from(off),
             ]);
         }
-        lines.push(series(&setup.name, points));
+        lines.push(Series::measured(&setup.name, points));
     }
-    let chart = Chart {
-        caption: "Simulated: mean response over the rate of pings".into(),
-        kind: ChartKind::Lines,
-        x: axis("pings per second", "", true),
-        y: axis("mean response", "ms", true),
-        categories: Vec::new(),
-        series: lines,
-    };
-    let table = Table {
-        caption: "Simulated: rates of pings".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("pings", "per s"),
-            Column::new("mean", "ms"),
-            Column::new("p99", "ms"),
-            Column::new("denied", "%"),
-            Column::new("domain-1 off its due", "%"),
-        ],
+    let chart = Chart::lines(
+        "Simulated: mean response over the rate of pings",
+        Axis::log("pings per second", ""),
+        Axis::log("mean response", "ms"),
+        lines,
+    );
+    let table = Table::new(
+        "Simulated: rates of pings",
+        "scheduler | pings [per s] | mean [ms] | p99 [ms] | denied [%] | domain-1 off its due [%]",
         rows,
-    };
-    Section {
-        id: "rates".into(),
-        title: "Events more and less frequent".into(),
-        text: vec![
-            "The paper's scenario with pings at other rates: it does not say how often it pinged.".into(),
-        ],
-        command: None,
-        blocks: vec![Block::Chart(chart), Block::Table(table)],
-    }
+    );
+    Section::new(
+        "rates",
+        "Events more and less frequent",
+        vec!["The paper's scenario with pings at other rates: it does not say how often it pinged.".into()],
+        vec![Block::Chart(chart), Block::Table(table)],
+    )
 }
 
 /// What the simulation itself cost.
@@ -137,37 +107,24 @@ pub(super) fn cost(runs: &Runs) -> Section {
         let simulated = float(run.outcome.time_ns) / 1e9;
         vec![
             Cell::Text(format!("{} {}", run.scenario, run.phase).trim().to_string()),
-            text(&run.outcome.setup),
-            number(simulated),
-            number(float(run.outcome.events)),
-            number(run.seconds),
-            number(float(run.outcome.events) / run.seconds),
+            Cell::from(run.outcome.setup.as_str()),
+            Cell::from(simulated),
+            Cell::from(float(run.outcome.events)),
+            Cell::from(run.seconds),
+            Cell::from(float(run.outcome.events) / run.seconds),
         ]
     };
     let own = runs.0.iter().filter(|run| run.scenario != "ablation" && !run.scenario.starts_with("rates "));
-    let table = Table {
-        caption: "Cost of the simulation (measured here)".into(),
-        columns: vec![
-            Column::new("scenario", ""),
-            Column::new("scheduler", ""),
-            Column::new("simulated", "s"),
-            Column::new("events", ""),
-            Column::new("took", "s"),
-            Column::new("events per second", ""),
-        ],
-        rows: own.map(row).collect(),
-    };
-    Section {
-        id: "cost".into(),
-        title: "What the simulation cost".into(),
-        text: vec![
+    let table = Table::new(
+        "Cost of the simulation (measured here)",
+        "scenario | scheduler | simulated [s] | events | took [s] | events per second",
+        own.map(row).collect(),
+    );
+    Section::new("cost", "What the simulation cost", vec![
             "Events are the simulation's own: arrivals, ends of services and turns, accountings, without the warm-up's. As many runs go on at \
              once as there are CPUs."
                 .into(),
-        ],
-        command: None,
-        blocks: vec![Block::Table(table)],
-    }
+        ], vec![Block::Table(table)])
 }
 
 /// What it comes to.

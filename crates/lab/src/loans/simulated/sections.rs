@@ -1,42 +1,14 @@
 //! One part of a scenario: responses, shares and loans, with every scheduler, and what the paper has of them.
 
-use vlane_sched::simulate::{LoadOutcome, Loans, MachineOutcome, Outcome, Scenario};
+use vlane_simulate::{LoadOutcome, Loans, MachineOutcome, Outcome, Scenario};
 
 use super::{Run, Runs};
-use crate::report::{Axis, Block, Cell, Chart, ChartKind, Column, Point, Section, Series, Spread, Table};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Table};
 
 /// More machines than these are told by what they have in common.
 const MOST_MACHINES: usize = 20;
 /// Charts of responses for no more loads than these.
 const MOST_CHARTS: usize = 4;
-
-pub(super) fn axis(title: &str, unit: &str, log: bool) -> Axis {
-    Axis { title: title.into(), unit: unit.into(), log }
-}
-
-pub(super) fn text(text: &str) -> Cell {
-    Cell::Text(text.into())
-}
-
-pub(super) fn number(value: f64) -> Cell {
-    if value.is_finite() { Cell::Number(value) } else { Cell::Empty }
-}
-
-pub(super) fn maybe(value: Option<f64>) -> Cell {
-    value.map_or(Cell::Empty, number)
-}
-
-pub(super) fn point(x: f64, y: f64) -> Point {
-    Point { x, y: Spread { median: y, min: y, max: y, runs: 1 } }
-}
-
-pub(super) fn series(name: &str, points: Vec<Point>) -> Series {
-    Series { name: name.into(), predicted: false, published: false, points }
-}
-
-fn published(name: &str, points: Vec<Point>) -> Series {
-    Series { published: true, ..series(name, points) }
-}
 
 #[expect(clippy::cast_precision_loss, reason = "a few places on an axis")]
 pub(super) fn place(at: usize) -> f64 {
@@ -111,7 +83,7 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
     }
     blocks.push(Block::Table(shares(&runs)));
     blocks.extend(loans(&runs, scenario).map(Block::Table));
-    Section { id, title, text: words, command: None, blocks }
+    Section::new(id, title, words, blocks)
 }
 
 fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
@@ -121,61 +93,53 @@ fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
     let of = |load: &LoadOutcome| {
         times
             .iter()
-            .map(|&ms| point(ms, load.within(ms) * 100.0))
+            .map(|&ms| Point::exact(ms, load.within(ms) * 100.0))
             .filter(|p| p.y.median.is_finite())
             .collect()
     };
     let mut all: Vec<Series> = runs
         .iter()
-        .filter_map(|run| Some(series(&run.outcome.setup, of(run.outcome.loads.get(load)?))))
+        .filter_map(|run| Some(Series::measured(&run.outcome.setup, of(run.outcome.loads.get(load)?))))
         .collect();
     if scenario == "paper" && first.name == "hping" {
-        all.push(published("Xen's Credit, 2016", vec![point(10.0, 35.0), point(20.0, 41.0)]));
-        all.push(published("loans, 2016", vec![point(10.0, 58.0), point(20.0, 70.0)]));
+        all.push(Series::published(
+            "Xen's Credit, 2016",
+            vec![Point::exact(10.0, 35.0), Point::exact(20.0, 41.0)],
+        ));
+        all.push(Series::published("loans, 2016", vec![Point::exact(10.0, 58.0), Point::exact(20.0, 70.0)]));
     }
-    Some(Block::Chart(Chart {
-        caption: format!("Simulated: responses of {} ({}), cumulative", first.name, first.machine),
-        kind: ChartKind::Steps,
-        x: axis("response", "ms", true),
-        y: axis("answered within", "%", false),
-        categories: Vec::new(),
-        series: all,
-    }))
+    Some(Block::Chart(Chart::steps(
+        format!("Simulated: responses of {} ({}), cumulative", first.name, first.machine),
+        Axis::log("response", "ms"),
+        Axis::new("answered within", "%"),
+        all,
+    )))
 }
 
 fn responses(runs: &[&Run]) -> Table {
     let mut rows = Vec::new();
     for run in runs {
         for load in &run.outcome.loads {
-            let mbit = if load.bytes > 0 { number(load.mbit(run.outcome.time_ns)) } else { Cell::Empty };
+            let mbit = if load.bytes > 0 { Cell::from(load.mbit(run.outcome.time_ns)) } else { Cell::Empty };
             rows.push(vec![
-                text(&run.outcome.setup),
+                Cell::from(run.outcome.setup.as_str()),
                 Cell::Text(format!("{}: {}", load.machine, load.name)),
-                number(float(load.served()) / (float(run.outcome.time_ns) / 1e9)),
-                number(load.mean_ms()),
-                number(load.quantile_ms(0.5)),
-                number(load.quantile_ms(0.99)),
-                number(load.within(10.0) * 100.0),
-                number(load.within(20.0) * 100.0),
+                Cell::from(float(load.served()) / (float(run.outcome.time_ns) / 1e9)),
+                Cell::from(load.mean_ms()),
+                Cell::from(load.quantile_ms(0.5)),
+                Cell::from(load.quantile_ms(0.99)),
+                Cell::from(load.within(10.0) * 100.0),
+                Cell::from(load.within(20.0) * 100.0),
                 mbit,
             ]);
         }
     }
-    Table {
-        caption: "Simulated: responses".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("load", ""),
-            Column::new("served", "per s"),
-            Column::new("mean", "ms"),
-            Column::new("p50", "ms"),
-            Column::new("p99", "ms"),
-            Column::new("within 10 ms", "%"),
-            Column::new("within 20 ms", "%"),
-            Column::new("bandwidth", "Mbit/s"),
-        ],
+    Table::new(
+        "Simulated: responses",
+        "scheduler | load | served [per s] | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | \
+            within 20 ms [%] | bandwidth [Mbit/s]",
         rows,
-    }
+    )
 }
 
 fn table_six(runs: &[&Run]) -> Table {
@@ -188,23 +152,16 @@ fn table_six(runs: &[&Run]) -> Table {
             _ => [f64::NAN; 3],
         };
         let ours = [load.mean_ms(), load.within(10.0) * 100.0, load.within(20.0) * 100.0];
-        let mut cells = vec![text(&run.outcome.setup)];
-        cells.extend(ours.iter().zip(paper).flat_map(|(ours, paper)| [number(*ours), number(paper)]));
+        let mut cells = vec![Cell::from(run.outcome.setup.as_str())];
+        cells.extend(ours.iter().zip(paper).flat_map(|(ours, paper)| [Cell::from(*ours), Cell::from(paper)]));
         Some(cells)
     };
-    Table {
-        caption: "Table 6, simulated and published".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("mean", "ms"),
-            Column::new("published mean", "ms"),
-            Column::new("within 10 ms", "%"),
-            Column::new("published within 10 ms", "%"),
-            Column::new("within 20 ms", "%"),
-            Column::new("published within 20 ms", "%"),
-        ],
-        rows: runs.iter().filter_map(row).collect(),
-    }
+    Table::new(
+        "Table 6, simulated and published",
+        "scheduler | mean [ms] | published mean [ms] | within 10 ms [%] | \
+            published within 10 ms [%] | within 20 ms [%] | published within 20 ms [%]",
+        runs.iter().filter_map(row).collect(),
+    )
 }
 
 fn bandwidth(runs: &[&Run]) -> Block {
@@ -215,17 +172,22 @@ fn bandwidth(runs: &[&Run]) -> Block {
         _ => None,
     };
     let of = |run: &Run| run.outcome.loads.first().map(|load| load.mbit(run.outcome.time_ns));
-    let ours = runs.iter().enumerate().filter_map(|(at, run)| Some(point(place(at), of(run)?))).collect();
-    let theirs =
-        runs.iter().enumerate().filter_map(|(at, run)| Some(point(place(at), paper(&run.outcome.setup)?)));
-    Block::Chart(Chart {
-        caption: "Figure 6: iperf's bandwidth, simulated and published".into(),
-        kind: ChartKind::Bars,
-        x: axis("scheduler", "", false),
-        y: axis("bandwidth", "Mbit/s", false),
-        categories: runs.iter().map(|run| run.outcome.setup.clone()).collect(),
-        series: vec![series("simulated", ours), published("Kim, Jang, Hong 2016", theirs.collect())],
-    })
+    let ours =
+        runs.iter().enumerate().filter_map(|(at, run)| Some(Point::exact(place(at), of(run)?))).collect();
+    let theirs = runs
+        .iter()
+        .enumerate()
+        .filter_map(|(at, run)| Some(Point::exact(place(at), paper(&run.outcome.setup)?)));
+    Block::Chart(Chart::bars(
+        "Figure 6: iperf's bandwidth, simulated and published",
+        Axis::new("scheduler", ""),
+        Axis::new("bandwidth", "Mbit/s"),
+        runs.iter().map(|run| run.outcome.setup.clone()).collect(),
+        vec![
+            Series::measured("simulated", ours),
+            Series::published("Kim, Jang, Hong 2016", theirs.collect()),
+        ],
+    ))
 }
 
 fn table_seven(runs: &[&Run]) -> Table {
@@ -241,29 +203,23 @@ fn table_seven(runs: &[&Run]) -> Table {
                 continue;
             }
             let is_paper = run.outcome.setup == "paper";
-            let published = |value: f64| if is_paper { number(value) } else { Cell::Empty };
+            let published = |value: f64| if is_paper { Cell::from(value) } else { Cell::Empty };
             rows.push(vec![
-                text(&run.outcome.setup),
-                text(group),
-                maybe(all.cm()),
+                Cell::from(run.outcome.setup.as_str()),
+                Cell::from(group),
+                Cell::from(all.cm()),
                 published(paper[0]),
-                maybe(all.next_loan()),
+                Cell::from(all.next_loan()),
                 published(paper[1]),
             ]);
         }
     }
-    Table {
-        caption: "Table 7, simulated and published".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("machines", ""),
-            Column::new("cm", "credits/ms"),
-            Column::new("published cm", "credits/ms"),
-            Column::new("next loan", "credits"),
-            Column::new("published loan", "credits"),
-        ],
+    Table::new(
+        "Table 7, simulated and published",
+        "scheduler | machines | cm [credits/ms] | published cm [credits/ms] | next loan [credits] | \
+            published loan [credits]",
         rows,
-    }
+    )
 }
 
 fn shares_chart(runs: &[&Run]) -> Block {
@@ -273,17 +229,16 @@ fn shares_chart(runs: &[&Run]) -> Block {
         .unwrap_or_default();
     let of = |run: &&Run| {
         let shares = run.outcome.machines.iter().enumerate();
-        let points = shares.map(|(at, m)| point(place(at), run.outcome.of_cpu(m) * 100.0)).collect();
-        series(&run.outcome.setup, points)
+        let points = shares.map(|(at, m)| Point::exact(place(at), run.outcome.of_cpu(m) * 100.0)).collect();
+        Series::measured(&run.outcome.setup, points)
     };
-    Block::Chart(Chart {
-        caption: "Simulated: CPU time of each machine (Figures 7 to 9)".into(),
-        kind: ChartKind::Bars,
-        x: axis("machine", "", false),
-        y: axis("of one CPU", "%", false),
-        categories: names,
-        series: runs.iter().map(of).collect(),
-    })
+    Block::Chart(Chart::bars(
+        "Simulated: CPU time of each machine (Figures 7 to 9)",
+        Axis::new("machine", ""),
+        Axis::new("of one CPU", "%"),
+        names,
+        runs.iter().map(of).collect(),
+    ))
 }
 
 fn shares(runs: &[&Run]) -> Table {
@@ -297,29 +252,21 @@ fn shares(runs: &[&Run]) -> Table {
             (!hogs.is_empty()).then(|| hogs.iter().sum::<f64>() / place(hogs.len()) * 100.0)
         };
         vec![
-            text(&outcome.setup),
-            farthest.map_or(Cell::Empty, |machine| text(&machine.name)),
-            maybe(farthest.map(|machine| machine.off() * 100.0)),
-            maybe(mean),
-            number(float(outcome.idle_ns) / all * 100.0),
-            number(float(outcome.overhead_ns) / all * 100.0),
-            number(float(outcome.switches) / (float(outcome.time_ns) / 1e9)),
+            Cell::from(outcome.setup.as_str()),
+            farthest.map_or(Cell::Empty, |machine| machine.name.as_str().into()),
+            Cell::from(farthest.map(|machine| machine.off() * 100.0)),
+            Cell::from(mean),
+            Cell::from(float(outcome.idle_ns) / all * 100.0),
+            Cell::from(float(outcome.overhead_ns) / all * 100.0),
+            Cell::from(float(outcome.switches) / (float(outcome.time_ns) / 1e9)),
         ]
     };
-    Table {
-        caption: "Simulated: CPU time against what is due by weight, of machines that compute all the time"
-            .into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("farthest off", ""),
-            Column::new("off", "%"),
-            Column::new("all, mean off", "%"),
-            Column::new("idle", "%"),
-            Column::new("switching", "%"),
-            Column::new("switches", "per s"),
-        ],
-        rows: runs.iter().map(row).collect(),
-    }
+    Table::new(
+        "Simulated: CPU time against what is due by weight, of machines that compute all the time",
+        "scheduler | farthest off | off [%] | all, mean off [%] | idle [%] | switching [%] | \
+            switches [per s]",
+        runs.iter().map(row).collect(),
+    )
 }
 
 /// Machines that are alike, as one.
@@ -405,33 +352,26 @@ fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Table> {
         for all in groups(&run.outcome, scenario).iter().filter(|all| all.totals.events > 0) {
             let barred = float(all.loans.barred_ns) / (seconds * 1e9 * f64::from(all.vcpus)) * 100.0;
             rows.push(vec![
-                text(&run.outcome.setup),
-                text(&all.name),
-                number(float(all.totals.boosts) / seconds),
-                number(float(all.totals.wake_boosts) / seconds),
-                maybe(all.denied()),
-                maybe(all.cm()),
-                maybe(all.next_loan()),
-                maybe(all.redemption_s()),
-                number(barred),
-                number(all.off * 100.0),
+                Cell::from(run.outcome.setup.as_str()),
+                Cell::from(all.name.as_str()),
+                Cell::from(float(all.totals.boosts) / seconds),
+                Cell::from(float(all.totals.wake_boosts) / seconds),
+                Cell::from(all.denied()),
+                Cell::from(all.cm()),
+                Cell::from(all.next_loan()),
+                Cell::from(all.redemption_s()),
+                Cell::from(barred),
+                Cell::from(all.off * 100.0),
             ]);
         }
     }
-    (!rows.is_empty()).then(|| Table {
-        caption: "Simulated: boosts and loans, machines that are alike together".into(),
-        columns: vec![
-            Column::new("scheduler", ""),
-            Column::new("machines", ""),
-            Column::new("boosts", "per s"),
-            Column::new("boosts from sleep", "per s"),
-            Column::new("denied", "%"),
-            Column::new("cm", "credits/ms"),
-            Column::new("next loan", "credits"),
-            Column::new("one redemption", "s"),
-            Column::new("time barred", "%"),
-            Column::new("farthest off due", "%"),
-        ],
-        rows,
+    (!rows.is_empty()).then(|| {
+        Table::new(
+            "Simulated: boosts and loans, machines that are alike together",
+            "scheduler | machines | boosts [per s] | boosts from sleep [per s] | denied [%] | \
+            cm [credits/ms] | next loan [credits] | one redemption [s] | time barred [%] | \
+            farthest off due [%]",
+            rows,
+        )
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! The client is another program's: fio with libblkio, on a CPU of its own; or fio in a guest, whose disks are all back ends at once. Back ends are
 //! measured in turns (A B, B A, ...), and a difference counts only if it is larger than what the same back end differs from itself by
-//! (A/A, [`crate::stats::halves`]). A rate that is not kept is told with what was achieved, and nothing is compared.
+//! (A/A, [`vlane_report::stats::halves`]). A rate that is not kept is told with what was achieved, and nothing is compared.
 
 mod guest;
 mod native;
@@ -25,8 +25,8 @@ use super::{Measured, Options};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guests::{Machines, Maker};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
 use crate::work::{Counted, Used};
+use vlane_report::progress::Progress;
 
 /// A rate of which less than this is achieved in the first round is not tried again.
 const HOPELESS: f64 = 0.9;
@@ -135,7 +135,7 @@ pub fn run(
             // Its short answer is in whole us.
             Client::Guest(_) => {
                 let p50: Vec<f64> = rounds.iter().map(|figures| figures.p50_us).collect();
-                FIO_STEP.max(1.0 / vlane_driver::median(&p50).max(1.0))
+                FIO_STEP.max(1.0 / vlane_report::stats::median(&p50).max(1.0))
             }
         };
         let qsd = &measured.rounds[QSD];

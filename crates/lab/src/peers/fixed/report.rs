@@ -4,11 +4,11 @@ use super::plan::{Client, Group, short};
 use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, QSD, RowResult, groups};
 use crate::guests::Machines;
-use crate::machine::Machine;
 use crate::peers::Options;
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Spread, Table,
-    figure, markdown as md,
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread, Table, figure,
+    markdown as md,
 };
 
 /// The section of the verdicts.
@@ -124,18 +124,11 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
             rows.push(row);
         }
     }
-    Table {
-        caption: format!("{caption}, the medians of the rounds (smallest-largest)"),
-        columns: vec![
-            Column::new("Load", ""),
-            Column::new("vlane", "us"),
-            Column::new("qemu-storage-daemon", "us"),
-            Column::new("Ratio", "x"),
-            Column::new("A/A to", "x"),
-            Column::new("Verdict", ""),
-        ],
+    Table::new(
+        format!("{caption}, the medians of the rounds (smallest-largest)"),
+        "Load | vlane [us] | qemu-storage-daemon [us] | Ratio [x] | A/A to [x] | Verdict",
         rows,
-    }
+    )
 }
 
 fn cpu(figures: &Figures) -> f64 {
@@ -166,13 +159,13 @@ fn picture(group: &Group, results: &[&RowResult]) -> Option<Chart> {
         Client::Guest(Machines::Qemu) => "CPU time per I/O, QEMU's included",
         _ => "CPU time of the back end per I/O",
     };
-    (!series.is_empty()).then(|| Chart {
-        caption: format!("{}: {title}, by rate", group.title),
-        kind: ChartKind::Lines,
-        x: Axis { title: "Rate".into(), unit: "IOPS".into(), log: true },
-        y: Axis { title: title.into(), unit: "us".into(), log: false },
-        categories: Vec::new(),
-        series,
+    (!series.is_empty()).then(|| {
+        Chart::lines(
+            format!("{}: {title}, by rate", group.title),
+            Axis::log("Rate", "IOPS"),
+            Axis::new(title, "us"),
+            series,
+        )
     })
 }
 
@@ -279,15 +272,9 @@ pub fn report(
         ));
     }
     notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Left out: {text}."))));
-    let mut sections = vec![Section {
-        id: VERDICTS.into(),
-        title: "CPU time and latency at the same load".into(),
-        text: vec![
+    let mut sections = vec![Section::new(VERDICTS, "CPU time and latency at the same load", vec![
             "With a QEMU guest, CPU time is QEMU's and the back end's together; otherwise it is the back end's.".into(),
-        ],
-        command: None,
-        blocks: [Metric::Cpu, Metric::P50].map(|metric| Block::Table(verdicts(&outcome.rows, metric))).into(),
-    }];
+        ], [Metric::Cpu, Metric::P50].map(|metric| Block::Table(verdicts(&outcome.rows, metric))).into())];
     for group in groups() {
         let results: Vec<_> = outcome.rows.iter().filter(|result| result.plan.group == group).collect();
         if results.is_empty() {
@@ -301,13 +288,7 @@ pub fn report(
                 "fio in the guest, which has a disk of each back end; nothing is bound to a CPU. The guest's CPU time is that of all its processes on the host."
             }
         };
-        sections.push(Section {
-            id: group.id.into(),
-            title: group.title.into(),
-            text: vec![text.into()],
-            command: None,
-            blocks,
-        });
+        sections.push(Section::new(group.id, group.title, vec![text.into()], blocks));
     }
     Report {
         schema: SCHEMA.into(),

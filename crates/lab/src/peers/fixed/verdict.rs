@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Figures;
-use crate::report::Spread;
-use crate::stats;
+use vlane_report::Spread;
+use vlane_report::stats;
 
 /// What is achieved of a rate when it counts as reached.
 pub const REACHED: f64 = 0.98;
@@ -80,7 +80,7 @@ impl Verdict {
 
 /// Requests per second that were achieved in the middle of the rounds.
 pub(super) fn achieved(rounds: &[Figures]) -> f64 {
-    vlane_driver::median(&rounds.iter().map(|figures| figures.iops).collect::<Vec<_>>())
+    vlane_report::stats::median(&rounds.iter().map(|figures| figures.iops).collect::<Vec<_>>())
 }
 
 /// Whether a rate was kept.

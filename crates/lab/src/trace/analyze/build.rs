@@ -1,6 +1,6 @@
 //! Tables and charts of figures.
 
-use crate::report::{Axis, Block, Cell, Chart, ChartKind, Column, Point, Series, Spread, Table};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Series};
 
 /// Points of a distribution's curve.
 const CURVE: usize = 200;
@@ -22,11 +22,6 @@ pub(in crate::trace) fn text(words: impl Into<String>) -> Cell {
 /// A part in percent; nothing of nothing.
 pub(in crate::trace) fn share(part: u64, all: u64) -> Cell {
     if all == 0 { Cell::Empty } else { Cell::Number(number(part) * 100.0 / number(all)) }
-}
-
-pub(in crate::trace) fn table(caption: &str, columns: &[(&str, &str)], rows: Vec<Vec<Cell>>) -> Block {
-    let column = |(title, unit): &(&str, &str)| Column { title: (*title).into(), unit: (*unit).into() };
-    Block::Table(Table { caption: caption.into(), columns: columns.iter().map(column).collect(), rows })
 }
 
 /// The columns that [`percentiles`] fills, after one for what they are of.
@@ -52,18 +47,6 @@ pub(in crate::trace) fn percentiles(values: &mut [u64], scale: impl Fn(f64) -> f
     std::iter::once(mean).chain(tail).map(|value| Cell::Number(scale(number(value)))).collect()
 }
 
-fn exact(x: f64, y: f64) -> Point {
-    Point { x, y: Spread { median: y, min: y, max: y, runs: 1 } }
-}
-
-fn axis((title, unit): (&str, &str), log: bool) -> Axis {
-    Axis { title: title.into(), unit: unit.into(), log }
-}
-
-fn series(name: &str, points: Vec<Point>) -> Series {
-    Series { name: name.into(), predicted: false, published: false, points }
-}
-
 /// Bars: a group for each category.
 pub(in crate::trace) fn bars(
     caption: &str,
@@ -71,15 +54,14 @@ pub(in crate::trace) fn bars(
     y: (&str, &str),
     of: Vec<(&str, Vec<f64>)>,
 ) -> Block {
-    let points = |values: Vec<f64>| (0_u32..).zip(values).map(|(x, y)| exact(x.into(), y)).collect();
-    Block::Chart(Chart {
-        caption: caption.into(),
-        kind: ChartKind::Bars,
-        x: axis(("", ""), false),
-        y: axis(y, false),
+    let points = |values: Vec<f64>| (0_u32..).zip(values).map(|(x, y)| Point::exact(x.into(), y)).collect();
+    Block::Chart(Chart::bars(
+        caption,
+        Axis::new("", ""),
+        Axis::new(y.0, y.1),
         categories,
-        series: of.into_iter().map(|(name, values)| series(name, points(values))).collect(),
-    })
+        of.into_iter().map(|(name, values)| Series::measured(name, points(values))).collect(),
+    ))
 }
 
 /// Lines.
@@ -89,15 +71,13 @@ pub(in crate::trace) fn lines(
     y: (&str, &str),
     of: Vec<(String, Vec<(f64, f64)>)>,
 ) -> Block {
-    let points = |values: Vec<(f64, f64)>| values.into_iter().map(|(x, y)| exact(x, y)).collect();
-    Block::Chart(Chart {
-        caption: caption.into(),
-        kind: ChartKind::Lines,
-        x: axis(x, false),
-        y: axis(y, false),
-        categories: Vec::new(),
-        series: of.into_iter().map(|(name, values)| series(&name, points(values))).collect(),
-    })
+    let points = |values: Vec<(f64, f64)>| values.into_iter().map(|(x, y)| Point::exact(x, y)).collect();
+    Block::Chart(Chart::lines(
+        caption,
+        Axis::new(x.0, x.1),
+        Axis::new(y.0, y.1),
+        of.into_iter().map(|(name, values)| Series::measured(name, points(values))).collect(),
+    ))
 }
 
 /// Cumulative distributions of sorted values, on a logarithmic axis.
@@ -116,18 +96,16 @@ pub(in crate::trace) fn cdf(
             let value = sorted[rank - 1].max(1);
             let (x, y) = (scale(number(value)), number(rank as u64) * 100.0 / number(n as u64));
             match points.last_mut() {
-                Some(last) if last.x >= x => *last = exact(last.x, y),
-                _ => points.push(exact(x, y)),
+                Some(last) if last.x >= x => *last = Point::exact(last.x, y),
+                _ => points.push(Point::exact(x, y)),
             }
         }
         points
     };
-    Block::Chart(Chart {
-        caption: caption.into(),
-        kind: ChartKind::Steps,
-        x: axis(x, true),
-        y: axis(("not longer", "%"), false),
-        categories: Vec::new(),
-        series: of.iter().map(|(name, sorted)| series(name, curve(sorted))).collect(),
-    })
+    Block::Chart(Chart::steps(
+        caption,
+        Axis::log(x.0, x.1),
+        Axis::new("not longer", "%"),
+        of.iter().map(|(name, sorted)| Series::measured(name.clone(), curve(sorted))).collect(),
+    ))
 }

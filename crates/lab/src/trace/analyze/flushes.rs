@@ -3,8 +3,9 @@
 use vlane_trace::{Kind, Record};
 
 use super::super::Trace;
-use super::build::{number, percentile_columns, percentiles, table, text, us};
-use crate::report::Section;
+use super::build::{number, percentile_columns, percentiles, text, us};
+use vlane_report::Section;
+use vlane_report::build::table;
 
 pub(super) fn section(trace: &Trace) -> Section {
     let (mut intervals, mut writes, mut kib, mut times) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -30,7 +31,7 @@ pub(super) fn section(trace: &Trace) -> Section {
     }
     if times.is_empty() {
         let words = "There is no flush in the trace: nothing that was written was ever asked to be durable.";
-        return super::section("flushes", "Flushes", vec![words.to_owned()], Vec::new());
+        return Section::new("flushes", "Flushes", vec![words.to_owned()], Vec::new());
     }
     let row = |name: &str, values: &mut Vec<u64>, scale: &dyn Fn(f64) -> f64| {
         let mut row = vec![text(name)];
@@ -49,10 +50,5 @@ pub(super) fn section(trace: &Trace) -> Section {
         "{count} flushes, {:.1} % of them with nothing written since the one before. {since} writes came after the last.",
         number(empty) * 100.0 / number(count as u64)
     );
-    super::section(
-        "flushes",
-        "Flushes",
-        vec![words],
-        vec![table("Flushes", &percentile_columns("", ""), rows)],
-    )
+    Section::new("flushes", "Flushes", vec![words], vec![table("Flushes", &percentile_columns("", ""), rows)])
 }

@@ -8,8 +8,9 @@ use vlane_trace::{Kind, SECTOR};
 
 use super::super::Trace;
 use super::super::detection::{Found, Score, evaluate, layout_of, overlap};
-use super::build::{lines, number, share, table, text};
-use crate::report::{Block, Cell, Section};
+use super::build::{lines, number, share, text};
+use vlane_report::build::table;
+use vlane_report::{Block, Cell, Section};
 
 /// Bytes of a block of a footprint.
 const BLOCK: u64 = 4096;
@@ -89,7 +90,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     let best = found.iter().find(|found| !found.journals.is_empty());
     let Some(best) = best.map(|best| (best.way, best.journals.clone())) else {
         let words = "No way found a journal: the layout names none, no chain of a journal's blocks was written, and nothing was written round and round.";
-        return super::section("journal", "The journal", vec![words.to_owned()], Vec::new());
+        return Section::new("journal", "The journal", vec![words.to_owned()], Vec::new());
     };
     let (best, journals) = best;
     if best != Way::Layout {
@@ -110,7 +111,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
         );
     }
     blocks.push(over_time(trace, begin, &journals, &found));
-    super::section("journal", "The journal", words, blocks)
+    Section::new("journal", "The journal", words, blocks)
 }
 
 pub(in crate::trace) fn shares(part: &Part) -> Block {
@@ -123,7 +124,7 @@ pub(in crate::trace) fn shares(part: &Part) -> Block {
         row("footprint, blocks", part.footprint),
         row("flushes", part.flushes),
     ];
-    table("The journal's part", &[("", ""), ("journal", ""), ("all", ""), ("part", "%")], rows)
+    table("The journal's part", " | journal | all | part [%]", rows)
 }
 
 fn ranges(found: &[Found]) -> Block {

@@ -5,8 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use vlane_trace::{Kind, Record};
 
 use super::super::Trace;
-use super::build::{lines, number, share, table, text};
-use crate::report::{Cell, Section};
+use super::build::{lines, number, share, text};
+use vlane_report::build::table;
+use vlane_report::{Cell, Section};
 
 /// Sectors of the blocks that the footprint is counted in: 4 KiB.
 const BLOCK: u64 = 8;
@@ -91,7 +92,7 @@ pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String)
         "Sequential: begins where one of the last {STREAMS} requests of the same lane and kind ended. Footprint: different blocks of 4 KiB. \
          Used again: accesses to blocks that were accessed before in the trace, by the kind."
     );
-    let section = super::section(
+    let section = Section::new(
         "locality",
         "Locality",
         vec![explained],
@@ -107,7 +108,7 @@ fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {
 }
 
 /// How much of the data of each slice of time went to which part of the volume: a line for each slice.
-fn heat(trace: &Trace, first: u64, span: u64) -> crate::report::Block {
+fn heat(trace: &Trace, first: u64, span: u64) -> vlane_report::Block {
     let moved = |record: &Record| matches!(record.kind, Kind::Read | Kind::Write) && record.sectors > 0;
     let records: Vec<&Record> =
         trace.requests.iter().map(|request| &request.record).filter(|r| moved(r)).collect();

@@ -12,10 +12,11 @@ use std::time::{Duration, SystemTime};
 use vlane_trace::{Kind, PriorityClass, Record, Status};
 
 use super::{Request, Trace};
-use crate::date;
-use crate::machine::Machine;
-use crate::report::{Block, Cell, Note, Report, SCHEMA, Section, Severity};
-use build::{bars, cdf, number, percentiles, share, table, text, us};
+use build::{bars, cdf, number, percentiles, share, text, us};
+use vlane_report::build::table;
+use vlane_report::date;
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section, Severity};
 
 /// Analyzes a trace; `command` makes the report again.
 pub fn analyze(trace: &Trace, command: &str) -> Report {
@@ -106,16 +107,7 @@ fn overview(trace: &Trace, span: u64, started: &str) -> Section {
         vec![text("missing requests"), text(trace.lost().to_string())],
         vec![text("data hashes"), text(if header.hashes { "yes" } else { "no" })],
     ];
-    section(
-        "overview",
-        "The trace",
-        Vec::new(),
-        vec![table("What it says about itself", &[("", ""), ("", "")], rows)],
-    )
-}
-
-fn section(id: &str, title: &str, text: Vec<String>, blocks: Vec<Block>) -> Section {
-    Section { id: id.to_owned(), title: title.to_owned(), text, command: None, blocks }
+    Section::new("overview", "The trace", Vec::new(), vec![table("What it says about itself", " | ", rows)])
 }
 
 fn kinds(records: &[&Record]) -> Section {
@@ -149,7 +141,7 @@ fn kinds(records: &[&Record]) -> Section {
         ("mean size", "KiB"),
         ("failed", ""),
     ];
-    section("kinds", "What was asked for", Vec::new(), vec![table("Requests by kind", &columns, rows)])
+    Section::new("kinds", "What was asked for", Vec::new(), vec![table("Requests by kind", &columns, rows)])
 }
 
 fn sizes(records: &[&Record]) -> Section {
@@ -162,7 +154,7 @@ fn sizes(records: &[&Record]) -> Section {
             counts.entry(class(record)).or_default()[place] += 1;
         }
     }
-    let label = |class: u32| vlane_driver::units::show_size(512_u64 << class);
+    let label = |class: u32| vlane_report::figure::show_size(512_u64 << class);
     let (low, high) = (counts.keys().min().copied().unwrap_or(0), counts.keys().max().copied().unwrap_or(0));
     let classes: Vec<u32> = (low..=high).collect();
     let of = |class: &u32, place: usize| counts.get(class).map_or(0, |counts| counts[place]);
@@ -182,7 +174,7 @@ fn sizes(records: &[&Record]) -> Section {
         }
     }
     let categories = classes.iter().map(|class| label(*class)).collect();
-    section(
+    Section::new(
         "sizes",
         "Sizes",
         Vec::new(),
@@ -212,7 +204,7 @@ fn latency(records: &[&Record]) -> Section {
          the time that a request waits in the guest's ring before the lane looks is not in it."
             .to_owned(),
     ];
-    section(
+    Section::new(
         "latency",
         "Service time",
         text,
@@ -248,7 +240,7 @@ fn priorities(records: &[&Record]) -> Section {
     columns.extend(build::percentile_columns("", "us").into_iter().skip(1));
     let words = "The I/O priority that the guest gave (Linux: from ioprio_set, or from the nice value), 0 the highest level.";
     let rows = rows.collect();
-    section(
+    Section::new(
         "priorities",
         "Priorities",
         vec![words.to_owned()],
@@ -295,7 +287,7 @@ fn lanes(trace: &Trace, span: u64) -> Section {
         ("missing", ""),
     ];
     let rows = rows.collect();
-    section("lanes", "Lanes", Vec::new(), vec![table("What each lane did", &columns, rows)])
+    Section::new("lanes", "Lanes", Vec::new(), vec![table("What each lane did", &columns, rows)])
 }
 
 #[cfg(test)]

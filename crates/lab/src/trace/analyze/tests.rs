@@ -4,7 +4,7 @@ use vlane_trace::{Header, Kind, Priority, Record, Status};
 
 use super::super::Trace;
 use super::analyze;
-use crate::report::{Block, Cell, Report};
+use vlane_report::{Block, Cell, Report};
 
 fn record(kind: Kind, submit: u64, service: u64, sector: u64, priority: u32) -> Record {
     Record {

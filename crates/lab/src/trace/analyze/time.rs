@@ -1,8 +1,9 @@
 //! How many requests are in flight, and when they come.
 
 use super::super::Trace;
-use super::build::{bars, cdf, lines, number, percentile_columns, percentiles, table, text, us};
-use crate::report::Section;
+use super::build::{bars, cdf, lines, number, percentile_columns, percentiles, text, us};
+use vlane_report::Section;
+use vlane_report::build::table;
 
 /// Points of a course over time.
 const BINS: usize = 120;
@@ -57,7 +58,7 @@ pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
     let values = shares.iter().map(|time| number(*time) * 100.0 / number(total)).collect();
     let area: u128 = areas.iter().sum();
     let overall = mean(area * u128::from(bin) / u128::from(span.max(1)));
-    super::section(
+    Section::new(
         "depth",
         "Queue depth",
         vec![format!(
@@ -88,7 +89,7 @@ pub(super) fn arrivals(trace: &Trace) -> Section {
     let mut gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let mut row = vec![text("all lanes")];
     row.extend(percentiles(&mut gaps, us));
-    super::section(
+    Section::new(
         "arrivals",
         "Inter-arrival times",
         vec!["Requests that a lane finds together come at the same moment.".to_owned()],

@@ -8,7 +8,7 @@ use vlane_boot::{Host, Initramfs, Ready, Spec};
 use vlane_policy::journal::{FileSystem, Journal};
 
 use super::super::Trace;
-use super::super::analyze::build::{number, table, text};
+use super::super::analyze::build::{number, text};
 use super::super::analyze::journal::{over_time, part, score_cells, shares};
 use super::super::record::{RecordOptions, record};
 use super::{Found, evaluate, layout_journal};
@@ -16,10 +16,11 @@ use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guests::{Machines, Maker, wait};
 use crate::interrupt::Interrupt;
-use crate::machine::Machine;
 use crate::output::Output;
-use crate::report::{Cell, Note, Report, SCHEMA, Section};
 use crate::server::Server;
+use vlane_report::build::table;
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section};
 
 /// How long a guest may take beyond its work.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -121,7 +122,7 @@ pub fn prove(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     let begin = Instant::now();
-    let created = crate::date::rfc3339(SystemTime::now());
+    let created = vlane_report::date::rfc3339(SystemTime::now());
     let maker = Maker::find(host, Machines::Uml)?;
     let chosen =
         |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
@@ -143,13 +144,12 @@ pub fn prove(
             trace.requests.len(),
             if guest.filesystem == FileSystem::Xfs { "xfs_db" } else { "debugfs" }
         );
-        sections.push(Section {
-            id: guest.name.to_owned(),
-            title: guest.title.to_owned(),
-            text: vec![words],
-            command: None,
-            blocks: vec![shares(&part), over_time(&trace, first, &[truth], &found)],
-        });
+        sections.push(Section::new(
+            guest.name.to_owned(),
+            guest.title.to_owned(),
+            vec![words],
+            vec![shares(&part), over_time(&trace, first, &[truth], &found)],
+        ));
     }
     let columns = [
         ("guest", ""),
@@ -166,13 +166,12 @@ pub fn prove(
     let words = "Since the first verdict of each way, and since the journal was written once from end to end. An empty cell: no verdict, or nothing was written since.";
     sections.insert(
         0,
-        Section {
-            id: "ways".to_owned(),
-            title: "How well each way finds the journal".to_owned(),
-            text: vec![words.to_owned()],
-            command: None,
-            blocks: vec![table("Precision and recall", &columns, rows)],
-        },
+        Section::new(
+            "ways",
+            "How well each way finds the journal",
+            vec![words.to_owned()],
+            vec![table("Precision and recall", &columns, rows)],
+        ),
     );
     Ok(Report {
         schema: SCHEMA.to_owned(),

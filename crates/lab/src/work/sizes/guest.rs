@@ -13,11 +13,11 @@ use super::{BLOCKS, Direction};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::guests::{trouble, wait};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
 use crate::work::interrupts::Interrupts;
 use crate::work::kvm::KvmStats;
 use crate::work::qemu::{self, TraceCounts};
 use crate::work::{Counted, Role, Sampler, Used};
+use vlane_report::progress::Progress;
 
 /// Steps of [`measure`]: the boot, and the cases.
 pub const STEPS: usize = 5;

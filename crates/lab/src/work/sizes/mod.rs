@@ -20,9 +20,9 @@ use self::native::{Measured, Native};
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::{self, Image, Place};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::report::Report;
-use crate::{date, machine};
+use vlane_report::Report;
+use vlane_report::progress::Progress;
+use vlane_report::{date, machine};
 
 /// The small requests, in bytes.
 pub const SMALL: u32 = 4 << 10;

@@ -14,9 +14,9 @@ use super::{BLOCKS, Direction, Medium, Options};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
-use crate::progress::Progress;
 use crate::server::{Server, Storage};
 use crate::work::{Calls, Counted, Role, Sampler};
+use vlane_report::progress::Progress;
 
 /// Capacity of the null device.
 const NULL_BYTES: u64 = 16 << 30;

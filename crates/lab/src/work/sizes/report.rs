@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use vlane_driver::units::show_size;
+use vlane_report::figure::show_size;
 
 use super::guest::GuestMeasured;
 use super::native::{Measured, Peer};
 use super::{BLOCKS, Direction, LARGE, Medium, Options, Outcome, SMALL};
-use crate::machine::Machine;
-use crate::report::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
-};
 use crate::work::Counted;
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
+};
 
 pub(super) fn fill(
     outcome: &Outcome,
@@ -241,18 +240,12 @@ fn native(outcome: &Outcome, medium: Medium) -> Section {
             "Copies: none by a CPU with direct I/O, but for requests that need a bounce buffer (last row)."
         }
     };
-    Section {
-        id: format!("native-{medium:?}").to_lowercase(),
-        title: format!("The back ends alone: {}", medium.name()),
-        text: vec![
+    Section::new(format!("native-{medium:?}").to_lowercase(), format!("The back ends alone: {}", medium.name()), vec![
             "Driven natively through vhost-user by the same driver, one queue, back end and driver on a CPU each where there are two. The \
              cost of connecting is taken off. System calls are counted in a pass of their own."
                 .into(),
             copies.into(),
-        ],
-        command: None,
-        blocks,
-    }
+        ], blocks)
 }
 
 /// 4K : 512K, beside what was published.
@@ -313,21 +306,15 @@ fn ratios(outcome: &Outcome) -> Section {
     if !chart.is_empty() {
         blocks.push(Block::Chart(bars(&chart)));
     }
-    Section {
-        id: "ratios".into(),
-        title: "4K against 512K".into(),
-        text: vec![
+    Section::new("ratios", "4K against 512K", vec![
             "How many times as much a load of 4K requests takes as one of 512K requests: for the same bytes, and in the same time (a load of \
              4K requests moves fewer bytes in it)."
                 .into(),
-        ],
-        command: None,
-        blocks,
-    }
+        ], blocks)
 }
 
 fn bars(all: &[(Direction, f64, f64)]) -> Chart {
-    let exact = |value: f64| Spread { median: value, min: value, max: value, runs: 1 };
+    let exact = |value: f64| Spread::exact(value);
     let series = |name: &str, published: bool, figure: &dyn Fn(&(Direction, f64, f64)) -> f64| {
         let points = all
             .iter()
@@ -335,18 +322,17 @@ fn bars(all: &[(Direction, f64, f64)]) -> Chart {
             .map(|(x, one)| Point { x: f64::from(u32::try_from(x).unwrap_or(0)), y: exact(figure(one)) });
         Series { name: name.into(), predicted: false, published, points: points.collect() }
     };
-    Chart {
-        caption: "Calls of QEMU's virtio-blk functions, 4K : 512K".into(),
-        kind: ChartKind::Bars,
-        x: Axis { title: String::new(), unit: String::new(), log: false },
-        y: Axis { title: "ratio".into(), unit: String::new(), log: false },
-        categories: all.iter().map(|(direction, ..)| direction.name().into()).collect(),
-        series: vec![
+    Chart::bars(
+        "Calls of QEMU's virtio-blk functions, 4K : 512K",
+        Axis::new("", ""),
+        Axis::new("ratio", ""),
+        all.iter().map(|(direction, ..)| direction.name().into()).collect(),
+        vec![
             series("same bytes", false, &|one| one.1),
             series("same time", false, &|one| one.2),
             series("published", true, &|one| one.0.published()),
         ],
-    }
+    )
 }
 
 /// QEMU's own virtio-blk: what the guest's requests became.
@@ -386,22 +372,16 @@ fn guest(all: &[GuestMeasured]) -> Section {
         Counted::Is(exits) => Some(count(exits.exits()) / requests(m)),
         Counted::Not(_) => None,
     });
-    Section {
-        id: "guest".into(),
-        title: "In a guest: QEMU's own virtio-blk".into(),
-        text: vec![
+    Section::new("guest", "In a guest: QEMU's own virtio-blk", vec![
             "fio in the guest on the bare disk, direct I/O. Function calls are QEMU's trace events virtio_blk_*, as in the published count. The \
              guest's block layer splits requests that are too large for the device (126 segments, when their pages lie apart), and \
              QEMU's log makes each call dearer than it is without."
                 .into(),
-        ],
-        command: None,
-        blocks: vec![Block::Table(Table {
+        ], vec![Block::Table(Table {
             caption: "What the requests became".into(),
             columns,
             rows,
-        })],
-    }
+        })])
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::iter::once;
 use std::ops::Range;
 
 use super::checksum::{crc16, crc32c};
-use super::mapped::{self, Map};
+use super::mapped::{self, Map, Places};
 use super::source::{Source, be32, field, le16, le32};
 use super::{Why, merged, overlap};
 
@@ -107,6 +107,15 @@ struct Inode {
     seed: Option<u32>,
 }
 
+impl Places for Ext {
+    fn place(&self, blocks: &Range<u64>) -> Result<Range<u64>, Why> {
+        match blocks.start > self.first && blocks.start < blocks.end && blocks.end <= self.blocks {
+            true => Ok(self.start + blocks.start * self.block..self.start + blocks.end * self.block),
+            false => Err(Why::Wrong("it lies outside its file system")),
+        }
+    }
+}
+
 impl Ext {
     fn new(place: &Range<u64>, superblock: &[u8]) -> Result<Ext, Why> {
         let (incompat, ro_compat) = (le32(superblock, 0x60), le32(superblock, 0x64));
@@ -187,20 +196,6 @@ impl Ext {
             true => Ok(()),
             false => Err(Why::Wrong("the superblock's block groups do not add up")),
         }
-    }
-
-    /// The bytes of some blocks in the volume, if they are the file system's and not its first.
-    pub fn place(&self, blocks: &Range<u64>) -> Result<Range<u64>, Why> {
-        match blocks.start > self.first && blocks.start < blocks.end && blocks.end <= self.blocks {
-            true => Ok(self.start + blocks.start * self.block..self.start + blocks.end * self.block),
-            false => Err(Why::Wrong("it lies outside its file system")),
-        }
-    }
-
-    /// The same of one block.
-    pub fn place_of(&self, block: u64) -> Result<Range<u64>, Why> {
-        // The last number of all gives an empty range, which is refused.
-        self.place(&(block..block.saturating_add(1)))
     }
 
     /// A journal's device: all of it after the superblock.

@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use super::Why;
 use super::checksum::crc32c;
-use super::ext::Ext;
 use super::source::{Source, le16, le32};
 use crate::journal::map::MOST_PIECES;
 
@@ -28,9 +27,21 @@ pub(super) fn is_tree(root: &[u8]) -> bool {
     le16(root, 0) == 0xf30a
 }
 
+/// Where a file system's blocks are.
+pub(super) trait Places {
+    /// The bytes of some blocks in the volume, if they are the file system's and not its first.
+    fn place(&self, blocks: &Range<u64>) -> Result<Range<u64>, Why>;
+
+    /// The same of one block.
+    fn place_of(&self, block: u64) -> Result<Range<u64>, Why> {
+        // The last number of all gives an empty range, which is refused.
+        self.place(&(block..block.saturating_add(1)))
+    }
+}
+
 /// A map that is being read.
 pub(super) struct Map<'a, 'd> {
-    fs: &'a Ext,
+    fs: &'a dyn Places,
     source: &'a mut Source<'d>,
     seed: Option<u32>,
     /// The logical block that comes next, and the one behind the last.
@@ -44,7 +55,7 @@ pub(super) struct Map<'a, 'd> {
 
 impl<'a, 'd> Map<'a, 'd> {
     pub fn new(
-        fs: &'a Ext,
+        fs: &'a dyn Places,
         source: &'a mut Source<'d>,
         seed: Option<u32>,
         blocks: u64,

@@ -1,0 +1,60 @@
+//! The QEMU of this machine: where it is, and how its command line is read.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::Host;
+use crate::process::run_ok;
+
+/// An installed QEMU.
+#[derive(Debug, Clone)]
+pub struct QemuProgram {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Major and minor version: options change their names.
+    pub version: (u32, u32),
+}
+
+impl QemuProgram {
+    /// The `qemu-system-x86_64` of this machine, installed if that was allowed.
+    pub fn find(host: &Host) -> Result<Self> {
+        Self::at(&host.program("qemu-system-x86_64")?)
+    }
+
+    /// A `qemu-system-x86_64` that the caller knows.
+    pub fn at(path: &Path) -> Result<Self> {
+        let text = run_ok(Command::new(path).arg("--version"), Duration::from_secs(30))?;
+        let version = parse_version(&text).ok_or_else(|| {
+            Error::new(ErrorKind::Format, format!("{}: no version in its answer: {text}", path.display()))
+        })?;
+        Ok(Self { path: path.to_path_buf(), version })
+    }
+}
+
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let numbers = text.split("version ").nth(1)?;
+    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// QEMU reads `,,` in an option's value as a comma.
+pub(crate) fn escape_commas(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_what_qemu_says() {
+        assert_eq!(
+            parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"),
+            Some((7, 2))
+        );
+        assert_eq!(parse_version("QEMU emulator version 10.0.2"), Some((10, 0)));
+        assert_eq!(parse_version("something else"), None);
+    }
+}

@@ -1,0 +1,22 @@
+//! When it is measured, and into what.
+
+use hdrhistogram::Histogram;
+
+use crate::error::{Error, ErrorKind};
+
+/// The longest latency told apart: a minute.
+pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
+
+/// A histogram for latencies in ns.
+pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
+    Histogram::new_with_bounds(1, LONGEST_NS, 3)
+        .map_err(|e| Error::with(ErrorKind::System, "cannot make a histogram", e))
+}
+
+/// When a job measures, in ns of the run's clock, and how many requests it makes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) from: u64,
+    pub(crate) until: u64,
+    pub(crate) count: u64,
+}

@@ -1,0 +1,195 @@
+//! Making reports: sections, tables, charts, and figures over rounds.
+
+use crate::{Axis, Block, Cell, Chart, ChartKind, Column, Point, Section, Series, Spread, Table};
+
+impl Section {
+    /// A section without a command of its own.
+    pub fn new(
+        id: impl Into<String>,
+        title: impl Into<String>,
+        text: Vec<String>,
+        blocks: Vec<Block>,
+    ) -> Self {
+        Self { id: id.into(), title: title.into(), text, command: None, blocks }
+    }
+}
+
+/// The columns of a table: a line, as `load | throughput [MB/s] | p99 [us]`, or titles and units.
+pub trait Columns {
+    /// Each of them.
+    fn columns(self) -> Vec<Column>;
+}
+
+impl Columns for &str {
+    fn columns(self) -> Vec<Column> {
+        let column = |part: &str| match part.trim().strip_suffix(']').and_then(|part| part.rsplit_once('[')) {
+            Some((title, unit)) => Column::new(title.trim(), unit),
+            None => Column::new(part.trim(), ""),
+        };
+        self.split('|').map(column).collect()
+    }
+}
+
+impl Columns for &String {
+    fn columns(self) -> Vec<Column> {
+        self.as_str().columns()
+    }
+}
+
+impl Columns for &Vec<(&str, &str)> {
+    fn columns(self) -> Vec<Column> {
+        self.iter().map(|(title, unit)| Column::new(title, unit)).collect()
+    }
+}
+
+impl<const N: usize> Columns for &[(&str, &str); N] {
+    fn columns(self) -> Vec<Column> {
+        self.iter().map(|(title, unit)| Column::new(title, unit)).collect()
+    }
+}
+
+impl Columns for Vec<Column> {
+    fn columns(self) -> Vec<Column> {
+        self
+    }
+}
+
+impl Table {
+    /// A table.
+    pub fn new(caption: impl Into<String>, columns: impl Columns, rows: Vec<Vec<Cell>>) -> Self {
+        Self { caption: caption.into(), columns: columns.columns(), rows }
+    }
+}
+
+/// A table of a section.
+pub fn table(caption: impl Into<String>, columns: impl Columns, rows: Vec<Vec<Cell>>) -> Block {
+    Block::Table(Table::new(caption, columns, rows))
+}
+
+impl Axis {
+    /// An axis with equal steps; without a unit, of plain numbers.
+    pub fn new(title: impl Into<String>, unit: impl Into<String>) -> Self {
+        Self { title: title.into(), unit: unit.into(), log: false }
+    }
+
+    /// A logarithmic axis.
+    pub fn log(title: impl Into<String>, unit: impl Into<String>) -> Self {
+        Self { log: true, ..Self::new(title, unit) }
+    }
+}
+
+impl Chart {
+    /// Groups of bars, one for each category.
+    pub fn bars(
+        caption: impl Into<String>,
+        x: Axis,
+        y: Axis,
+        categories: Vec<String>,
+        series: Vec<Series>,
+    ) -> Self {
+        Self { caption: caption.into(), kind: ChartKind::Bars, x, y, categories, series }
+    }
+
+    /// Points joined by lines.
+    pub fn lines(caption: impl Into<String>, x: Axis, y: Axis, series: Vec<Series>) -> Self {
+        Self { kind: ChartKind::Lines, ..Self::bars(caption, x, y, Vec::new(), series) }
+    }
+
+    /// Cumulative distributions.
+    pub fn steps(caption: impl Into<String>, x: Axis, y: Axis, series: Vec<Series>) -> Self {
+        Self { kind: ChartKind::Steps, ..Self::bars(caption, x, y, Vec::new(), series) }
+    }
+}
+
+impl Series {
+    /// Measured, neither predicted nor published.
+    pub fn measured(name: impl Into<String>, points: Vec<Point>) -> Self {
+        Self { name: name.into(), predicted: false, published: false, points }
+    }
+
+    /// Taken from a publication.
+    pub fn published(name: impl Into<String>, points: Vec<Point>) -> Self {
+        Self { published: true, ..Self::measured(name, points) }
+    }
+}
+
+impl Spread {
+    /// One value, which has no spread.
+    pub fn exact(value: f64) -> Self {
+        Self { median: value, min: value, max: value, runs: 1 }
+    }
+}
+
+impl Point {
+    /// One value at a place.
+    pub fn exact(x: f64, y: f64) -> Self {
+        Self { x, y: Spread::exact(y) }
+    }
+}
+
+impl From<f64> for Cell {
+    /// Nothing, if it is not a number.
+    fn from(value: f64) -> Self {
+        if value.is_finite() { Self::Number(value) } else { Self::Empty }
+    }
+}
+
+impl From<Option<f64>> for Cell {
+    fn from(value: Option<f64>) -> Self {
+        value.map_or(Self::Empty, Self::from)
+    }
+}
+
+/// One figure of every round; nothing if a round does not have it.
+pub fn spread<T>(rounds: &[T], of: impl Fn(&T) -> Option<f64>) -> Option<Spread> {
+    let values: Option<Vec<f64>> = rounds.iter().map(of).collect();
+    Spread::of(&values?)
+}
+
+/// Groups of bars: one group for each category, one bar in it for each named row, whose figures stand in the categories' order.
+pub fn bars(
+    caption: &str,
+    y: (&str, &str),
+    categories: Vec<String>,
+    of: Vec<(String, Vec<Option<Spread>>)>,
+) -> Block {
+    let points = |figures: Vec<Option<Spread>>| -> Vec<Point> {
+        let placed = (0_u32..).zip(figures);
+        placed.filter_map(|(x, y)| Some(Point { x: x.into(), y: y? })).collect()
+    };
+    let series = of.into_iter().map(|(name, figures)| Series::measured(name, points(figures))).collect();
+    Block::Chart(Chart::bars(caption, Axis::new("", ""), Axis::new(y.0, y.1), categories, series))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_have_titles_and_some_have_units() {
+        let all = " | IOPS [k] | published (16 on 8)".columns();
+        let shown: Vec<_> = all.iter().map(|c| (c.title.as_str(), c.unit.as_str())).collect();
+        assert_eq!(shown, [("", ""), ("IOPS", "k"), ("published (16 on 8)", "")]);
+    }
+
+    #[test]
+    fn a_round_without_a_figure_leaves_none_for_all() {
+        assert_eq!(spread(&[Some(1.0), None], |v| *v), None);
+        assert_eq!(
+            spread(&[3.0, 1.0, 2.0], |v| Some(*v)).map(|s| (s.min, s.median, s.max)),
+            Some((1.0, 2.0, 3.0))
+        );
+    }
+
+    #[test]
+    fn a_bar_that_is_missing_leaves_its_place_free() {
+        let one = Spread::of(&[1.0]);
+        let Block::Chart(chart) =
+            bars("c", ("y", ""), vec!["a".into(), "b".into()], vec![("s".into(), vec![None, one])])
+        else {
+            panic!("a chart")
+        };
+        let places: Vec<f64> = chart.series[0].points.iter().map(|point| point.x).collect();
+        assert_eq!(places, [1.0]);
+    }
+}

@@ -1,0 +1,359 @@
+//! Numbers for people: three significant digits, thousands by a letter or a gap, units where they belong.
+//!
+//! Counts take a letter from ten thousand on (`347.6k`, `1.09M`); what has a unit of its own never does (`0.192 us`, `12 345 MB/s`): a
+//! letter before such a unit would be another unit. A [`Format`] is chosen for a whole column, so that its figures can be compared by
+//! their places.
+
+use crate::Spread;
+
+/// What stands where there is no number.
+pub const NONE: &str = "-";
+/// As wide as a digit, where digits have one width.
+const FIGURE_SPACE: char = '\u{2007}';
+/// As wide as the decimal point.
+const POINT_SPACE: char = '\u{2008}';
+/// Between groups of three digits.
+const GAP: char = '\u{202f}';
+
+/// Units that are written in full and have prefixes of their own.
+const OWN_PREFIX: [&str; 20] = [
+    "ns", "us", "ms", "s", "min", "h", "%", "x", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "TiB", "bit/s",
+    "Hz", "MHz", "GHz",
+];
+
+/// Whether a figure of this unit may be followed by `k`, `M`, `G`.
+fn takes_letter(unit: &str) -> bool {
+    let first = unit.split(['/', ' ']).next().unwrap_or("");
+    !OWN_PREFIX.contains(&first)
+}
+
+/// How the figures of one column or axis are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    /// Whether large figures take a letter.
+    letters: bool,
+    /// One letter for all of them: place in [`LETTERS`].
+    common: Option<usize>,
+}
+
+const LETTERS: [(&str, f64); 5] = [("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12)];
+
+/// The letter for a figure: none below ten thousand, then the largest that leaves at least 1.
+fn letter_of(value: f64) -> usize {
+    // 999.96k is 1.00M: rounded as it will be shown.
+    let magnitude = value.abs() * 1.000_05;
+    match magnitude {
+        m if m < 1e4 => 0,
+        m => LETTERS.iter().rposition(|(_, scale)| m >= *scale).unwrap_or(0),
+    }
+}
+
+impl Format {
+    /// For figures of one unit that are written one by one.
+    pub fn of_unit(unit: &str) -> Self {
+        Self { letters: takes_letter(unit), common: None }
+    }
+
+    /// For a column: one letter for all if they are near enough to each other to be compared so.
+    pub fn of_column(values: impl IntoIterator<Item = f64>, unit: &str) -> Self {
+        let mut format = Self::of_unit(unit);
+        let sizes = values.into_iter().map(f64::abs).filter(|v| v.is_finite() && *v > 0.0);
+        let (min, max) = sizes.fold((f64::INFINITY, 0.0_f64), |(min, max), v| (min.min(v), max.max(v)));
+        if min <= max {
+            let letter = if format.letters { letter_of(min) } else { 0 };
+            if max / LETTERS[letter].1 < 1e6 {
+                format.common = Some(letter);
+            }
+        }
+        format
+    }
+
+    /// Whether figures written so line up when [`Format::aligned`].
+    pub fn is_common(self) -> bool {
+        self.common.is_some()
+    }
+
+    /// A figure: `1.09M`, `347.6k`, `0.192`, `12 345`; `-` if it is not a number.
+    pub fn show(self, value: f64) -> String {
+        if !value.is_finite() {
+            return NONE.into();
+        }
+        let letter = self.common.unwrap_or_else(|| if self.letters { letter_of(value) } else { 0 });
+        let (letter, scale) = LETTERS[letter];
+        let scaled = value / scale;
+        let least = usize::from(!letter.is_empty());
+        format!("{}{letter}", group(scaled, decimals(scaled).max(least)))
+    }
+
+    /// A figure with blanks behind it that bring the decimal points of a column below each other, when set to the right with digits
+    /// of one width. `deepest` is the largest of the column's [`Format::decimals`].
+    pub fn aligned(self, value: f64, deepest: usize) -> String {
+        let mut text = self.show(value);
+        if self.is_common() && value.is_finite() {
+            let own = self.decimals(value);
+            if own == 0 && deepest > 0 {
+                text.push(POINT_SPACE);
+            }
+            text.extend(std::iter::repeat_n(FIGURE_SPACE, deepest.saturating_sub(own)));
+        }
+        text
+    }
+
+    /// Decimal places with which [`Format::show`] writes a figure.
+    pub fn decimals(self, value: f64) -> usize {
+        let text = self.show(value);
+        let digits = text.split_once('.').map_or("", |(_, after)| after);
+        digits.chars().take_while(char::is_ascii_digit).count()
+    }
+}
+
+/// Decimal places that leave three significant digits.
+fn decimals(value: f64) -> usize {
+    let magnitude = value.abs();
+    // The thresholds are those at which rounding adds a digit.
+    match magnitude {
+        // Counts: 8 jobs, not 8.00.
+        m if m.fract() == 0.0 => 0,
+        m if m >= 99.95 => 0,
+        m if m >= 9.995 => 1,
+        m if m >= 0.9995 => 2,
+        m if m >= 0.099_95 => 3,
+        m if m >= 0.009_995 => 4,
+        m if m >= 0.000_999_5 => 5,
+        _ => 6,
+    }
+}
+
+/// A number with so many decimals, and a thin gap between thousands from ten thousand on.
+fn group(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+    let mut out = String::new();
+    // -0.00 is 0.00.
+    if digits.chars().any(|c| matches!(c, '1'..='9')) {
+        out.push_str(sign);
+    }
+    for (i, digit) in whole.chars().enumerate() {
+        if whole.len() > 4 && i > 0 && (whole.len() - i).is_multiple_of(3) {
+            out.push(GAP);
+        }
+        out.push(digit);
+    }
+    if !part.is_empty() {
+        out.push('.');
+        out.push_str(part);
+    }
+    out
+}
+
+/// A figure with its unit: `1.09M IOPS`, `0.192 us`, `6.13x`.
+pub fn with_unit(value: f64, unit: &str) -> String {
+    let text = Format::of_unit(unit).show(value);
+    match unit {
+        "" => text,
+        "x" if value.is_finite() => text + unit,
+        _ => format!("{text} {unit}"),
+    }
+}
+
+/// The spread in small print: `11.9k-12.8k`; `None` where there was one run, or all are shown alike.
+pub fn range(spread: &Spread, format: Format) -> Option<String> {
+    let (min, max) = (format.show(spread.min), format.show(spread.max));
+    (spread.runs > 1 && min != max && spread.min.is_finite() && spread.max.is_finite())
+        .then(|| format!("{min}-{max}"))
+}
+
+/// A figure with its spread: `12.3k (11.9k-12.8k)`.
+pub fn with_range(spread: &Spread, format: Format) -> String {
+    let median = format.show(spread.median);
+    range(spread, format).map_or(median.clone(), |range| format!("{median} ({range})"))
+}
+
+/// The label of a tick on an axis whose largest tick is `max` and whose ticks are `step` apart.
+pub fn tick(value: f64, step: f64, max: f64, unit: &str) -> String {
+    let letter = match takes_letter(unit) && max.abs() >= 1e4 {
+        true => LETTERS.iter().rposition(|(_, scale)| max.abs() >= *scale).unwrap_or(0),
+        false => 0,
+    };
+    let (letter, scale) = LETTERS[letter];
+    if value == 0.0 {
+        return "0".into();
+    }
+    let step = (step / scale).abs();
+    let decimals = (0..7).find(|d| {
+        let shifted = step * 10_f64.powi(*d);
+        (shifted - shifted.round()).abs() < 1e-6 * shifted.max(1.0) && shifted.round() >= 1.0
+    });
+    format!("{}{letter}", group(value / scale, usize::try_from(decimals.unwrap_or(6)).unwrap_or(0)))
+}
+
+/// The label of a tick on a logarithmic axis: a figure without needless zeros.
+pub fn log_tick(value: f64, unit: &str) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
+    let letters = takes_letter(unit) && value >= 1e3;
+    let letter = if letters {
+        LETTERS.iter().rposition(|(_, scale)| value * 1.000_05 >= *scale).unwrap_or(0)
+    } else {
+        0
+    };
+    let (letter, scale) = LETTERS[letter];
+    let scaled = value / scale;
+    if !(1e-6..1e9).contains(&scaled) {
+        return format!("{scaled:e}{letter}");
+    }
+    let mut text = group(scaled, decimals(scaled).max(usize::from(scaled.fract().abs() > 1e-9)));
+    if text.contains('.') {
+        text.truncate(text.trim_end_matches('0').trim_end_matches('.').len());
+    }
+    text + letter
+}
+
+/// A time span for people, of seconds: `4 min 12 s`.
+pub fn duration(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return NONE.into();
+    }
+    if seconds < 59.95 {
+        let decimals = usize::from(seconds < 9.95);
+        return format!("{seconds:.decimals$} s");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates; not negative")]
+    let whole = seconds.round() as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+/// A number of bytes for people: `4 KiB`, `1.5 GiB`.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub fn show_size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if (value - value.round()).abs() < 0.005 {
+        format!("{value:.0} {unit}")
+    } else {
+        format!("{value:.2} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(
+            (show_size(4096), show_size(3 << 29), show_size(100)),
+            ("4 KiB".into(), "1.50 GiB".into(), "100 B".into())
+        );
+    }
+
+    #[test]
+    fn counts_take_letters_and_units_do_not() {
+        for (value, unit, text) in [
+            (1_090_000.0, "IOPS", "1.09M IOPS"),
+            (347_600.0, "IOPS", "347.6k IOPS"),
+            (12_345.0, "IOPS", "12.3k IOPS"),
+            (9_999.0, "IOPS", "9999 IOPS"),
+            (999_960.0, "IOPS", "1.00M IOPS"),
+            (0.192, "us", "0.192 us"),
+            (24.06, "us", "24.1 us"),
+            (1_234_567.0, "us", "1\u{202f}234\u{202f}567 us"),
+            (6.13, "x", "6.13x"),
+            (0.0, "us", "0 us"),
+            (-0.000_000_1, "us", "0.000000 us"),
+            (12_345.6, "MB/s", "12\u{202f}346 MB/s"),
+            (45_000.0, "per I/O", "45.0k per I/O"),
+            (3.0, "", "3"),
+            (3.04, "", "3.04"),
+        ] {
+            assert_eq!(with_unit(value, unit), text);
+        }
+        assert_eq!(with_unit(f64::NAN, "x"), "- x");
+    }
+
+    #[test]
+    fn a_column_has_one_letter_and_its_points_below_each_other() {
+        let values = [347_600.0, 1_090_000.0, 12_340.0];
+        let format = Format::of_column(values, "IOPS");
+        let shown = values.map(|v| format.show(v));
+        assert_eq!(shown, ["347.6k", "1090.0k", "12.3k"]);
+        let values = [0.192, 24.1, 120.0];
+        let format = Format::of_column(values, "us");
+        let deepest = values.iter().map(|v| format.decimals(*v)).max().unwrap_or(0);
+        let ends = values.map(|v| format.aligned(v, deepest).chars().rev().collect::<Vec<_>>());
+        assert_eq!(deepest, 3);
+        assert!(ends.iter().all(|end| end[3] == '.' || end[3] == POINT_SPACE), "{ends:?}");
+        let apart = Format::of_column([3.0, 1e9], "requests");
+        assert!(!apart.is_common());
+        assert_eq!((apart.show(3.0), apart.show(1e9)), ("3".into(), "1.0G".into()));
+        assert!(!Format::of_column([], "us").is_common());
+    }
+
+    #[test]
+    fn spreads_are_told_only_when_there_are_some() {
+        let spread = |min, max, runs| Spread { median: 12_300.0, min, max, runs };
+        let format = Format::of_unit("IOPS");
+        assert_eq!(with_range(&spread(11_900.0, 12_800.0, 5), format), "12.3k (11.9k-12.8k)");
+        assert_eq!(with_range(&spread(12_300.0, 12_300.0, 1), format), "12.3k");
+        assert_eq!(with_range(&spread(f64::NAN, f64::NAN, 3), format), "12.3k");
+    }
+
+    #[test]
+    fn ticks_say_no_more_than_they_must() {
+        assert_eq!(tick(200_000.0, 200_000.0, 1_000_000.0, "IOPS"), "0.2M");
+        assert_eq!(tick(400_000.0, 200_000.0, 800_000.0, "IOPS"), "400k");
+        assert_eq!(tick(0.25, 0.25, 1.0, ""), "0.25");
+        assert_eq!(tick(20_000.0, 10_000.0, 50_000.0, "us"), "20\u{202f}000");
+        for (value, text) in [(1.0, "1"), (0.5, "0.5"), (16.0, "16"), (1000.0, "1k"), (2_000_000.0, "2M")] {
+            assert_eq!(log_tick(value, ""), text);
+        }
+        assert_eq!((log_tick(1000.0, "us"), log_tick(0.001, "us")), ("1000".into(), "0.001".into()));
+    }
+
+    #[test]
+    fn durations() {
+        for (seconds, text) in [(1.26, "1.3 s"), (42.4, "42 s"), (252.0, "4 min 12 s"), (3725.0, "1 h 2 min")]
+        {
+            assert_eq!(duration(seconds), text);
+        }
+        assert_eq!(duration(f64::NAN), NONE);
+    }
+
+    /// The number that a shown figure stands for.
+    fn read(text: &str) -> f64 {
+        let plain: String = text.chars().filter(|c| *c != GAP).collect();
+        let (number, scale) = match LETTERS.iter().skip(1).find(|(letter, _)| plain.ends_with(letter)) {
+            Some((letter, scale)) => (plain.trim_end_matches(letter), *scale),
+            None => (plain.as_str(), 1.0),
+        };
+        number.parse::<f64>().unwrap_or(f64::NAN) * scale
+    }
+
+    proptest! {
+        #[test]
+        fn a_figure_is_true_to_three_digits(exponent in -3.0..14.0_f64, sign in any::<bool>(), letters in any::<bool>()) {
+            let value = 10_f64.powf(exponent) * if sign { 1.0 } else { -1.0 };
+            let shown = Format::of_unit(if letters { "IOPS" } else { "us" }).show(value);
+            prop_assert!((read(&shown) - value).abs() <= value.abs() * 0.005_01, "{value} as {shown}");
+        }
+
+        #[test]
+        fn any_number_can_be_shown(value in any::<f64>(), step in any::<f64>()) {
+            for unit in ["", "us"] {
+                let format = Format::of_column([value, step], unit);
+                let _ = (format.aligned(value, 3), tick(value, step, value, unit), log_tick(value, unit), duration(value));
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A report as a file: JSON, the page that holds it, or text; written by its name's ending, read whatever it is.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::{Report, SCHEMA, html, text};
+
+/// Columns of a report that is written to a text file.
+const TEXT_WIDTH: usize = 110;
+
+/// What is read first, to refuse a file that is something else with words that help.
+#[derive(Deserialize)]
+struct Head {
+    schema: Option<String>,
+}
+
+impl Report {
+    /// The report as JSON, as `docs/src/report-format.md` describes it. A figure that is not a number becomes `null`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Format`] if it cannot be written so.
+    pub fn to_json(&self) -> Result<String> {
+        let failed = |e| Error::caused_by(ErrorKind::Format, "the report cannot be written as JSON", e);
+        Ok(serde_json::to_string_pretty(self).map_err(failed)? + "\n")
+    }
+
+    /// A report from its JSON, or from the page that holds it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Format`] if it is no report, or one of another version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let json = in_page(text).unwrap_or(text);
+        let failed = |context| move |e| Error::caused_by(ErrorKind::Format, context, e);
+        let head: Head =
+            serde_json::from_str(json).map_err(failed("not a report of vlane: no JSON object"))?;
+        match head.schema.as_deref() {
+            Some(SCHEMA) => {}
+            Some(other) => {
+                let context = format!(
+                    "a report of the format `{other}`; this program reads `{SCHEMA}`: use the version of vlane that wrote it, or measure again"
+                );
+                return Err(Error::new(ErrorKind::Format, context));
+            }
+            None => return Err(Error::new(ErrorKind::Format, "not a report of vlane: it names no schema")),
+        }
+        serde_json::from_str(json).map_err(failed("a damaged report"))
+    }
+
+    /// Reads a report from a file: JSON or page.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the file cannot be read, else those of [`Report::from_json`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let at = || path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|e| Error::caused_by(ErrorKind::Io, at(), e))?;
+        Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
+    }
+
+    /// Whether a file's content is a report in any form and of any version, which a new report may replace.
+    pub fn is_one(content: &[u8]) -> bool {
+        let Ok(text) = str::from_utf8(content) else { return false };
+        let name = SCHEMA.split('/').next().unwrap_or(SCHEMA);
+        is_json_of(in_page(text).unwrap_or(text).as_bytes(), name) || text::is_rendered(text)
+    }
+
+    /// The form that a file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
+    ///
+    /// # Errors
+    /// As [`Report::check_name`]; [`ErrorKind::Format`] if it cannot be written so.
+    pub fn in_form_of(&self, path: &Path) -> Result<String> {
+        match extension(path).as_str() {
+            "json" => self.to_json(),
+            "html" | "htm" => html::page(self),
+            "txt" => Ok(text::render(self, TEXT_WIDTH)),
+            _ => Err(unknown(path)),
+        }
+    }
+
+    /// Says before anything is measured whether [`Report::in_form_of`] knows the form.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] for another ending.
+    pub fn check_name(path: &Path) -> Result<()> {
+        match extension(path).as_str() {
+            "json" | "html" | "htm" | "txt" => Ok(()),
+            _ => Err(unknown(path)),
+        }
+    }
+}
+
+/// Whether `content` is JSON of one of vlane's formats: an object whose `schema` begins with `name` and a slash.
+pub fn is_json_of(content: &[u8], name: &str) -> bool {
+    let head = serde_json::from_slice::<Head>(content).ok().and_then(|head| head.schema);
+    head.is_some_and(|schema| schema.strip_prefix(name).is_some_and(|rest| rest.starts_with('/')))
+}
+
+fn extension(path: &Path) -> String {
+    path.extension().unwrap_or_default().to_string_lossy().to_lowercase()
+}
+
+fn unknown(path: &Path) -> Error {
+    let context =
+        format!("{}: a report can be written as .json, .html or .txt; end the name so", path.display());
+    Error::new(ErrorKind::Usage, context)
+}
+
+/// The JSON inside a page.
+fn in_page(text: &str) -> Option<&str> {
+    let (_, after) = text.trim_start().starts_with('<').then(|| text.split_once(html::DATA.0)).flatten()?;
+    after.split_once(html::DATA.1).map(|(json, _)| json)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+#[path = "json/tests.rs"]
+mod tests;

@@ -1,0 +1,312 @@
+//! Whether one set of measurements is better than another, told by somebody who knows the noise.
+//!
+//! Two questions are answered. [`paired`]: A and B were measured in turns (A B, B A, ...), so each pair saw the same weather. [`unpaired`]: a new
+//! run is held against a saved one. Both work on ratios (logarithms inside), so units and sizes do not matter, and neither
+//! assumes how the noise is distributed: machines have long tails and two modes.
+//!
+//! # Method
+//!
+//! The interval for the ratio is that of Hodges and Lehmann: for pairs, from the ordered Walsh averages of the log ratios, cut where
+//! Wilcoxon's signed-rank statistic says; for two samples, from the ordered differences of all logs of A and all logs of B, cut where Mann and
+//! Whitney's U says. The estimate is the median of the same averages or differences. Null distributions are exact up to
+//! [`EXACT`] values, normal beyond. Source: Hollander, Wolfe, Chicken, "Nonparametric Statistical Methods", 3rd ed., sections 3.1-3.3 and 4.1-4.3.
+//! (Pairs need a symmetric log ratio. If A and B differ by a factor only, swapping a pair's two measurements changes nothing but its
+//! sign, so it is.)
+//!
+//! The interval holds the true ratio with at least 95 % where the number of runs allows that, else with as much as it allows, but at
+//! least 90 %: five pairs give 93.75 %, three runs against three 90 %. With fewer, nothing is decided.
+//!
+//! # Verdict
+//!
+//! With a threshold t (0.05: what is below 5 % does not matter):
+//! better or worse: the interval leaves out 1, and the estimate differs from 1 by more than t; same: the whole interval lies between 1/(1+t)
+//! and 1+t; otherwise undecided: more runs, or a quieter machine.
+//!
+//! False alarms (better or worse, although nothing differs) are at most 1 minus the interval's confidence: 6.25 % with
+//! five pairs, 5 % with more. They are rarer where the noise is small against the threshold. A test below simulates both.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What one aims at.
+const CONFIDENCE: f64 = 0.95;
+/// What one accepts if there are too few runs for more.
+const LEAST_CONFIDENCE: f64 = 0.90;
+/// Null distributions are exact for samples up to so many values.
+pub const EXACT: usize = 50;
+/// Longer samples are thinned evenly: intervals then become wider than they had to be, never narrower.
+const MOST: usize = 400;
+
+/// Which figures are good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Throughput.
+    Higher,
+    /// Latency, CPU time.
+    Lower,
+}
+
+/// What a comparison comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// A is better than B, by more than the threshold.
+    Better,
+    /// A is worse than B, by more than the threshold.
+    Worse,
+    /// They differ by less than the threshold.
+    Same,
+    /// The noise hides which of these it is, or the difference is too near the threshold.
+    Noisy,
+    /// There are too few runs to say anything.
+    Few,
+    /// A value is zero, negative or not a number: there is no ratio.
+    Unfit,
+}
+
+impl Outcome {
+    /// It in a word or two.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::Same => "the same",
+            Self::Noisy => "undecided: too noisy",
+            Self::Few => "undecided: too few runs",
+            Self::Unfit => "undecided: no figure",
+        }
+    }
+
+    /// Whether it says something about A and B.
+    pub fn is_decided(self) -> bool {
+        matches!(self, Self::Better | Self::Worse | Self::Same)
+    }
+}
+
+/// A comparison of A with B.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What it comes to.
+    pub outcome: Outcome,
+    /// How many times B's figure A's is; NaN if it is not known.
+    pub ratio: f64,
+    /// Lower end of the ratio's interval.
+    pub low: f64,
+    /// Upper end of the ratio's interval.
+    pub high: f64,
+    /// How surely the interval holds the true ratio: 0.9375 is 93.75 %; 0 without an interval.
+    pub confidence: f64,
+}
+
+impl Verdict {
+    fn none(outcome: Outcome) -> Self {
+        Self { outcome, ratio: f64::NAN, low: f64::NAN, high: f64::NAN, confidence: 0.0 }
+    }
+}
+
+impl fmt::Display for Verdict {
+    /// `better, 1.21x (1.15x-1.27x, 94 % sure)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.outcome {
+            Outcome::Better => "better",
+            Outcome::Worse => "worse",
+            Outcome::Same => "the same",
+            Outcome::Noisy => "undecided (too noisy: more runs would help)",
+            Outcome::Few => {
+                "undecided (too few runs: at least five pairs, or three against three, are needed)"
+            }
+            Outcome::Unfit => "undecided (no ratio: a figure is zero or missing)",
+        };
+        f.write_str(word)?;
+        if self.ratio.is_finite() {
+            write!(f, ", {:.2}x", self.ratio)?;
+        }
+        if self.confidence > 0.0 {
+            write!(f, " ({:.2}x-{:.2}x, {:.0} % sure)", self.low, self.high, self.confidence * 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// Compares A with B, which were measured in turns: value i of both belong together. What one has more than the other is left out.
+pub fn paired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict {
+    let n = a.len().min(b.len());
+    let (a, b) = (&a[..n], &b[..n]);
+    let (Some(a), Some(b)) = (logs(a), logs(b)) else { return unfit(a, b) };
+    let ratios = thinned(&a.iter().zip(&b).map(|(a, b)| a - b).collect::<Vec<_>>());
+    let mut walsh: Vec<f64> = Vec::with_capacity(ratios.len() * (ratios.len() + 1) / 2);
+    for (i, x) in ratios.iter().enumerate() {
+        walsh.extend(ratios[..=i].iter().map(|y| f64::midpoint(*x, *y)));
+    }
+    judge(walsh, &signed_rank(ratios.len()), better, threshold)
+}
+
+/// Compares runs A with runs B of another time or place.
+pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict {
+    let (Some(x), Some(y)) = (logs(a), logs(b)) else { return unfit(a, b) };
+    let (x, y) = (thinned(&x), thinned(&y));
+    let differences = x.iter().flat_map(|x| y.iter().map(move |y| x - y)).collect();
+    judge(differences, &rank_sum(x.len(), y.len()), better, threshold)
+}
+
+/// How far measurements of one and the same thing differ from each other (A/A): the largest ratio of the medians of two halves of them, over
+/// all ways to split them. 1 for a single one, and where there is no ratio.
+///
+/// The upper half against the lower one is the split that differs most; of an odd number the middle one may be in either.
+pub fn halves(values: &[f64]) -> f64 {
+    if logs(values).is_none() {
+        return 1.0;
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let ratio = |at: usize| match (&sorted[..at], &sorted[at..]) {
+        ([], _) | (_, []) => 1.0,
+        (low, high) => median(high) / median(low),
+    };
+    ratio(sorted.len() / 2).max(ratio(sorted.len().div_ceil(2)))
+}
+
+/// The middle value of some figures; of two middle ones the mean; NaN for none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+/// Logarithms; `None` if a value has none.
+fn logs(values: &[f64]) -> Option<Vec<f64>> {
+    values.iter().map(|v| (v.is_finite() && *v > 0.0).then(|| v.ln())).collect()
+}
+
+/// Nothing on both sides (no context switch at all) is the same; otherwise there is no ratio.
+fn unfit(a: &[f64], b: &[f64]) -> Verdict {
+    let nothing = |values: &[f64]| !values.is_empty() && values.iter().all(|v| *v == 0.0);
+    match nothing(a) && nothing(b) {
+        true => Verdict { outcome: Outcome::Same, ratio: 1.0, low: 1.0, high: 1.0, confidence: 0.0 },
+        false => Verdict::none(Outcome::Unfit),
+    }
+}
+
+fn thinned(values: &[f64]) -> Vec<f64> {
+    values.iter().step_by(values.len().div_ceil(MOST).max(1)).copied().collect()
+}
+
+/// The verdict by ordered averages or differences, of which the statistic's null distribution tells how many to cut at each end.
+fn judge(mut values: Vec<f64>, null: &Null, better: Better, threshold: f64) -> Verdict {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 {
+        return Verdict::none(Outcome::Few);
+    }
+    let estimate = f64::midpoint(values[(n - 1) / 2], values[n / 2]).exp();
+    let (cut, confidence) = null.cut(n);
+    // Exactly the least is enough, however the sum was rounded.
+    if confidence < LEAST_CONFIDENCE - 1e-9 {
+        return Verdict { ratio: estimate, ..Verdict::none(Outcome::Few) };
+    }
+    let (low, high) = (values[cut].exp(), values[n - 1 - cut].exp());
+    let beyond = 1.0 + threshold.max(0.0);
+    let outcome = if low > 1.0 && estimate > beyond || high < 1.0 && estimate < 1.0 / beyond {
+        match (estimate > 1.0) == (better == Better::Higher) {
+            true => Outcome::Better,
+            false => Outcome::Worse,
+        }
+    } else if low >= 1.0 / beyond && high <= beyond {
+        Outcome::Same
+    } else {
+        Outcome::Noisy
+    };
+    Verdict { outcome, ratio: estimate, low, high, confidence }
+}
+
+/// What is known of a rank statistic if there is no difference: symmetric, whole numbers from 0 up.
+enum Null {
+    /// The probability of each value.
+    Exact(Vec<f64>),
+    /// Its mean and standard deviation.
+    Normal(f64, f64),
+}
+
+impl Null {
+    /// How many of `n` ordered values to leave out at each end, and the confidence of what is left: the narrowest interval
+    /// that reaches [`CONFIDENCE`], or the widest there is.
+    fn cut(&self, n: usize) -> (usize, f64) {
+        let tail = |cut: usize| match self {
+            // The interval from the value at place `cut` misses if the statistic is at most `cut`.
+            Self::Exact(probabilities) => probabilities.iter().take(cut + 1).sum::<f64>(),
+            #[expect(clippy::cast_precision_loss, reason = "at most MOST squared")]
+            Self::Normal(mean, sd) => normal_tail((mean - cut as f64 - 0.5) / sd),
+        };
+        // The two ends must not meet.
+        let most = (n - 1) / 2;
+        let cut = (0..=most).take_while(|cut| 1.0 - 2.0 * tail(*cut) >= CONFIDENCE).last().unwrap_or(0);
+        (cut, 1.0 - 2.0 * tail(cut))
+    }
+}
+
+/// Wilcoxon's signed-rank statistic for n pairs: the sum of those of the ranks 1 to n that a fair coin picks.
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn signed_rank(n: usize) -> Null {
+    if n > EXACT {
+        let m = n as f64;
+        return Null::Normal(m * (m + 1.0) / 4.0, (m * (m + 1.0) * (2.0 * m + 1.0) / 24.0).sqrt());
+    }
+    let mut probability = vec![0.0; n * (n + 1) / 2 + 1];
+    probability[0] = 1.0;
+    for rank in 1..=n {
+        for sum in (0..probability.len()).rev() {
+            let with = if sum >= rank { probability[sum - rank] } else { 0.0 };
+            probability[sum] = f64::midpoint(probability[sum], with);
+        }
+    }
+    Null::Exact(probability)
+}
+
+/// Mann and Whitney's U for samples of m and n values.
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn rank_sum(m: usize, n: usize) -> Null {
+    if m > EXACT || n > EXACT {
+        let (m, n) = (m as f64, n as f64);
+        return Null::Normal(m * n / 2.0, (m * n * (m + n + 1.0) / 12.0).sqrt());
+    }
+    // ways[j][u]: probability of u with j of the second sample, while values of the first come in one by one. The largest of i + j
+    // values is from the first sample with probability i / (i + j), and then adds j to U.
+    let mut previous: Vec<Vec<f64>> = vec![vec![1.0]; n + 1];
+    for i in 1..=m {
+        let mut current: Vec<Vec<f64>> = vec![vec![1.0]];
+        for j in 1..=n {
+            let first = i as f64 / (i + j) as f64;
+            let mut ways = vec![0.0; i * j + 1];
+            for (u, p) in previous[j].iter().enumerate() {
+                ways[u + j] += first * p;
+            }
+            for (u, p) in current[j - 1].iter().enumerate() {
+                ways[u] += (1.0 - first) * p;
+            }
+            current.push(ways);
+        }
+        previous = current;
+    }
+    Null::Exact(previous.pop().unwrap_or_default())
+}
+
+/// The normal distribution's upper tail, by Abramowitz and Stegun 26.2.17 (error below 7.5e-8).
+fn normal_tail(z: f64) -> f64 {
+    if z < 0.0 {
+        return 1.0 - normal_tail(-z);
+    }
+    let t = 1.0 / (1.0 + 0.231_641_9 * z);
+    let series = [1.330_274_429, -1.821_255_978, 1.781_477_937, -0.356_563_782, 0.319_381_530];
+    let sum = series.iter().fold(0.0, |sum, c| (sum + c) * t);
+    sum * (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+#[cfg(test)]
+#[path = "stats/tests.rs"]
+mod tests;

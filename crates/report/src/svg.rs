@@ -1,0 +1,348 @@
+//! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be understood.
+//!
+//! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a phone. Colours are CSS variables
+//! (`svg/style.css`): the same picture is light or dark as the reader has it. Series differ by colour, marker and place; what was
+//! predicted is hatched or dashed, what was published is pale, and both are called so.
+
+mod bars;
+mod lines;
+
+use std::fmt::Write;
+
+use crate::markup::{Anchor, Canvas, escape, num, shorten, text_width, wrap};
+use crate::scale::{Scale, drawable};
+use crate::{Axis, Chart, ChartKind, Point, Series, figure};
+
+/// Font size of everything but the caption, in pixels.
+const FONT: f64 = 12.0;
+/// Font size of the caption in a file.
+const CAPTION: f64 = 15.0;
+/// Colours before they repeat (then markers differ).
+const COLOURS: usize = 8;
+/// Width of a chart that stands alone, and of one for a desk.
+pub(super) const WIDE: f64 = 760.0;
+/// Width of a chart for a phone.
+pub(super) const NARROW: f64 = 350.0;
+
+/// The colours of charts in the light and in the dark, and how their parts look. The palette is Okabe and Ito's ("Color Universal Design",
+/// 2008), darkened or lightened until each has a contrast of at least 3:1 with the page (WCAG 2, 1.4.11).
+pub(super) const STYLE: &str = include_str!("svg/style.css");
+
+/// How a chart's own file begins.
+const FILE_BEGIN: &str = r#"<svg xmlns="http://www.w3.org/2000/svg" class="chart""#;
+
+/// Whether a file's content is what [`svg_file`] makes.
+pub fn is_svg_file(content: &[u8]) -> bool {
+    content.starts_with(FILE_BEGIN.as_bytes())
+}
+
+/// A chart as a file of its own, with light and dark colours inside.
+pub fn svg_file(chart: &Chart) -> String {
+    let lines = wrap(&chart.caption, CAPTION, WIDE - 32.0);
+    #[expect(clippy::cast_precision_loss, reason = "a few lines")]
+    let top = if lines.is_empty() { 0.0 } else { 14.0 + 21.0 * lines.len() as f64 };
+    let (body, height) = draw(chart, WIDE - 32.0, "c");
+    let (width, height) = (WIDE, height + top + 24.0);
+    let mut canvas = Canvas::default();
+    canvas.raw(FILE_BEGIN);
+    canvas.raw(&format!(
+        r#" role="img" viewBox="0 0 {0} {1}" width="{0}" height="{1}">"#,
+        num(width),
+        num(height)
+    ));
+    canvas.raw(&format!(
+        "<title>{}</title><desc>{}</desc>",
+        escape(&chart.caption),
+        escape(&description(chart))
+    ));
+    canvas.raw(&format!("<style>{STYLE}</style>"));
+    canvas.raw(&format!(r#"<rect class="page" width="{}" height="{}"/>"#, num(width), num(height)));
+    for (line, y) in lines.iter().zip(0_u8..) {
+        canvas.text("caption", Anchor::Start, (16.0, 28.0 + 21.0 * f64::from(y)), line);
+    }
+    canvas.raw(&format!(r#"<g transform="translate(16 {})">{body}</g></svg>"#, num(top + 12.0)));
+    canvas.raw("\n");
+    canvas.out
+}
+
+/// A chart as an element of a page, for a width; `id` must differ from every other chart's on the page.
+pub(super) fn element(chart: &Chart, width: f64, class: &str, id: &str) -> String {
+    let (body, height) = draw(chart, width, id);
+    let label = format!("{}. {}", chart.caption, description(chart));
+    format!(
+        r#"<svg class="chart {class}" role="img" aria-label="{}" viewBox="0 0 {w} {h}" width="{w}" height="{h}">{body}</svg>"#,
+        escape(&label),
+        w = num(width),
+        h = num(height)
+    )
+}
+
+/// The chart in words, for those who do not see it.
+fn description(chart: &Chart) -> String {
+    let kind = match chart.kind {
+        ChartKind::Bars => "Bars",
+        ChartKind::Lines => "Lines",
+        ChartKind::Steps => "Steps of a cumulative distribution",
+    };
+    let names: Vec<_> = chart.series.iter().map(full_name).collect();
+    let mut text = format!("{kind} of {} over {}", titled(&chart.y), titled(&chart.x));
+    if !names.is_empty() {
+        let _ = write!(text, ": {}", names.join(", "));
+    }
+    text
+}
+
+/// An axis' title with its unit.
+fn titled(axis: &Axis) -> String {
+    match (axis.title.as_str(), axis.unit.as_str()) {
+        (title, "") => title.into(),
+        ("", unit) => unit.into(),
+        (title, unit) if title == unit => title.into(),
+        (title, unit) => format!("{title} ({unit})"),
+    }
+}
+
+/// A series' name, and what its figures are if they were not measured.
+pub(super) fn full_name(series: &Series) -> String {
+    match (series.predicted, series.published) {
+        (false, false) => series.name.clone(),
+        (true, false) => format!("{} (predicted)", series.name),
+        (false, true) => format!("{} (published)", series.name),
+        (true, true) => format!("{} (predicted, published)", series.name),
+    }
+}
+
+/// Place of a series among the colours and markers: one that goes on where another of its name ends (a prediction) has that one's.
+fn look(chart: &Chart, index: usize) -> usize {
+    let same = |series: &Series| chart.series.get(index).is_some_and(|this| this.name == series.name);
+    chart.series.iter().position(same).unwrap_or(index)
+}
+
+/// Classes of a series' marks.
+fn classes(chart: &Chart, index: usize) -> String {
+    let Some(series) = chart.series.get(index) else { return String::new() };
+    let index = look(chart, index);
+    let mut classes = format!("c{}", index % COLOURS);
+    if series.predicted {
+        classes += " predicted";
+    }
+    if series.published {
+        classes += " published";
+    }
+    classes
+}
+
+/// What a pointer on a point shows.
+fn hint(chart: &Chart, series: &Series, place: &str, point: &Point) -> String {
+    let format = figure::Format::of_unit(&chart.y.unit);
+    let mut text =
+        format!("{}, {place}: {}", full_name(series), figure::with_unit(point.y.median, &chart.y.unit));
+    if let Some(range) = figure::range(&point.y, format) {
+        let _ = write!(text, " ({range}, {} runs)", point.y.runs);
+    }
+    text
+}
+
+/// The points of a series that can be drawn, by rising x.
+fn points(chart: &Chart, series: &Series) -> Vec<Point> {
+    let x_log = chart.x.log && chart.kind != ChartKind::Bars;
+    let mut points: Vec<_> = series
+        .points
+        .iter()
+        .filter(|p| drawable(p.x, x_log) && drawable(p.y.median, chart.y.log))
+        .copied()
+        .collect();
+    points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    for point in &mut points {
+        // A spread that cannot be drawn is none.
+        let y = &mut point.y;
+        if !drawable(y.min, chart.y.log) || y.min > y.median {
+            y.min = y.median;
+        }
+        if !drawable(y.max, chart.y.log) || y.max < y.median {
+            y.max = y.median;
+        }
+    }
+    points
+}
+
+/// A chart's inside and its height.
+fn draw(chart: &Chart, width: f64, id: &str) -> (String, f64) {
+    let series: Vec<Vec<Point>> = chart.series.iter().map(|s| points(chart, s)).collect();
+    let mut canvas = Canvas::default();
+    hatches(&mut canvas, chart, id);
+    let mut height = if series.iter().all(Vec::is_empty) {
+        canvas.rect("nothing", "", (0.5, 0.5), (width - 1.0, 119.0), "");
+        canvas.text("quiet", Anchor::Middle, (width / 2.0, 64.0), "nothing was measured");
+        120.0
+    } else {
+        match chart.kind {
+            ChartKind::Bars => bars::draw(&mut canvas, chart, &series, width, id),
+            ChartKind::Lines | ChartKind::Steps => lines::draw(&mut canvas, chart, &series, width),
+        }
+    };
+    let all: usize = chart.series.iter().map(|s| s.points.len()).sum();
+    let missing = all - series.iter().map(Vec::len).sum::<usize>();
+    if missing > 0 && missing < all {
+        let why =
+            if chart.x.log || chart.y.log { "missing, or zero on a logarithmic axis" } else { "missing" };
+        let text = shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, width);
+        height += 18.0;
+        canvas.text("quiet", Anchor::Start, (0.0, height - 5.0), &text);
+    }
+    (canvas.out, height)
+}
+
+/// The hatching of predicted bars: a pattern takes its colour from where it stands, so there is one for each series.
+fn hatches(canvas: &mut Canvas, chart: &Chart, id: &str) {
+    if chart.kind != ChartKind::Bars || chart.series.iter().all(|s| !s.predicted) {
+        return;
+    }
+    canvas.raw("<defs>");
+    for (i, _) in chart.series.iter().enumerate().filter(|(_, s)| s.predicted) {
+        canvas.raw(&format!(
+            r#"<pattern id="{id}-{i}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch {}" x1="1" y1="0" x2="1" y2="6"/></pattern>"#,
+            classes(chart, i)
+        ));
+    }
+    canvas.raw("</defs>");
+}
+
+/// What fills a bar of a series.
+fn fill(series: &Series, index: usize, id: &str) -> String {
+    if series.predicted { format!(r#" fill="url(#{id}-{index})""#) } else { String::new() }
+}
+
+/// Whether names are needed to tell the series apart.
+fn needs_legend(chart: &Chart) -> bool {
+    chart.series.len() > 1 || chart.series.iter().any(|s| s.predicted || s.published)
+}
+
+/// The legend in rows above the chart; returns its height.
+fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
+    if !needs_legend(chart) {
+        return 0.0;
+    }
+    let (mut x, mut y) = (0.0, 12.0);
+    for (i, series) in chart.series.iter().enumerate() {
+        let name = shorten(&full_name(series), FONT, width - 28.0);
+        let wide = 28.0 + text_width(&name, FONT) + 14.0;
+        if x > 0.0 && x + wide - 14.0 > width {
+            (x, y) = (0.0, y + 20.0);
+        }
+        let class = classes(chart, i);
+        if chart.kind == ChartKind::Bars {
+            canvas.rect(&format!("bar {class}"), &fill(series, i, id), (x + 4.0, y - 9.0), (14.0, 11.0), "");
+        } else {
+            canvas.line(&format!("curve {class}"), (x, y - 4.0), (x + 22.0, y - 4.0));
+            canvas.path(&format!("mark {class}"), &marker(look(chart, i), x + 11.0, y - 4.0), "");
+        }
+        canvas.text("name", Anchor::Start, (x + 28.0, y), &name);
+        x += wide;
+    }
+    y + 14.0
+}
+
+/// The outline of the marker of a series: each of the first eight has its own shape.
+fn marker(index: usize, x: f64, y: f64) -> String {
+    let shape: &[(f64, f64)] = match index % 8 {
+        0 => {
+            let [left, right] = [x - 4.0, x + 4.0].map(num);
+            return format!("M{left} {0}A4 4 0 1 1 {right} {0}A4 4 0 1 1 {left} {0}Z", num(y));
+        }
+        1 => &[(-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)],
+        2 => &[(0.0, -4.8), (4.5, 3.4), (-4.5, 3.4)],
+        3 => &[(0.0, -5.2), (5.2, 0.0), (0.0, 5.2), (-5.2, 0.0)],
+        4 => &[(0.0, 4.8), (4.5, -3.4), (-4.5, -3.4)],
+        5 => &[
+            (-1.6, -4.8),
+            (1.6, -4.8),
+            (1.6, -1.6),
+            (4.8, -1.6),
+            (4.8, 1.6),
+            (1.6, 1.6),
+            (1.6, 4.8),
+            (-1.6, 4.8),
+            (-1.6, 1.6),
+            (-4.8, 1.6),
+            (-4.8, -1.6),
+            (-1.6, -1.6),
+        ],
+        6 => &[(0.0, -5.0), (4.8, -1.5), (2.9, 4.0), (-2.9, 4.0), (-4.8, -1.5)],
+        _ => &[(-5.0, -4.0), (5.0, 4.0), (5.0, -4.0), (-5.0, 4.0)],
+    };
+    let mut d = String::new();
+    for (i, (dx, dy)) in shape.iter().enumerate() {
+        let _ = write!(d, "{}{} {}", if i == 0 { 'M' } else { 'L' }, num(x + dx), num(y + dy));
+    }
+    d + "Z"
+}
+
+/// The part of the picture that the axes span, in pixels.
+#[derive(Debug, Clone, Copy)]
+struct Plot {
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
+}
+
+impl Plot {
+    fn x(&self, scale: &Scale, value: f64) -> f64 {
+        self.left + scale.at(value) * (self.right - self.left)
+    }
+
+    fn y(&self, scale: &Scale, value: f64) -> f64 {
+        self.bottom - scale.at(value) * (self.bottom - self.top)
+    }
+}
+
+/// The space that the labels of an upright axis need.
+fn label_width(scale: &Scale) -> f64 {
+    scale.ticks.iter().map(|(_, label)| text_width(label, FONT)).fold(0.0, f64::max)
+}
+
+/// The upright axis: its title above, a line across for every tick.
+fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64) {
+    let title = shorten(&titled(axis), FONT, width);
+    canvas.text("title", Anchor::Start, (0.0, plot.top - 16.0), &title);
+    for (value, label) in &scale.ticks {
+        let y = plot.y(scale, *value);
+        let class = if *value == 0.0 && !axis.log { "zero" } else { "grid" };
+        canvas.line(class, (plot.left, y), (plot.right, y));
+        canvas.text("tick", Anchor::End, (plot.left - 8.0, y + 4.0), label);
+    }
+    if axis.log {
+        canvas.line("zero", (plot.left, plot.bottom), (plot.right, plot.bottom));
+    }
+}
+
+/// The lying axis: labels below, those that would run into each other left out; its title in the middle below.
+fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64, lines_up: bool) {
+    let mut free = f64::NEG_INFINITY;
+    for (value, label) in &scale.ticks {
+        let x = plot.x(scale, *value);
+        let half = text_width(label, FONT) / 2.0;
+        if lines_up {
+            let class = if *value == 0.0 && !axis.log { "zero" } else { "grid" };
+            canvas.line(class, (x, plot.top), (x, plot.bottom));
+        } else {
+            canvas.line("zero", (x, plot.bottom), (x, plot.bottom + 4.0));
+        }
+        // Labels stay within the picture.
+        let at = x.min(width - half).max(half);
+        if at - half > free {
+            canvas.text("tick", Anchor::Middle, (at, plot.bottom + 18.0), label);
+            free = at + half + 6.0;
+        }
+    }
+    let title = shorten(&titled(axis), FONT, width);
+    let half = text_width(&title, FONT) / 2.0;
+    let middle = f64::midpoint(plot.left, plot.right).min(width - half).max(half);
+    canvas.text("title", Anchor::Middle, (middle, plot.bottom + 38.0), &title);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+#[path = "svg/tests.rs"]
+mod tests;

@@ -1,0 +1,187 @@
+use proptest::prelude::*;
+use roxmltree::{Document, Node};
+
+use super::*;
+use crate::{Block, example};
+
+/// Every number that says where something is, with the larger of the picture's sides it must not leave.
+fn places(node: Node<'_, '_>) -> Vec<(f64, char)> {
+    let mut all = Vec::new();
+    for attribute in node.attributes() {
+        let axis = match attribute.name() {
+            "x" | "x1" | "x2" => 'x',
+            "y" | "y1" | "y2" => 'y',
+            "d" => {
+                let mut numbers = Vec::new();
+                let mut command = 'M';
+                let spaced: String = attribute
+                    .value()
+                    .chars()
+                    .flat_map(|c| if c.is_ascii_alphabetic() { vec![' ', c, ' '] } else { vec![c] })
+                    .collect();
+                for word in spaced.split_whitespace() {
+                    match word.parse::<f64>() {
+                        Ok(number) => numbers.push((command, number)),
+                        Err(_) => {
+                            flush(&mut all, &mut numbers);
+                            command = word.chars().next().unwrap();
+                        }
+                    }
+                }
+                flush(&mut all, &mut numbers);
+                continue;
+            }
+            _ => continue,
+        };
+        all.push((attribute.value().parse().unwrap(), axis));
+    }
+    all
+}
+
+fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
+    match numbers.first().map(|(command, _)| *command) {
+        Some('H') => all.extend(numbers.iter().map(|(_, n)| (*n, 'x'))),
+        Some('V') => all.extend(numbers.iter().map(|(_, n)| (*n, 'y'))),
+        // rx ry rotation large sweep x y
+        Some('A') => all.extend([(numbers[5].1, 'x'), (numbers[6].1, 'y')]),
+        _ => {
+            all.extend(numbers.iter().enumerate().map(|(i, (_, n))| (*n, if i % 2 == 0 { 'x' } else { 'y' })))
+        }
+    }
+    numbers.clear();
+}
+
+/// Checks a picture: well-formed, nothing outside, no reference to elsewhere, every reference inside resolved.
+fn check(svg: &str) -> Result<(), String> {
+    let document = Document::parse(svg).map_err(|e| format!("{e}\n{svg}"))?;
+    let root = document.root_element();
+    let size: Vec<f64> =
+        root.attribute("viewBox").ok_or("no viewBox")?.split(' ').map(|n| n.parse().unwrap()).collect();
+    for node in root.descendants().filter(Node::is_element) {
+        if node.ancestors().any(|a| a.has_tag_name("pattern")) {
+            continue;
+        }
+        for (number, axis) in places(node) {
+            let most = if axis == 'x' { size[2] } else { size[3] };
+            if !(-0.05..=most + 0.05).contains(&number) {
+                return Err(format!("{axis} = {number} leaves {size:?} in {:?}\n{svg}", node.tag_name()));
+            }
+        }
+        for side in ["width", "height"] {
+            if node.attribute(side).is_some_and(|n| n.parse::<f64>().is_ok_and(|n| n.is_nan() || n < 0.0)) {
+                return Err(format!("a {side} below zero\n{svg}"));
+            }
+        }
+        let reference = node.attribute("fill").and_then(|f| f.strip_prefix("url(#")?.strip_suffix(')'));
+        if reference.is_some_and(|r| !document.descendants().any(|n| n.attribute("id") == Some(r))) {
+            return Err(format!("nothing is called {reference:?}"));
+        }
+    }
+    let elsewhere = svg.replace("http://www.w3.org/2000/svg", "");
+    // A label may hold anything; markup may not.
+    let labels = document.descendants().flat_map(|n| [n.text(), n.attribute("aria-label")]).flatten();
+    let plain = labels.into_iter().any(|text| text.contains("://"));
+    if !plain && elsewhere.contains("://") {
+        return Err("it refers to the network".into());
+    }
+    match svg.contains("NaN") || svg.contains("inf\"") {
+        true => Err(format!("it has places that are not numbers\n{svg}")),
+        false => Ok(()),
+    }
+}
+
+fn count(svg: &str, class: &str) -> usize {
+    let document = Document::parse(svg).unwrap();
+    let has = |n: &Node<'_, '_>| n.attribute("class").is_some_and(|c| c.split(' ').any(|c| c == class));
+    document.descendants().filter(has).count()
+}
+
+#[test]
+fn every_chart_stays_in_its_frame() {
+    let report = example::report();
+    let blocks = report.sections.iter().flat_map(|s| &s.blocks);
+    let charts: Vec<_> =
+        blocks.filter_map(|b| if let Block::Chart(chart) = b { Some(chart) } else { None }).collect();
+    assert!(charts.len() > 20);
+    for chart in charts {
+        check(&svg_file(chart)).unwrap_or_else(|e| panic!("{}: {e}", chart.caption));
+        for width in [NARROW, WIDE, 200.0] {
+            check(&element(chart, width, "x", "i"))
+                .unwrap_or_else(|e| panic!("{}, {width}: {e}", chart.caption));
+        }
+    }
+}
+
+#[test]
+fn every_figure_is_drawn_with_its_spread_and_said_in_words() {
+    let chart = example::throughput();
+    let svg = svg_file(&chart);
+    // 5 series in 4 places; the legend has one of each.
+    assert_eq!(count(&svg, "bar"), 25);
+    assert_eq!(count(&svg, "spread"), 20);
+    assert!(svg.contains("vlane, 4K random read: 93.4 % of the host (89.7-96.4, 5 runs)"), "{svg}");
+    let svg = svg_file(&example::scaling());
+    assert_eq!((count(&svg, "curve"), count(&svg, "band")), (8, 4));
+    assert_eq!(count(&svg, "spread"), 16);
+}
+
+#[test]
+fn what_was_not_measured_looks_different_and_is_called_so() {
+    let svg = svg_file(&example::throughput());
+    assert!(svg.contains("virtio (published)") && svg.contains("vlane, 4 lanes (predicted)"));
+    assert_eq!(count(&svg, "published"), 5);
+    assert!(svg.contains("fill=\"url(#c-4)\"") && svg.contains("<pattern id=\"c-4\""));
+    let svg = svg_file(&example::scaling());
+    assert!(svg.contains("MT (predicted)") && svg.contains("curve c2 predicted"));
+}
+
+#[test]
+fn an_axis_begins_at_zero_unless_it_is_logarithmic() {
+    let mut chart = example::chart(
+        "c",
+        ChartKind::Bars,
+        example::axis("", "", false),
+        example::axis("Rate", "IOPS", false),
+        &["a", "b"],
+        vec![example::by_index("x", &[100.0, 104.0])],
+    );
+    let heights = |chart: &Chart| -> Vec<f64> {
+        let svg = svg_file(chart);
+        let document = Document::parse(&svg).unwrap();
+        let bars =
+            document.descendants().filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("bar ")));
+        bars.map(|n| n.attribute("height").unwrap().parse().unwrap()).collect()
+    };
+    let linear = heights(&chart);
+    assert!((linear[1] / linear[0] - 1.04).abs() < 0.005, "{linear:?}");
+    chart.y.log = true;
+    assert!(heights(&chart)[1] / heights(&chart)[0] < 20.0);
+}
+
+#[test]
+fn nothing_to_draw_is_said() {
+    for chart in example::awkward().into_iter().take(2) {
+        assert!(svg_file(&chart).contains("nothing was measured"));
+    }
+    let partly = example::awkward().into_iter().find(|c| c.caption.starts_with("Logarithmic")).unwrap();
+    assert!(svg_file(&partly).contains("1 of 3 figures are not drawn"));
+}
+
+#[test]
+fn a_file_has_its_colours_for_light_and_dark_and_says_what_it_shows() {
+    let svg = svg_file(&example::scaling());
+    assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("--s0"));
+    let document = Document::parse(&svg).unwrap();
+    let root = document.root_element();
+    assert_eq!(root.attribute("role"), Some("img"));
+    assert!(root.first_element_child().is_some_and(|n| n.has_tag_name("title") && n.text().is_some()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn any_chart_is_a_picture_inside_its_frame(chart in example::any_chart(), width in 120.0..900.0_f64) {
+        check(&svg_file(&chart)).map_err(TestCaseError::fail)?;
+        check(&element(&chart, width.round(), "x", "i")).map_err(TestCaseError::fail)?;
+    }
+}

@@ -1,0 +1,38 @@
+//! Whether a volume is recorded.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc::WeakSender;
+
+/// A volume's recording, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    pub(crate) state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) active: Option<Active>,
+    pub(crate) is_ending: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Active {
+    /// Set to end it; dropped by its thread when it has ended.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// The way to its reader.
+    pub(crate) reader: WeakSender<Vec<u8>>,
+}
+
+impl Active {
+    /// Whether its thread still runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        Arc::strong_count(&self.stop) > 1
+    }
+
+    /// Whether it is about to end, because nobody reads any more.
+    pub(crate) fn is_left(&self) -> bool {
+        self.reader.upgrade().is_none_or(|reader| reader.is_closed())
+    }
+}

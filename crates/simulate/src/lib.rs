@@ -1,0 +1,25 @@
+//! vCPU schedulers on a host that is not there: discrete events, the same every time, the same decisions as live.
+//!
+//! A [`Scenario`] says what machine and what loads, a [`Setup`] which host scheduler; [`run`] makes an [`Outcome`] of them. Loans,
+//! credits and boosts are decided by [`vlane_policy::loan`] alone; what is modelled here is what a decision does: queues, turns,
+//! guests that serve events before they compute, and loads that come from outside or follow what was served.
+
+#![forbid(unsafe_code)]
+
+mod credit;
+mod eevdf;
+mod error;
+mod host;
+mod outcome;
+mod random;
+mod scenario;
+mod setup;
+mod world;
+
+pub use error::{Error, ErrorKind, Result};
+pub use host::Loans;
+pub use outcome::{LoadOutcome, MachineOutcome, Outcome};
+pub use random::{Law, Random, Span};
+pub use scenario::{Compute, Costs, EMBEDDED, Load, Machine, Scenario, Via};
+pub use setup::{ABLATION, COMPARED, Credit, Eevdf, Ends, Host, NAMES, Pool, Setup};
+pub use world::run;
