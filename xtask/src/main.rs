@@ -10,6 +10,8 @@ mod claim;
 mod experiment;
 mod page;
 mod runner;
+mod structure;
+mod tidy;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -29,6 +31,10 @@ enum Command {
     Experiments(ExperimentsArgs),
     /// Compile the BPF programs again (needs clang and llvm-strip, 19 or later)
     Bpf,
+    /// Check the house's rules (lengths, circles, the data path, links), and count lines
+    Tidy,
+    /// Draw the crates and their imports again: docs/src/structure.svg
+    Structure,
 }
 
 #[derive(Debug, Args)]
@@ -49,6 +55,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Experiments(args) => runner::run(&root, &args.names, args.list, args.pages),
         Command::Bpf => bpf::compile(&root),
+        Command::Tidy => tidy::run(&root),
+        Command::Structure => structure::run(&root),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
