@@ -1,6 +1,6 @@
 //! Setting right what schedulers have left.
 //!
-//! A list has to be one that may be believed ([`super::trusted`]). And what stands in it is done only if a scheduler could have written it:
+//! A list has to be one that may be believed (`trusted.rs`). And what stands in it is done only if a scheduler could have written it:
 //! ordinary policies, for a thread that has the start time that was noted.
 
 use std::ffi::OsStr;
