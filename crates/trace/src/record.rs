@@ -268,7 +268,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 impl Entry {
-    /// The entry's bytes: [`RECORD_WITH_HASH`] of them, of which a trace without hashes has the first [`RECORD`].
+    /// The entry's bytes: [`RECORD_WITH_HASH`] of them, of which a trace without hashes has the first [`RECORD`](crate::RECORD).
     pub fn encode(&self, with_hash: bool) -> [u8; RECORD_WITH_HASH] {
         let mut bytes = [0; RECORD_WITH_HASH];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
