@@ -10,10 +10,10 @@ use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_report::figure::show_size;
 
 use crate::bench::{Load, blkio};
-use crate::control::Control;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::control::Control;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::Section;
 use vlane_report::build::table;
 use vlane_report::date;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::bench::Pin;
 use vlane_lab::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
 use vlane_driver::units::parse_size;
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::compare::columns::{ALL, Column};
 use vlane_lab::compare::fio::CacheState;
 use vlane_lab::compare::loads::{self, Load};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::express::machine::Place;
 use vlane_lab::express::native::{self, Load};
 use vlane_lab::express::root::Program;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
 
 use crate::output::{OutputArgs, command_line};

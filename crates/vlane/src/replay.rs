@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use vlane_driver::Wait;
 use vlane_driver::replay::Timing;
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::trace::Trace;
 use vlane_lab::trace::replay::{Settings, replay};
 use vlane_report::Progress;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::work::sizes::{self, Medium, Options};
 
 use crate::output::OutputArgs;

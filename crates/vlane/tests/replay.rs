@@ -18,11 +18,11 @@ use served::{Place, going_on, stop};
 use vlane_boot::{Backend, Ready, Spec, find_program};
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
 use vlane_driver::{Session, Wait};
-use vlane_lab::control::Control;
+use vlane_host::control::Control;
+use vlane_host::{Interrupt, Output};
 use vlane_lab::trace::record::{RecordOptions, record};
 use vlane_lab::trace::replay::{SLACK_NS, Settings, prepare, replay};
 use vlane_lab::trace::{Request, Trace};
-use vlane_lab::{Interrupt, Output};
 use vlane_testing::skip;
 use vlane_trace::Kind;
 

@@ -13,9 +13,9 @@ use vlane_driver::{BackendUse, Buckets, Mix};
 
 use super::profile::{Load, WaitName};
 use super::saved::Run;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::on_cpus;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::on_cpus;
 
 /// How much longer than its time a fio may take before it is given up.
 const SPARE: Duration = Duration::from_secs(30);

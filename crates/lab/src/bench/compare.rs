@@ -3,7 +3,7 @@
 use super::measure::nothing_yet;
 use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::Spread;
 use vlane_report::stats::{Better, Outcome, Verdict, paired, unpaired};
 

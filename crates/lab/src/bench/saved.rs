@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::Buckets;
 
 use super::profile::{Load, Pin, Target};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::output::Output;
-use crate::sniff::{SAVED, Wanted, mistaken};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::output::Output;
+use vlane_host::sniff::{SAVED, Wanted, mistaken};
 use vlane_report::machine::Machine;
 
 /// A whole run.

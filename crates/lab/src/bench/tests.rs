@@ -4,7 +4,7 @@ use vlane_driver::Buckets;
 
 use super::saved::LoadRuns;
 use super::*;
-use crate::error::ErrorKind;
+use vlane_host::error::ErrorKind;
 use vlane_report::machine::Machine;
 use vlane_report::stats::Outcome;
 
@@ -50,7 +50,7 @@ fn saved(scale: f64) -> Saved {
         targets: vec![target("a", scale, 1), target("b", 1.0, 3)],
     };
     Saved {
-        schema: crate::sniff::SAVED.into(),
+        schema: vlane_host::sniff::SAVED.into(),
         title: "a test".into(),
         text: vec!["with a paragraph".into()],
         command: "vlane bench --profile test".into(),

@@ -12,8 +12,8 @@ use vlane_ring::driver::Kind;
 
 use super::profile::{Load, Storage};
 use super::saved::{Flushing, Run};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// O_DIRECT of Linux on x86 and others; what buffers for it are aligned to.
 const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();

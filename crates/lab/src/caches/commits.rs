@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
 use vlane_ring::driver::{Completion, Kind, Request};
 
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 
 /// Bytes of a commit.
 pub const COMMIT: u32 = 16 << 10;

@@ -8,9 +8,9 @@ use vlane_boot::{Guest, Host, Initramfs, Uml, UmlProgram};
 use super::Options;
 use super::done::Done;
 use super::plan::Job;
-use crate::error::{Error, ErrorKind, Result};
-use crate::guests::wait;
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::guests::wait;
+use vlane_host::interrupt::Interrupt;
 
 /// Guests beside a busy host boot slowly, and then make their files.
 const READY: Duration = Duration::from_secs(180);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use self::kv::{Compact, Plain};
 use super::done::Done;
 use super::plan::Job;
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Threads of the mail server, as filebench's varmail has.
 const MAIL_THREADS: u64 = 16;

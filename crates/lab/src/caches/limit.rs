@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// How often, and how long apart, an emptied cgroup is removed before that is given up.
 const REMOVALS: (u32, Duration) = (50, Duration::from_millis(20));

@@ -18,15 +18,15 @@ use super::plan::{Arm, Cell, Job};
 use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use super::{Options, guest};
-use crate::control::Control;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::image::Image;
-use crate::interrupt::Interrupt;
-use crate::output::Output;
-use crate::server::Server;
 use crate::trace::Trace;
 use crate::trace::record::{RecordOptions, record};
 use crate::work::{Role, Sampler};
+use vlane_host::control::Control;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::Image;
+use vlane_host::interrupt::Interrupt;
+use vlane_host::output::Output;
+use vlane_host::server::Server;
 
 /// Bytes that the neighbour reads at a time.
 pub const READ: u32 = 4096;

@@ -20,9 +20,9 @@ use vlane_report::figure::show_size;
 use super::done::Done;
 use super::plan::Job;
 use super::volume::Volume;
-use crate::error::{Context, Error, ErrorKind, Result};
 use crate::trace::Trace;
 use crate::trace::replay::prepare;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// What the data of writes are made from.
 const SEED: u64 = 1;
@@ -185,8 +185,8 @@ mod tests {
     use vlane_boot::{Host, Install};
 
     use super::*;
-    use crate::image::{Medium, Place};
-    use crate::interrupt::Interrupt;
+    use vlane_host::image::{Medium, Place};
+    use vlane_host::interrupt::Interrupt;
 
     fn request(at_ns: u64, kind: ReplayKind, sector: u64, sectors: u32) -> ReplayRequest {
         let done_ns = Some(at_ns + 5);

@@ -7,9 +7,9 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_boot::{Host, ext4};
 
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::image::{Image, Place};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::{Image, Place};
+use vlane_host::interrupt::Interrupt;
 
 /// What a guest's volume has beside its journal, at least.
 const FILES: u64 = 256 << 20;
@@ -109,7 +109,7 @@ mod tests {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
         }
         let bytes = Volume::bytes(SMALLEST_JOURNAL, false);
-        let Ok(place) = Place::find(crate::image::Medium::Disk, None, bytes, "--disk-dir") else {
+        let Ok(place) = Place::find(vlane_host::image::Medium::Disk, None, bytes, "--disk-dir") else {
             return vlane_testing::skip("no disk with direct I/O and 300 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();

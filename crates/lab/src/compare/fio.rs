@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::loads::{Load, Pattern, Suite};
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 
 /// Which page caches take part. Host and guest are treated alike, and a comparison has one state for all of its figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,8 +14,8 @@ use vlane_boot::{Choice, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, Qemu
 use super::columns::Column;
 use super::fio::{self, CacheState, OLD, Settings};
 use super::plan::Round;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// vCPUs of the guest, and queues of each of its virtio disks.
 pub const VCPUS: u16 = 2;

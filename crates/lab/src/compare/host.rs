@@ -9,8 +9,8 @@ use vlane_boot::Spec;
 use super::fio::{self, CacheState, OLD, Outcome, Settings};
 use super::loads::{Load, Pattern};
 use super::scratch::{run, warm_pages};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// Longest that fio may take beside the time it measures.
 const SPARE: Duration = Duration::from_secs(60);

@@ -16,9 +16,9 @@ use super::fio::CacheState;
 use super::host::HostFio;
 use super::loads::{Load, Pattern, fio_table};
 use super::scratch::Scratch;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::Spread;
 use vlane_report::progress::Progress;
 

@@ -13,10 +13,10 @@ use vlane_boot::{
 
 use super::{Mode, Model, VOLUME, Variant};
 use crate::compare::fio;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::guests::{trouble, wait};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::guests::{trouble, wait};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 const BOOT: Duration = Duration::from_secs(240);

@@ -9,9 +9,9 @@ use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 
 use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::machine::Machine;
 use vlane_report::progress::Progress;
 use vlane_report::{Report, figure};

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::fs::OFlags;
 
 use super::BLOCK;
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Direct I/O wants memory at a multiple of this, at most.
 const ALIGN: usize = 4096;

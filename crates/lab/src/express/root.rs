@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use vlane_boot::{Host, libraries_in, run};
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Copying and mke2fs.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -10,15 +10,15 @@ use vlane_sched::live::state::State;
 use vlane_sched::sys::{self, Attr};
 
 use super::figures::Sample;
-use crate::control::Control;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::guests::{Machines, Maker};
-use crate::interrupt::Interrupt;
-use crate::output::Output;
-use crate::server::{Server, Storage};
 use crate::trace::Trace;
 use crate::trace::record::{RecordOptions, record};
 use crate::work::{Role, Sampler};
+use vlane_host::control::Control;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::guests::{Machines, Maker};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::output::Output;
+use vlane_host::server::{Server, Storage};
 use vlane_report::progress::Progress;
 
 /// Guests beside others that compute boot slowly.

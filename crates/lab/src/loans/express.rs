@@ -15,10 +15,10 @@ use vlane_trace::PriorityClass;
 use super::bed::{self, Bed, Plan};
 use super::express_report::{self, Labels};
 use super::figures::{Cell, Measured, Sample};
-use crate::error::{Context, Error, ErrorKind, Result};
-pub use crate::guests::Machines;
-use crate::interrupt::Interrupt;
 use crate::trace::Trace;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+pub use vlane_host::guests::Machines;
+use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::progress::Progress;
 

@@ -6,7 +6,7 @@ use super::figures::{Cell as Figures, Measured, Sample};
 use super::live_report::{
     all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, shares_of,
 };
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::machine::Machine;
 use vlane_report::{Block, Cell, Note, Report, SCHEMA, Section, Severity, Table};
 

@@ -14,10 +14,10 @@ use vlane_boot::{Initramfs, Install};
 use super::bed::{self, Bed, Plan};
 use super::figures::{Cell, Measured};
 use super::live_report::{self, Labels};
-use crate::error::{Context, Error, ErrorKind, Result};
-pub use crate::guests::Machines;
-use crate::interrupt::Interrupt;
 use crate::trace::Trace;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+pub use vlane_host::guests::Machines;
+use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::progress::Progress;
 

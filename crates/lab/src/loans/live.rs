@@ -24,8 +24,8 @@ use vlane_sched::thread::Thread;
 
 use super::figures::{Cell, Measured, Sample};
 use super::live_report::{self, Labels};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::progress::Progress;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::figures::{Cell as Figures, Measured, Sample};
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::machine::Machine;
 use vlane_report::{
     Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,

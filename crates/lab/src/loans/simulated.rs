@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
-use crate::error::{Context, ErrorKind, Result};
+use vlane_host::error::{Context, ErrorKind, Result};
 use vlane_report::date;
 use vlane_report::machine::Machine;
 use vlane_report::progress::Progress;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Host, find_program};
 
 use super::Machines;
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -6,10 +6,10 @@ use std::time::Duration;
 use vlane_boot::{Host, Initramfs, Ready, Spec};
 
 use super::{Arm, FileSystem, Options, load};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::guests::{Maker, trouble, wait};
-use crate::interrupt::Interrupt;
-use crate::server::Server;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::guests::{Maker, trouble, wait};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::Server;
 
 /// How long the guest may take. An emulated one needs some minutes for hundreds of steps.
 const LIMIT: Duration = Duration::from_secs(900);

@@ -22,10 +22,10 @@ use self::load::Told;
 pub use self::report::report;
 use self::states::{Chance, Strategy, chooser};
 use self::storage::Storage;
-use crate::error::{Context, ErrorKind, Result};
-pub use crate::guests::Machines;
-use crate::image::{Medium, Place};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, ErrorKind, Result};
+pub use vlane_host::guests::Machines;
+use vlane_host::image::{Medium, Place};
+use vlane_host::interrupt::Interrupt;
 
 /// What is wrong is told of so many states.
 const TOLD: usize = 5;
@@ -224,7 +224,7 @@ fn read(path: &Path) -> Result<History> {
     let (history, in_memory) = history.context(ErrorKind::Format, || format!("{}", path.display()))?;
     match in_memory {
         false => Ok(history),
-        true => Err(crate::Error::new(
+        true => Err(vlane_host::Error::new(
             ErrorKind::Invalid,
             "the image lies in memory, where nothing is ever durable; give a directory on a disk",
         )),

@@ -16,9 +16,9 @@ use super::lock::{FifoLock, LockUse};
 use super::observe::Threads;
 use super::shared::SharedQueue;
 use super::{Placement, Subject};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 
 /// The null device's capacity: 16 GiB.
 const BYTES: u64 = 16 << 30;

@@ -18,7 +18,7 @@ use vlane_ring::driver::{Arena, Format};
 use vlane_ring::{GuestMemory, Kind, Layout, Queue, QueueConfig, Region, RegionSpec, Slot, Status};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Requests that are taken from one queue before another has its turn.
 const BUDGET: usize = 128;

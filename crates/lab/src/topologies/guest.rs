@@ -14,7 +14,7 @@ use vlane_driver::{GuestQueue, Region, Requests, Workload, pin};
 use vlane_ring::driver::{Completion, Kind, Request};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// The longest latency told apart, in ns.
 const LONGEST_NS: u64 = 60_000_000_000;

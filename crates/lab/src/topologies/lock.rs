@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
-use crate::error::{Context, ErrorKind, Result};
+use vlane_host::error::{Context, ErrorKind, Result};
 
 /// Waits are told apart up to ten seconds.
 const LONGEST_NS: u64 = 10_000_000_000;

@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, ErrorKind, Result};
+use vlane_host::error::{Context, ErrorKind, Result};
 
 /// Threads at the mutex, for which handing it over is measured.
 const AT_THE_MUTEX: [u32; 5] = [2, 3, 5, 9, 17];

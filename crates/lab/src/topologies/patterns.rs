@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vlane_driver::Workload;
 
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 
 /// Hardware threads of the paper's machine, all of them busy at its best figures.
 const PAPER_THREADS: f64 = 8.0;

@@ -17,7 +17,7 @@ use vlane_ring::driver::{Completion, Request};
 
 use super::guest::{Port, PortCounts};
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// One queue, many jobs.
 #[derive(Debug)]

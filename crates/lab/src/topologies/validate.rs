@@ -10,8 +10,8 @@ use super::cell::{Cell, CellPlan, Hog, measure};
 use super::micro::Prices;
 use super::model::{Lane, Mutex, Prediction, predict};
 use super::{Kind, Placement, Subject, Topology};
-use crate::error::{ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// The error that a prediction may have.
 pub const TOLERANCE: f64 = 0.15;

@@ -11,10 +11,9 @@ use std::io::{Read, Write};
 use vlane_trace::{Header, Kind, Priority, Record, Status};
 
 use super::Trace;
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::sniff::BLKTRACE;
 
-/// `BLK_IO_TRACE_MAGIC` and version 7.
-const MAGIC: u32 = 0x6561_7407;
 /// Bytes of `struct blk_io_trace`.
 const EVENT: usize = 48;
 /// Categories (`enum blktrace_cat`), shifted by 16 in an action.
@@ -38,11 +37,6 @@ const CGROUP: u32 = 1 << 8;
 const DEVICE: u32 = 253 << 20;
 /// The longest payload of an event that is believed.
 const MAX_PAYLOAD: usize = 1 << 15;
-
-/// Whether a file that begins so is one of blktrace, on a little-endian machine.
-pub fn is_blktrace(head: &[u8]) -> bool {
-    head.len() >= 4 && head[..4] == MAGIC.to_le_bytes()
-}
 
 struct Event {
     time: u64,
@@ -115,7 +109,7 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
 fn encode(event: &Event, number: u32, payload: u16) -> [u8; EVENT] {
     let mut bytes = [0; EVENT];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(0, &MAGIC.to_le_bytes());
+    put(0, &BLKTRACE.to_le_bytes());
     put(4, &number.to_le_bytes());
     put(8, &event.time.to_le_bytes());
     put(16, &event.sector.to_le_bytes());
@@ -146,7 +140,7 @@ pub fn read(mut from: impl Read) -> Result<Trace> {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let long = |at: usize| u64::from(int(at)) | u64::from(int(at + 4)) << 32;
         let payload = usize::from(short(46));
-        if int(0) != MAGIC || payload > MAX_PAYLOAD {
+        if int(0) != BLKTRACE || payload > MAX_PAYLOAD {
             let context = format!("byte {at}: not an event of blktrace (version 7, little-endian)");
             return Err(Error::new(ErrorKind::Format, context));
         }
@@ -285,7 +279,7 @@ mod tests {
             Trace::from_records(Header { lanes: 2, name: "blktrace".into(), ..Header::default() }, records);
         let mut bytes = Vec::new();
         assert_eq!(write(&trace, &mut bytes).unwrap(), 0);
-        assert!(is_blktrace(&bytes));
+        assert!(vlane_host::sniff::is_blktrace(&bytes));
         assert_eq!(read(&bytes[..]).unwrap().requests, trace.requests);
         assert!(read(&bytes[..bytes.len() - 1]).unwrap_err().to_string().contains("middle of an event"));
     }

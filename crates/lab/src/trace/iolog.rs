@@ -10,7 +10,7 @@ use std::io::{BufRead, Write};
 use vlane_trace::{Header, Kind, Priority, Record, Status};
 
 use super::Trace;
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Which format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,6 @@ pub enum Version {
     Two,
     /// With times; fio 3.31 and later.
     Three,
-}
-
-/// Whether a file that begins so is an iolog.
-pub fn is_iolog(head: &[u8]) -> bool {
-    head.starts_with(b"fio version ")
 }
 
 /// Writes a trace as an iolog on the file `file`, in the order of submission. Returns how many requests have no place in it.

@@ -18,9 +18,9 @@ use std::path::Path;
 
 use vlane_trace::{BlockHead, Entry, Header, Kind, LayoutPiece, Reader, Record, Writer};
 
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::output::Output;
-use crate::sniff::{Wanted, mistaken};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::output::Output;
+use vlane_host::sniff::{Wanted, mistaken};
 
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use super::replay_report::{self, Facts};
 use super::{Request, Trace};
 
 pub use super::replay_report::Settings;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 
 /// How much later than a request's completion its recorded time may be: the time of the eight requests that share one reading of the

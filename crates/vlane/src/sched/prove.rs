@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vlane_boot::Install;
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::loans::live::{self, Arm, Options};
 use vlane_lab::loans::{express, guests};
 use vlane_report::Report;

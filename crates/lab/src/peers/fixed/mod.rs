@@ -22,10 +22,10 @@ pub use self::verdict::{Compared, Metric, REACHED, Verdict};
 use super::ground::Ground;
 use super::plan::Medium;
 use super::{Measured, Options};
-use crate::error::{Error, ErrorKind, Result};
-use crate::guests::{Machines, Maker};
-use crate::interrupt::Interrupt;
 use crate::work::{Counted, Used};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::guests::{Machines, Maker};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::progress::Progress;
 
 /// A rate of which less than this is achieved in the first round is not tried again.

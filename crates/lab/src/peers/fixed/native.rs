@@ -6,12 +6,12 @@ use vlane_boot::{BlkioFio, Host};
 
 use super::{Contender, Figures, Row, per_request};
 use crate::bench::{Load, blkio};
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
 use crate::peers::Options;
 use crate::peers::ground::Ground;
 use crate::work::instructions::Instructions;
 use crate::work::{Counted, Role, Sampler, ThreadFilter};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// The client.
 pub(super) struct Native {

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
-use crate::output::Output;
+use vlane_host::output::Output;
 
 const MIB: u64 = 1 << 20;
 

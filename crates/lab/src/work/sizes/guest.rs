@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::guests::{trouble, wait};
-use crate::interrupt::Interrupt;
 use crate::work::interrupts::Interrupts;
 use crate::work::kvm::KvmStats;
 use crate::work::qemu::{self, TraceCounts};
 use crate::work::{Counted, Role, Sampler, Used};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::guests::{trouble, wait};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::progress::Progress;
 
 /// Steps of [`measure`]: the boot, and the cases.

@@ -17,9 +17,9 @@ use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
 use self::guest::GuestMeasured;
 use self::native::{Measured, Native};
-use crate::error::{Error, ErrorKind, Result};
-use crate::image::{self, Image, Place};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::image::{self, Image, Place};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::progress::Progress;
 use vlane_report::{date, machine};

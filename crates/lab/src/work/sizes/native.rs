@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::{Limit, SessionOptions, Workload};
 
 use super::{BLOCKS, Direction, Medium, Options};
-use crate::control::Control;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
 use crate::work::{Calls, Counted, Role, Sampler};
+use vlane_host::control::Control;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::progress::Progress;
 
 /// Capacity of the null device.
@@ -263,7 +263,7 @@ impl Native<'_> {
         }
         let counted = counted_before.zip(counters(&back_end.control)?);
         let rose = |name: &str| {
-            let of = |c: &crate::control::Counters| c.sum.get(name).copied().unwrap_or(0);
+            let of = |c: &vlane_host::control::Counters| c.sum.get(name).copied().unwrap_or(0);
             counted.as_ref().map(|(before, after)| of(after).saturating_sub(of(before)))
         };
         #[expect(clippy::cast_precision_loss, reason = "figures for people")]

@@ -24,14 +24,16 @@ pub enum Machines {
 
 /// Where guests come from.
 #[derive(Debug)]
-pub(crate) enum Maker {
+pub enum Maker {
+    /// User-Mode Linux of this host.
     Uml(Host, UmlProgram),
+    /// QEMU with a kernel, and with the accelerator that works.
     Qemu(Host, QemuProgram, Kernel, Choice),
 }
 
 impl Maker {
     /// Looks for everything that guests need.
-    pub(crate) fn find(host: &Host, machines: Machines) -> Result<Self> {
+    pub fn find(host: &Host, machines: Machines) -> Result<Self> {
         Ok(match machines {
             Machines::Uml => Self::Uml(host.clone(), UmlProgram::find(host)?),
             Machines::Qemu => {
@@ -43,7 +45,8 @@ impl Maker {
         })
     }
 
-    pub(crate) fn describe(&self) -> String {
+    /// The program and its version, as a report names it.
+    pub fn describe(&self) -> String {
         match self {
             Self::Uml(_, program) => format!("User-Mode Linux {}", program.version),
             Self::Qemu(_, program, _, choice) => {
@@ -53,12 +56,12 @@ impl Maker {
     }
 
     /// Whether the guests' CPUs are emulated.
-    pub(crate) fn is_emulated(&self) -> bool {
+    pub fn is_emulated(&self) -> bool {
         matches!(self, Self::Qemu(.., choice) if choice.accel == Accel::Tcg)
     }
 
     /// Starts a guest with a disk at each socket: `/dev/vda` and on.
-    pub(crate) fn start(&self, sockets: Vec<PathBuf>, guest: &Initramfs, limit: Duration) -> Result<Guest> {
+    pub fn start(&self, sockets: Vec<PathBuf>, guest: &Initramfs, limit: Duration) -> Result<Guest> {
         Ok(match self {
             Self::Uml(host, program) => {
                 let mut machine = Uml::new(program.clone(), sockets);
@@ -83,7 +86,7 @@ impl Maker {
 ///
 /// # Errors
 /// [`ErrorKind::Process`] with the console's end if the guest ends or does not say it within `limit`; [`ErrorKind::Interrupted`].
-pub(crate) fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt) -> Result<String> {
+pub fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt) -> Result<String> {
     let deadline = Instant::now() + limit;
     loop {
         interrupt.check()?;
@@ -102,7 +105,7 @@ pub(crate) fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &In
 }
 
 /// What went wrong, with the end of the guest's console.
-pub(crate) fn trouble(guest: &Guest, what: &str) -> Error {
+pub fn trouble(guest: &Guest, what: &str) -> Error {
     let console = guest.console();
     let lines: Vec<&str> = console.lines().collect();
     let last = lines[lines.len().saturating_sub(12)..].join("\n");

@@ -10,8 +10,6 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use crate::trace::{blktrace, iolog};
-
 /// Bytes at the beginning of a file that are looked at.
 const HEAD: usize = 64 * 1024;
 
@@ -181,8 +179,8 @@ fn file(path: &Path, bytes: u64) -> Found {
     match &head[..] {
         [] => Found::Empty,
         head if head.starts_with(&vlane_trace::MAGIC) => Found::Trace,
-        head if iolog::is_iolog(head) => Found::Iolog,
-        head if blktrace::is_blktrace(head) => Found::Blktrace,
+        head if is_iolog(head) => Found::Iolog,
+        head if is_blktrace(head) => Found::Blktrace,
         head if head.starts_with(b"vlverify") => Found::VerifyState,
         _ => match image(&head, &file, bytes) {
             Some(format) => Found::Image(format),
@@ -228,7 +226,7 @@ fn socket(path: &Path) -> Found {
 
 /// What the program that listens at the other end says of itself: its arguments name its sockets. Another user's program says
 /// nothing.
-pub(crate) fn listener(stream: &UnixStream, path: &Path) -> Found {
+pub fn listener(stream: &UnixStream, path: &Path) -> Found {
     let pid = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
     let Ok(pid) = pid else { return Found::OtherSocket };
     let Ok(words) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Found::OtherSocket };
@@ -260,6 +258,19 @@ pub(crate) fn listener(stream: &UnixStream, path: &Path) -> Found {
         (vhost, Some(control)) if same(control) => Found::ControlSocket(vhost.and_then(shown)),
         _ => Found::OtherSocket,
     }
+}
+
+/// `BLK_IO_TRACE_MAGIC` and version 7, the first word of a trace of blktrace.
+pub const BLKTRACE: u32 = 0x6561_7407;
+
+/// Whether a file that begins so is an iolog of fio.
+pub fn is_iolog(head: &[u8]) -> bool {
+    head.starts_with(b"fio version ")
+}
+
+/// Whether a file that begins so is one of blktrace, on a little-endian machine.
+pub fn is_blktrace(head: &[u8]) -> bool {
+    head.len() >= 4 && head[..4] == BLKTRACE.to_le_bytes()
 }
 
 #[cfg(test)]
