@@ -1,11 +1,11 @@
 //! A bench run as a report.
 
-use vlane_driver::Buckets;
+use vlane_driver::{Arrivals, Buckets, Wait};
 use vlane_report::figure::show_size;
 use vlane_report::stats::median;
 
 use super::compare::{Comparison, Judged};
-use super::profile::{ArrivalsName, Load, Pin, Storage, WaitName};
+use super::profile::{Load, Pin, Storage};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::Verdict;
 use vlane_report::{
@@ -128,7 +128,7 @@ fn notes(run: &Saved) -> Vec<Note> {
             let about = format!("{} on {}", results.load.name, t.target.name);
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
             // A client that polls uses its CPU whatever the back end does.
-            let asleep = results.load.wait == WaitName::Interrupt || results.load.rate.is_some();
+            let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
             if asleep && cpus >= CLIENT_BOUND * f64::from(results.load.jobs.get()) {
                 say(
                     Severity::Warning,
@@ -277,15 +277,15 @@ fn describe(load: &Load) -> String {
         load.depth
     );
     if let Some(rate) = load.rate {
-        let spacing = match load.arrivals {
-            Some(ArrivalsName::Poisson) => "at random",
-            Some(ArrivalsName::Constant) | None => "evenly",
+        let spacing = match load.arrivals.unwrap_or_default() {
+            Arrivals::Poisson => "at random",
+            Arrivals::Constant => "evenly",
         };
         words += &format!(", {rate} arrivals per second, spaced {spacing}; latencies count from the arrival");
     }
     words += match load.wait {
-        WaitName::Interrupt => ", waiting for interrupts",
-        WaitName::Poll => ", polling",
+        Wait::Interrupt => ", waiting for interrupts",
+        Wait::Poll => ", polling",
     };
     if load.batch > 0 {
         words += &format!(", made visible {} at a time", load.batch);

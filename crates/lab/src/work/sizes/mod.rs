@@ -12,7 +12,6 @@ mod report;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
 use self::guest::GuestMeasured;
@@ -32,7 +31,7 @@ pub const LARGE: u32 = 512 << 10;
 pub const BLOCKS: [u32; 2] = [SMALL, LARGE];
 
 /// What is asked of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Random reads.
     Read,
@@ -70,7 +69,7 @@ impl Direction {
 }
 
 /// Where the data are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// Nowhere: a null device.
     Null,
