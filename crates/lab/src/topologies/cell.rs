@@ -15,7 +15,7 @@ use super::guest::{DRAIN, Job, JobStats, Own, Shared, Waker};
 use super::lock::{FifoLock, LockUse};
 use super::observe::Threads;
 use super::shared::SharedQueue;
-use super::{Placement, Subject};
+use super::{Kind, Placement, Subject};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;
 use crate::server::{Server, Storage};
@@ -88,10 +88,6 @@ pub struct LockFigures {
     pub wait_per_io: f64,
     /// Mean of the waits of those who waited, us.
     pub wait_mean: f64,
-    /// 99th percentile of the jobs' waits, us.
-    pub wait_p99: f64,
-    /// How long it is held at a time by a job, mean, us.
-    pub held: f64,
 }
 
 /// What else runs meanwhile.
@@ -153,13 +149,13 @@ fn places(plan: &CellPlan<'_>, threads: usize) -> (Vec<usize>, Vec<usize>) {
 /// [`ErrorKind::Interrupted`].
 pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Cell> {
     interrupt.check()?;
-    let topology = plan.subject.topology();
+    let topology = plan.subject.topology;
     let (queues, threads) = (topology.queues(plan.jobs), topology.threads(plan.jobs));
     let (job_cpus, thread_cpus) = places(plan, threads.into());
     let workload = Workload { cpus: job_cpus, ..plan.workload.clone() };
     match plan.subject {
-        Subject::Model(_) => model(plan, &workload, queues, thread_cpus, interrupt),
-        Subject::Vlane(_) => {
+        Subject { kind: Kind::Model, .. } => model(plan, &workload, queues, thread_cpus, interrupt),
+        Subject { kind: Kind::Vlane, .. } => {
             let threads = threads.to_string();
             let cpus: Vec<_> = thread_cpus.iter().map(ToString::to_string).collect();
             let lists_each_once = thread_cpus.iter().enumerate().all(|(i, c)| !thread_cpus[..i].contains(c));
@@ -199,7 +195,7 @@ fn model(
     thread_cpus: Vec<usize>,
     interrupt: &Interrupt,
 ) -> Result<Cell> {
-    let topology = plan.subject.topology();
+    let topology = plan.subject.topology;
     let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
     let options = BlkOptions {
         format: Format::Split,
@@ -321,7 +317,7 @@ fn run(
         tid: Arc::clone(&tids[usize::from(index)]),
         work: plan.work.0,
     };
-    let is_shared = plan.subject.topology().shares_queue();
+    let is_shared = plan.subject.topology.shares_queue();
     let one_queue = match is_shared.then(|| guest.pop()).flatten() {
         // Without the device's mutex (a device that has none), the guest's own lock on its ring is left.
         Some(queue) => {
@@ -342,13 +338,13 @@ fn run(
             Some(queue) => {
                 for index in 0..plan.jobs {
                     let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index)?)));
+                    threads.push(scope.spawn(move || job.run(queue.port(index))));
                 }
             }
             None => {
                 for (index, queue) in (0..plan.jobs).zip(guest.iter_mut()) {
                     let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock)?)));
+                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock))));
                 }
             }
         }
@@ -431,14 +427,14 @@ fn summarize(
     };
     let mut latency = first.latency.clone();
     latency.reset();
-    let mut lock = LockUse::new()?;
+    let mut lock = LockUse::default();
     let (mut bytes, mut kicks, mut sleeps, mut errors) = (0, 0, 0, 0);
     for job in stats {
         let _ = latency.add(&job.latency);
-        lock.add(&job.lock);
+        lock.add(&job.counts.lock);
         bytes += job.bytes;
-        kicks += job.kicks;
-        sleeps += job.sleeps;
+        kicks += job.counts.kicks;
+        sleeps += job.counts.sleeps;
         errors += job.errors;
     }
     if errors > 0 {
@@ -467,12 +463,6 @@ fn summarize(
             contended: share(contended, taken),
             wait_per_io: waited as f64 / 1000.0 / ios,
             wait_mean: share(waited, contended) / 1000.0,
-            wait_p99: if lock.waits.is_empty() {
-                0.0
-            } else {
-                lock.waits.value_at_quantile(0.99) as f64 / 1000.0
-            },
-            held: share(lock.held_ns, lock.held_samples) / 1000.0,
         }
     });
     Ok(Cell {

@@ -198,7 +198,7 @@ fn iops(
 
 /// The largest ratio of MT to another topology over the numbers of jobs, round by round.
 fn best_ratio(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<(u16, Spread)> {
-    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Subject::Model(topology), jobs));
+    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs));
     let ratio = |jobs: &u16| {
         let pairs = of(Topology::Mt, *jobs)?.iter().zip(of(other, *jobs)?);
         Some((*jobs, Spread::of(&pairs.map(|(mt, other)| mt.iops / other.iops).collect::<Vec<_>>())?))
@@ -223,7 +223,7 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
             // Where the paper's ratio was taken: as many jobs as CPUs.
             let at_cpus = u16::try_from(measured.cpus).ok().and_then(|cpus| {
                 let of =
-                    |topology| iops(measured, pattern.name, Group::Paper, Subject::Model(topology), cpus);
+                    |topology| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), cpus);
                 Some(of(Topology::Mt)? / of(other)?)
             });
             if let Some(ratio) = at_cpus.filter(|_| other == Topology::Baseline) {
@@ -269,7 +269,7 @@ fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Block> {
     let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_per_io);
     let row = |name: &str, pick: fn(&Cell) -> f64, beside: Topology, paper: &str| -> Vec<TableCell> {
         let of = |topology| {
-            let key = (pattern.name, Group::Paper, Subject::Model(topology), jobs);
+            let key = (pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
             Some(spread(measured.cells.get(&key), pick)?.median)
         };
         let (base, mt) = (of(Topology::Baseline), of(beside));
@@ -293,7 +293,7 @@ fn overcommit(measured: &Measured<'_>) -> Section {
         for topology in Topology::ALL {
             let of = |jobs: usize| {
                 let jobs = u16::try_from(jobs).ok()?;
-                iops(measured, pattern.name, Group::Paper, Subject::Model(topology), jobs)
+                iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), jobs)
             };
             let (Some(fits), Some(over)) = (of(fit), of(twice)) else { continue };
             let most = measured.jobs.last().and_then(|n| of(usize::from(*n)));
@@ -516,7 +516,7 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
         if let Some(pattern) = measured.patterns.first() {
             let most = measured.jobs.last().copied().unwrap_or(1);
             let change = |topology| {
-                let of = |jobs| iops(measured, pattern.name, Group::Paper, Subject::Model(topology), jobs);
+                let of = |jobs| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
                 Some(of(most)? / of(measured.jobs.first().copied()?)? - 1.0)
             };
             let all: Vec<_> = Topology::ALL
@@ -540,7 +540,7 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
     }
     for (of_mt, who) in [(true, "lanes that share nothing (MT)"), (false, "Baseline and MQ")] {
         let these: Vec<_> =
-            checks.iter().filter(|(_, c)| (c.subject.topology() == Topology::Mt) == of_mt).collect();
+            checks.iter().filter(|(_, c)| (c.subject.topology == Topology::Mt) == of_mt).collect();
         let within = these.iter().filter(|(_, check)| check.error().abs() <= TOLERANCE).count();
         let worst = these.iter().max_by(|a, b| a.1.error().abs().total_cmp(&b.1.error().abs()));
         if let Some((group, worst)) = worst {

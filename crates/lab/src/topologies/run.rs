@@ -20,11 +20,11 @@ const MICRO: Duration = Duration::from_millis(60);
 
 /// What is measured of one pattern in the experiment.
 fn subjects(group: Group) -> Vec<Subject> {
-    let model = Topology::ALL.map(Subject::Model);
+    let model = Topology::ALL.map(|topology| Kind::Model.with(topology));
     match group {
         Group::Paper => model.to_vec(),
         Group::Bare => {
-            let vlane = [Topology::Mq, Topology::Mt].map(Subject::Vlane);
+            let vlane = [Topology::Mq, Topology::Mt].map(|topology| Kind::Vlane.with(topology));
             model.into_iter().chain(vlane).collect()
         }
     }

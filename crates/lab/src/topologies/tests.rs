@@ -91,13 +91,13 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
             Some(queue) => {
                 for index in 0..jobs {
                     let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index)?)));
+                    threads.push(scope.spawn(move || job.run(queue.port(index))));
                 }
             }
             None => {
                 for (index, queue) in (0..jobs).zip(&mut queues) {
                     let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock)?)));
+                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock))));
                 }
             }
         }
@@ -128,7 +128,7 @@ proptest! {
             prop_assert_eq!(job.errors, 0);
             prop_assert_eq!(job.latency.len(), job.completed);
         }
-        let taken: u64 = stats.iter().map(|s| s.lock.taken).sum();
+        let taken: u64 = stats.iter().map(|s| s.counts.lock.taken).sum();
         prop_assert!(case.topology != Topology::Baseline || taken > 0);
         prop_assert!(case.topology != Topology::Mt || taken == 0);
     }
