@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use vlane_driver::observe::Snapshot;
@@ -93,7 +93,7 @@ pub struct LockFigures {
 /// What else runs meanwhile.
 #[derive(Debug)]
 pub struct Hog {
-    stop: Arc<std::sync::atomic::AtomicBool>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -103,7 +103,7 @@ impl Hog {
     /// # Errors
     /// [`ErrorKind::Io`] without threads.
     pub fn on(cpu: usize) -> Result<Self> {
-        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let body = move || {
             // Where it may not run there, it keeps another CPU busy, and the figures show it.
@@ -318,14 +318,9 @@ fn run(
         work: plan.work.0,
     };
     let is_shared = plan.subject.topology.shares_queue();
-    let one_queue = match is_shared.then(|| guest.pop()).flatten() {
-        // Without the device's mutex (a device that has none), the guest's own lock on its ring is left.
-        Some(queue) => {
-            let lock = lock.clone().unwrap_or_default();
-            Some(SharedQueue::new(queue, plan.jobs, plan.depth, lock)?)
-        }
-        None => None,
-    };
+    // Without the device's mutex (a device that has none), the guest's own lock on its ring is left.
+    let share = |queue| SharedQueue::new(queue, plan.jobs, plan.depth, lock.clone().unwrap_or_default());
+    let one_queue = is_shared.then(|| guest.pop()).flatten().map(share).transpose()?;
     let wake = || {
         waker.wake();
         if let Some(queue) = &one_queue {
@@ -333,41 +328,41 @@ fn run(
         }
     };
     let (results, before, after) = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        match &one_queue {
-            Some(queue) => {
-                for index in 0..plan.jobs {
-                    let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index))));
-                }
-            }
-            None => {
-                for (index, queue) in (0..plan.jobs).zip(guest.iter_mut()) {
-                    let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock))));
-                }
-            }
-        }
-        let watched = watch(
-            &shared,
-            window,
-            back,
-            &tids,
-            &wake,
-            &|| threads.iter().all(|thread| thread.is_finished()),
-            interrupt,
-        );
-        let results: Vec<Result<JobStats>> = threads
-            .into_iter()
-            .map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Process, "a job panicked")))
-            })
-            .collect();
-        (results, watched.0, watched.1)
+        let threads = start(scope, plan.jobs, one_queue.as_ref(), guest, lock.as_deref(), job);
+        let all_ended = || threads.iter().all(|thread| thread.is_finished());
+        let (before, after) = watch(&shared, window, back, &tids, &wake, &all_ended, interrupt);
+        let panicked = |_| Err(Error::new(ErrorKind::Process, "a job panicked"));
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+        (joined.collect::<Vec<_>>(), before, after)
     });
     interrupt.check()?;
     let stats = results.into_iter().collect::<Result<Vec<_>>>()?;
     summarize(plan, &stats, &before, &after, lock.is_some() || is_shared)
+}
+
+/// Starts the jobs, each with a port to the one queue or to a queue of its own.
+pub(super) fn start<'scope, 'env: 'scope>(
+    scope: &'scope Scope<'scope, 'env>,
+    jobs: u16,
+    one_queue: Option<&'env SharedQueue>,
+    guest: &'env mut [GuestQueue],
+    lock: Option<&'env FifoLock>,
+    job: impl Fn(u16) -> Job<'env>,
+) -> Vec<ScopedJoinHandle<'scope, Result<JobStats>>> {
+    let own = (0..jobs).zip(guest).map(|(index, queue)| {
+        let job = job(index);
+        scope.spawn(move || job.run(Own::new(queue, lock)))
+    });
+    match one_queue {
+        None => own.collect(),
+        Some(queue) => {
+            let shared = (0..jobs).map(|index| {
+                let job = job(index);
+                scope.spawn(move || job.run(queue.port(index)))
+            });
+            shared.collect()
+        }
+    }
 }
 
 /// What was seen at one end of the window.

@@ -12,7 +12,7 @@ use vlane_driver::{GuestQueue, Region, Workload};
 use vlane_ring::driver::{Arena, BlkOptions, Format};
 
 use super::device::{Device, DeviceConfig};
-use super::guest::{Job, JobStats, Own, Shared};
+use super::guest::{Job, JobStats, Shared};
 use super::lock::FifoLock;
 use super::shared::SharedQueue;
 use super::{Topology, guest};
@@ -86,21 +86,7 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
     let counters = device.counters().to_vec();
     let requests = || counters.iter().map(|c| c.requests.load(Ordering::Relaxed)).sum::<u64>();
     let stats = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        match &one {
-            Some(queue) => {
-                for index in 0..jobs {
-                    let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index))));
-                }
-            }
-            None => {
-                for (index, queue) in (0..jobs).zip(&mut queues) {
-                    let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock))));
-                }
-            }
-        }
+        let threads = super::cell::start(scope, jobs, one.as_ref(), &mut queues, lock.as_deref(), job);
         // Some rounds for everybody; a hang shows as the test's own.
         let wanted = u64::from(jobs) * u64::from(depth) * 5;
         let begin = std::time::Instant::now();
