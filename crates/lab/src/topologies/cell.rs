@@ -13,7 +13,7 @@ use vlane_ring::driver::{Arena, BlkOptions, Format};
 use super::device::{Counters, Device, DeviceConfig};
 use super::guest::{DRAIN, Job, JobStats, Own, Shared, Waker};
 use super::lock::{FifoLock, LockUse};
-use super::observe::Threads;
+use super::observe::{Threads, Used};
 use super::shared::SharedQueue;
 use super::{Kind, Placement, Subject};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -168,9 +168,12 @@ pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Inte
             let queues_text = queues.to_string();
             let arguments = ["--queues", &queues_text, "--threads", &threads, "--cpus", &cpus];
             let mut server = Server::vlane(program, dir, Storage::null(BYTES), &[], &arguments)?;
-            let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
-            let options =
-                SessionOptions { queues, depth: slots, data: workload.block, ..SessionOptions::default() };
+            let options = SessionOptions {
+                queues,
+                depth: topology.slots(plan.jobs, plan.depth),
+                data: workload.block,
+                ..SessionOptions::default()
+            };
             let mut session = server.connect(&options)?;
             let region = workload.check(session.config(), session.negotiated())?;
             let (mut guest, _) = session.start()?;
@@ -196,11 +199,10 @@ fn model(
     interrupt: &Interrupt,
 ) -> Result<Cell> {
     let topology = plan.subject.topology;
-    let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
     let options = BlkOptions {
         format: Format::Split,
         size: None,
-        depth: slots,
+        depth: topology.slots(plan.jobs, plan.depth),
         data: workload.block,
         segments: 1,
         indirect: true,
@@ -233,17 +235,7 @@ enum Back<'a> {
     Process(&'a Session),
 }
 
-/// What the serving side used up to a moment.
-#[derive(Default)]
-struct BackUse {
-    cpu: Duration,
-    switches: u64,
-    signals: u64,
-    waited_ns: u64,
-    taken: u64,
-    contended: u64,
-}
-
+/// What the serving side has used and counted up to a moment; a device in another process tells nothing that it counts.
 enum BackLook {
     Here(Threads, [u64; 4]),
     Process(Option<Snapshot>),
@@ -275,19 +267,17 @@ impl Back<'_> {
 }
 
 impl BackLook {
-    fn since(&self, before: &Self) -> BackUse {
+    /// CPU time and switches; signals, time waited for the mutex, its acquisitions, and those that waited.
+    fn since(&self, before: &Self) -> (Used, [u64; 4]) {
         match (self, before) {
             (Self::Here(now, counts), Self::Here(before, old)) => {
-                let used = now.since(before);
-                let [signals, waited_ns, taken, contended] =
-                    std::array::from_fn(|i| counts[i].saturating_sub(old[i]));
-                BackUse { cpu: used.cpu, switches: used.switches, signals, waited_ns, taken, contended }
+                (now.since(before), std::array::from_fn(|i| counts[i].saturating_sub(old[i])))
             }
             (Self::Process(Some(now)), Self::Process(Some(before))) => {
                 let used = now.since(before);
-                BackUse { cpu: used.cpu, switches: used.switches, ..BackUse::default() }
+                (Used { cpu: used.cpu, switches: used.switches }, [0; 4])
             }
-            _ => BackUse::default(),
+            _ => <_>::default(),
         }
     }
 }
@@ -447,11 +437,11 @@ fn summarize(
     let wall = (after.at - before.at).as_secs_f64().max(1e-9);
     let per_io = |total: f64| total / wall / iops;
     let jobs = after.jobs.since(&before.jobs);
-    let back = after.back.since(&before.back);
+    let (back, [signals, waited_ns, taken, contended]) = after.back.since(&before.back);
     let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
     let lock = has_lock.then(|| {
-        let (taken, contended) = (lock.taken + back.taken, lock.contended + back.contended);
-        let waited = lock.waited_ns + back.waited_ns;
+        let (taken, contended) = (lock.taken + taken, lock.contended + contended);
+        let waited = lock.waited_ns + waited_ns;
         let share = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
         LockFigures {
             taken: taken as f64 / ios,
@@ -470,7 +460,7 @@ fn summarize(
         device_cpu: per_io(back.cpu.as_secs_f64() * 1e9),
         switches: per_io((jobs.switches + back.switches) as f64),
         kicks: kicks as f64 / ios,
-        signals: Some(per_io(back.signals as f64)),
+        signals: Some(per_io(signals as f64)),
         sleeps: sleeps as f64 / ios,
         lock,
     })

@@ -61,6 +61,11 @@ impl Topology {
         if self == Self::Mt { jobs } else { 1 }
     }
 
+    /// The slots of each queue, for jobs of this depth.
+    pub fn slots(self, jobs: u16, depth: u16) -> u16 {
+        if self.shares_queue() { depth * jobs } else { depth }
+    }
+
     /// Whether jobs share one queue.
     pub fn shares_queue(self) -> bool {
         self == Self::Baseline

@@ -45,7 +45,7 @@ fn cases() -> impl Strategy<Value = Case> {
 /// Runs the jobs until they have done something, ends them, and returns what they did and what the device says it did.
 fn run(case: Case) -> (Vec<JobStats>, u64) {
     let Case { topology, jobs, depth, batch, packed, event_idx, write } = case;
-    let slots = if topology.shares_queue() { depth * jobs } else { depth };
+    let slots = topology.slots(jobs, depth);
     let format = if packed { Format::Packed } else { Format::Split };
     let options =
         BlkOptions { format, size: None, depth: slots, data: 4096, segments: 1, indirect: true, event_idx };
