@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use vlane_boot::BlkioFio;
 use vlane_driver::observe::Snapshot;
-use vlane_driver::{BackendUse, Buckets, Mix};
+use vlane_driver::{BackendUse, Buckets, Mix, Wait};
 
-use super::profile::{Load, WaitName};
+use super::profile::Load;
 use super::saved::Run;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
@@ -47,8 +47,8 @@ pub(crate) fn options(load: &Load, socket: &Path, time: Duration, ramp: Duration
     };
     let random = if load.rw.0.random { "rand" } else { "" };
     let wait = match load.wait {
-        WaitName::Interrupt => "eventfd",
-        WaitName::Poll => "loop",
+        Wait::Interrupt => "eventfd",
+        Wait::Poll => "loop",
     };
     // The driver's batch of 0 is everything that came back together.
     let batch = if load.batch == 0 { load.depth.get() } else { load.batch };

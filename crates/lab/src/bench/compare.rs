@@ -32,27 +32,25 @@ impl Metric {
 
     /// Its name.
     pub fn title(self) -> &'static str {
-        match self {
-            Self::Iops => "throughput",
-            Self::P50 => "p50 latency",
-            Self::P99 => "p99 latency",
-            Self::ServerCpu => "back end CPU per I/O",
-        }
+        self.parts().0
     }
 
     /// Its unit.
     pub fn unit(self) -> &'static str {
-        match self {
-            Self::Iops => "IOPS",
-            Self::P50 | Self::P99 | Self::ServerCpu => "us",
-        }
+        self.parts().1
     }
 
     /// Which direction is good.
     pub fn better(self) -> Better {
+        self.parts().2
+    }
+
+    fn parts(self) -> (&'static str, &'static str, Better) {
         match self {
-            Self::Iops => Better::Higher,
-            Self::P50 | Self::P99 | Self::ServerCpu => Better::Lower,
+            Self::Iops => ("throughput", "IOPS", Better::Higher),
+            Self::P50 => ("p50 latency", "us", Better::Lower),
+            Self::P99 => ("p99 latency", "us", Better::Lower),
+            Self::ServerCpu => ("back end CPU per I/O", "us", Better::Lower),
         }
     }
 

@@ -19,9 +19,7 @@ pub use compare::{
 };
 pub use measure::{Setting, measure};
 pub use plan::{Step, order};
-pub use profile::{
-    ArrivalsName, Backend, Client, Load, Pin, Profile, Storage, Target, WaitName, embedded, embedded_names,
-};
+pub use profile::{Backend, Client, Load, Pin, Profile, Storage, Target, embedded, embedded_names};
 pub use saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 pub use tell::report;
 pub use values::{Ioprio, Pattern, Size, Time};

@@ -137,134 +137,87 @@ pub enum Storage {
 
 /// What is asked of a target. A key that is left out has the value that `vlane bench` has without the option.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Load {
     /// Its name in the results.
     pub name: String,
     /// The pattern.
-    #[serde(default = "random_read")]
     pub rw: Pattern,
     /// Bytes per request.
-    #[serde(default = "four_k")]
     pub bs: Size,
     /// Requests out at once, per job.
-    #[serde(default = "depth")]
     pub depth: NonZeroU16,
     /// Jobs.
-    #[serde(default = "one")]
     pub jobs: NonZeroU16,
     /// Queues besides those of the jobs, which are started and not used.
-    #[serde(default)]
     pub idle: u16,
     /// Requests per second, of all jobs together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
     /// How the requests of a given rate are spaced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub arrivals: Option<ArrivalsName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arrivals: Option<Arrivals>,
     /// A flush after so many writes of each of a job's places.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flush_every: Option<NonZeroU32>,
     /// The requests' priority.
-    #[serde(default)]
     pub ioprio: Ioprio,
     /// How jobs wait for completions.
-    #[serde(default)]
-    pub wait: WaitName,
+    pub wait: Wait,
     /// Most requests made visible at once; 0 is all that came back together.
-    #[serde(default)]
     pub batch: u16,
     /// Start of the region that is used.
-    #[serde(default = "zero")]
     pub offset: Size,
     /// Its length.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
     /// Determines addresses and data.
-    #[serde(default = "seed")]
     pub seed: u64,
     /// Packed rings.
-    #[serde(default)]
     pub packed: bool,
     /// Switches the device's write cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub write_cache: Option<bool>,
     /// Segments that the data of a request is cut into.
-    #[serde(default = "one")]
     pub segments: NonZeroU16,
     /// What a device that the lab starts is made of.
-    #[serde(default)]
     pub storage: Storage,
     /// Further arguments of `vlane serve` for this load.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
 }
 
-/// [`Wait`] as it is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WaitName {
-    /// Sleep until the back end interrupts.
-    #[default]
-    Interrupt,
-    /// Spin on the used ring.
-    Poll,
-}
-
-/// [`Arrivals`] as it is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ArrivalsName {
-    /// Evenly.
-    Constant,
-    /// At random.
-    Poisson,
-}
-
-fn random_read() -> Pattern {
-    Pattern(Workload::default().pattern)
-}
-fn four_k() -> Size {
-    Size(4096)
-}
-fn zero() -> Size {
-    Size(0)
-}
-fn seed() -> u64 {
-    1
-}
-fn one() -> NonZeroU16 {
-    NonZeroU16::MIN
-}
-fn depth() -> NonZeroU16 {
-    NonZeroU16::MIN.saturating_add(31)
-}
-
-impl Load {
-    /// A load of a name, with everything else as `vlane bench` has it without options.
-    pub fn named(name: impl Into<String>) -> Self {
+impl Default for Load {
+    fn default() -> Self {
         Self {
-            name: name.into(),
-            rw: random_read(),
-            bs: four_k(),
-            depth: depth(),
-            jobs: one(),
+            name: String::new(),
+            rw: Pattern(Workload::default().pattern),
+            bs: Size(4096),
+            depth: NonZeroU16::MIN.saturating_add(31),
+            jobs: NonZeroU16::MIN,
             idle: 0,
             rate: None,
             arrivals: None,
             flush_every: None,
             ioprio: Ioprio::default(),
-            wait: WaitName::default(),
+            wait: Wait::default(),
             batch: 0,
-            offset: zero(),
+            offset: Size(0),
             size: None,
-            seed: seed(),
+            seed: 1,
             packed: false,
             write_cache: None,
-            segments: one(),
+            segments: NonZeroU16::MIN,
             storage: Storage::default(),
             args: Vec::new(),
         }
+    }
+}
+
+impl Load {
+    /// A load of a name, with everything else as `vlane bench` has it without options.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
     }
 
     /// Whether two loads ask the same, whatever they are called.
@@ -302,17 +255,10 @@ impl Load {
             seed: self.seed,
             flush_every: self.flush_every.map(NonZeroU32::get),
             ioprio: self.ioprio.0,
-            rate: self.rate.map(|per_second| Rate {
-                per_second,
-                arrivals: match self.arrivals {
-                    Some(ArrivalsName::Poisson) => Arrivals::Poisson,
-                    Some(ArrivalsName::Constant) | None => Arrivals::Constant,
-                },
-            }),
-            wait: match self.wait {
-                WaitName::Interrupt => Wait::Interrupt,
-                WaitName::Poll => Wait::Poll,
-            },
+            rate: self
+                .rate
+                .map(|per_second| Rate { per_second, arrivals: self.arrivals.unwrap_or_default() }),
+            wait: self.wait,
             batch: self.batch,
             cpus: cpus.to_vec(),
             idle: self.idle,
@@ -387,6 +333,14 @@ struct File {
     load: Vec<Spanned<Load>>,
 }
 
+/// What is wrong with a name in a profile, which may stand there `twice`.
+fn name_fault(name: &str, twice: bool) -> Option<String> {
+    match name {
+        "" => Some("name: is missing".into()),
+        _ => twice.then(|| "name: there is another of this name".into()),
+    }
+}
+
 impl Profile {
     /// A profile of some loads, with everything else as in a file that has nothing else.
     pub fn of(title: impl Into<String>, loads: Vec<Load>) -> Self {
@@ -447,23 +401,17 @@ impl Profile {
             profile.threshold = share;
         }
         for target in file.target {
-            let span = target.span();
-            let target = target.into_inner();
-            if profile.targets.iter().any(|other| other.name == target.name) {
-                return wrong(span, format!("target `{}`: name: there is another of this name", target.name));
-            }
-            if let Some(fault) = target.fault() {
+            let (span, target) = (target.span(), target.into_inner());
+            let twice = profile.targets.iter().any(|other| other.name == target.name);
+            if let Some(fault) = name_fault(&target.name, twice).or_else(|| target.fault()) {
                 return wrong(span, format!("target `{}`: {fault}", target.name));
             }
             profile.targets.push(target);
         }
         for load in file.load {
-            let span = load.span();
-            let load = load.into_inner();
-            if profile.loads.iter().any(|other| other.name == load.name) {
-                return wrong(span, format!("load `{}`: name: there is another of this name", load.name));
-            }
-            if let Some(fault) = load.fault() {
+            let (span, load) = (load.span(), load.into_inner());
+            let twice = profile.loads.iter().any(|other| other.name == load.name);
+            if let Some(fault) = name_fault(&load.name, twice).or_else(|| load.fault()) {
                 return wrong(span, format!("load `{}`: {fault}", load.name));
             }
             profile.loads.push(load);

@@ -1,15 +1,15 @@
 //! A bench run as a report.
 
-use vlane_driver::Buckets;
+use vlane_driver::{Arrivals, Buckets, Wait};
 use vlane_report::figure::show_size;
 use vlane_report::stats::median;
 
 use super::compare::{Comparison, Judged};
-use super::profile::{ArrivalsName, Load, Pin, Storage, WaitName};
+use super::profile::{Load, Pin, Storage};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::Verdict;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Spread, Table, figure,
 };
 
 /// A client that uses this share of its CPUs is the limit itself.
@@ -88,9 +88,8 @@ fn how_much(run: &Saved) -> String {
 /// What a reader must know.
 fn notes(run: &Saved) -> Vec<Note> {
     let mut notes = Vec::new();
-    let mut say = |severity, text: String| notes.push(Note { severity, text });
     if run.partial {
-        say(Severity::Warning, format!("The run was interrupted: {}.", how_much(run)));
+        notes.push(Note::warning(format!("The run was interrupted: {}.", how_much(run))));
     }
     let order = match (run.interleaved, run.loads.iter().any(|l| l.targets.len() > 1)) {
         (true, true) => ", the targets in turns (A B, B A, ...)",
@@ -102,13 +101,10 @@ fn notes(run: &Saved) -> Vec<Note> {
         Pin::None => "Neither back ends nor clients are bound to CPUs.",
         Pin::Apart => "Back ends have the first half of the CPUs, clients the second.",
     };
-    say(
-        Severity::Info,
-        format!(
+    notes.push(Note::info(format!(
             "Each figure is the median of {repeats} measurements of {} s, each after {} s that do not count{order}. {pin}",
             run.time, run.ramp
-        ),
-    );
+)));
     let started = run.loads.iter().any(|l| l.targets.iter().any(|t| t.server.is_some()));
     for (storage, text) in [
         (Storage::Null, "The null device has no medium and touches no data: what is measured is the path."),
@@ -120,7 +116,7 @@ fn notes(run: &Saved) -> Vec<Note> {
         (Storage::DiskCached, "The image on the disk is used through the page cache."),
     ] {
         if started && run.loads.iter().any(|l| l.load.storage == storage) {
-            say(Severity::Info, text.into());
+            notes.push(Note::info(text));
         }
     }
     for results in &run.loads {
@@ -128,33 +124,24 @@ fn notes(run: &Saved) -> Vec<Note> {
             let about = format!("{} on {}", results.load.name, t.target.name);
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
             // A client that polls uses its CPU whatever the back end does.
-            let asleep = results.load.wait == WaitName::Interrupt || results.load.rate.is_some();
+            let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
             if asleep && cpus >= CLIENT_BOUND * f64::from(results.load.jobs.get()) {
-                say(
-                    Severity::Warning,
-                    format!(
+                notes.push(Note::warning(format!(
                         "{about}: the client used {cpus:.2} CPUs with {} jobs: it was the limit, not the back end.",
                         results.load.jobs
-                    ),
-                );
+)));
             }
             if t.runs.iter().any(|run| run.kept_up == Some(false)) {
-                say(
-                    Severity::Warning,
-                    format!(
+                notes.push(Note::warning(format!(
                         "{about}: the rate was not kept; latencies then grow with the time of the run and say little else."
-                    ),
-                );
+)));
             }
             let late = median(&t.runs.iter().filter_map(|run| run.late_p99_us).collect::<Vec<_>>());
             let p99 = median(&t.runs.iter().map(|run| run.p99_us).collect::<Vec<_>>());
             if late > 0.3 * p99 {
-                say(
-                    Severity::Warning,
-                    format!(
+                notes.push(Note::warning(format!(
                         "{about}: the driver itself was late by {late:.0} us (p99), a large part of the response's {p99:.0} us: the machine is too busy, or --wait poll is needed."
-                    ),
-                );
+)));
             }
         }
     }
@@ -167,55 +154,46 @@ fn overview(run: &Saved) -> Option<Section> {
     if closed.len() < 2 {
         return None;
     }
-    let names = closed[0].targets.iter().map(|t| t.target.name.clone());
-    #[expect(clippy::cast_precision_loss, reason = "a handful of loads")]
-    let series = names.enumerate().map(|(place, name)| {
-        Series::measured(
-            name,
-            closed
-                .iter()
-                .enumerate()
-                .filter_map(|(x, results)| {
-                    let y = spread(results.targets.get(place)?, |run| run.iops)?;
-                    Some(Point { x: x as f64, y })
-                })
-                .collect(),
-        )
-    });
-    let chart = Chart::bars(
+    let chart = by_load(
         "Throughput by load: medians, with the smallest and the largest",
-        Axis::new("load", ""),
-        Axis::new("throughput", "IOPS"),
-        closed.iter().map(|results| results.load.name.clone()).collect(),
-        series.collect(),
+        ("throughput", "IOPS"),
+        &closed,
+        |run| run.iops,
     );
     Some(Section::new(
         "overview",
         "Overview",
         run.text.clone(),
-        [Some(chart), flushes_by_load(&closed)].into_iter().flatten().map(Block::Chart).collect(),
+        [Some(chart), flushes_by_load(&closed)].into_iter().flatten().collect(),
     ))
 }
 
 /// What the flushes of all loads waited, beside each other.
-fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Chart> {
-    let loads: Vec<_> = loads.iter().filter(|results| results.load.flush_every.is_some()).collect();
-    let names = loads.first()?.targets.iter().map(|t| t.target.name.clone());
-    #[expect(clippy::cast_precision_loss, reason = "a handful of loads")]
-    let points = |place: usize| {
-        let at = |(x, results): (usize, &&&LoadRuns)| {
-            let y = spread(results.targets.get(place)?, |run| flushing(run, |flushes| flushes.p99_us))?;
-            Some(Point { x: x as f64, y })
-        };
-        loads.iter().enumerate().filter_map(at).collect()
+fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Block> {
+    let loads: Vec<_> = loads.iter().copied().filter(|results| results.load.flush_every.is_some()).collect();
+    (!loads.is_empty()).then(|| {
+        by_load(
+            "99th percentile of a flush's latency by load: medians, with the smallest and the largest",
+            ("flush, p99", "us"),
+            &loads,
+            |run| flushing(run, |flushes| flushes.p99_us),
+        )
+    })
+}
+
+/// A figure of all targets, load by load.
+fn by_load(caption: &str, y: (&str, &str), loads: &[&LoadRuns], value: fn(&Run) -> f64) -> Block {
+    let point = |place: usize, (x, results): (u32, &&LoadRuns)| {
+        Some(Point { x: x.into(), y: spread(results.targets.get(place)?, value)? })
     };
-    Some(Chart::bars(
-        "99th percentile of a flush's latency by load: medians, with the smallest and the largest",
-        Axis::new("load", ""),
-        Axis::new("flush, p99", "us"),
-        loads.iter().map(|results| results.load.name.clone()).collect(),
-        names.enumerate().map(|(place, name)| Series::measured(name, points(place))).collect(),
-    ))
+    let names = loads.first().map_or(&[][..], |results| &results.targets).iter().enumerate();
+    let series = names.map(|(place, t)| {
+        let points = (0..).zip(loads).filter_map(|load| point(place, load));
+        Series::measured(t.target.name.as_str(), points.collect())
+    });
+    let categories = loads.iter().map(|results| results.load.name.clone()).collect();
+    let (x, y) = (Axis::new("load", ""), Axis::new(y.0, y.1));
+    Block::Chart(Chart::bars(caption, x, y, categories, series.collect()))
 }
 
 /// A figure of a measurement's flushes; not a number if there were none.
@@ -229,7 +207,7 @@ fn flushes(results: &LoadRuns) -> Option<Table> {
     let rows = results.targets.iter().map(|t| {
         let cell = |value: &dyn Fn(&Flushing) -> f64| Cell::from(spread(t, |run| flushing(run, value)));
         vec![
-            Cell::Text(t.target.name.clone()),
+            t.target.name.as_str().into(),
             cell(&|flushes| flushes.per_second),
             cell(&|flushes| flushes.fdatasyncs.unwrap_or(f64::NAN)),
             cell(&|flushes| flushes.p50_us),
@@ -277,15 +255,15 @@ fn describe(load: &Load) -> String {
         load.depth
     );
     if let Some(rate) = load.rate {
-        let spacing = match load.arrivals {
-            Some(ArrivalsName::Poisson) => "at random",
-            Some(ArrivalsName::Constant) | None => "evenly",
+        let spacing = match load.arrivals.unwrap_or_default() {
+            Arrivals::Poisson => "at random",
+            Arrivals::Constant => "evenly",
         };
         words += &format!(", {rate} arrivals per second, spaced {spacing}; latencies count from the arrival");
     }
     words += match load.wait {
-        WaitName::Interrupt => ", waiting for interrupts",
-        WaitName::Poll => ", polling",
+        Wait::Interrupt => ", waiting for interrupts",
+        Wait::Poll => ", polling",
     };
     if load.batch > 0 {
         words += &format!(", made visible {} at a time", load.batch);
@@ -298,12 +276,11 @@ fn describe(load: &Load) -> String {
 
 /// The figures of a load.
 fn figures(results: &LoadRuns) -> Table {
-    let cell =
-        |t: &TargetRuns, value: &dyn Fn(&Run) -> f64| spread(t, value).map_or(Cell::Empty, Cell::Figure);
+    let cell = |t: &TargetRuns, value: &dyn Fn(&Run) -> f64| Cell::from(spread(t, value));
     let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
     let rows = results.targets.iter().map(|t| {
         vec![
-            Cell::Text(t.target.name.clone()),
+            t.target.name.as_str().into(),
             cell(t, &|run| run.iops),
             cell(t, &|run| run.mb_per_second),
             cell(t, &|run| run.p50_us),
@@ -339,11 +316,11 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
                 String::new()
             };
             vec![
-                Cell::Text(format!("{} against {b}", c.a)),
-                Cell::Text(judged.metric.title().into()),
-                if ratio.is_finite() { Cell::Number(ratio) } else { Cell::Empty },
-                Cell::Text(range),
-                Cell::Text(outcome.word().into()),
+                format!("{} against {b}", c.a).into(),
+                judged.metric.title().into(),
+                ratio.into(),
+                range.into(),
+                outcome.word().into(),
             ]
         })
     });
@@ -387,8 +364,7 @@ fn steps(all: &Buckets) -> Vec<Point> {
         let share = sum / total;
         if share - shown >= least || place + 1 == all.count.len() || place == 0 {
             shown = share;
-            let y = share * 100.0;
-            points.push(Point { x: *upto as f64 / 1000.0, y: Spread::exact(y) });
+            points.push(Point::exact(*upto as f64 / 1000.0, share * 100.0));
         }
     }
     points

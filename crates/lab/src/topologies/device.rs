@@ -254,7 +254,7 @@ impl IoThread {
             channels.push(channel.context(ErrorKind::Io, || "the null device refuses a queue")?);
         }
         let sectors = self.engine.geometry().sectors;
-        let mut usage = LockUse::new()?;
+        let mut usage = LockUse::default();
         let no_event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = vec![no_event; self.share.len() + 1];
         while !self.shared.stop.load(Ordering::SeqCst) {

@@ -10,9 +10,8 @@ use std::path::Path;
 
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
-use serde::{Deserialize, Serialize};
 
-use super::{Counted, Role, ThreadFilter, proc};
+use super::{Counted, Role, Tally, proc};
 
 /// Where the kernel describes its tracepoints.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
@@ -39,34 +38,30 @@ const NAMED: [&str; 17] = [
 ];
 
 /// System calls.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Calls {
     /// All of them.
     pub total: u64,
     /// Some, by name; those that were never called are left out.
-    pub by_name: BTreeMap<String, u64>,
+    pub by_name: Tally,
 }
 
 impl Calls {
     /// How often one was called.
     pub fn of(&self, name: &str) -> u64 {
-        self.by_name.get(name).copied().unwrap_or(0)
+        self.by_name.of(name)
     }
 
     pub(super) fn add(&mut self, other: &Self) {
         self.total += other.total;
-        for (name, count) in &other.by_name {
-            *self.by_name.entry(name.clone()).or_default() += count;
+        for (name, count) in &other.by_name.0 {
+            self.by_name.add(name, *count);
         }
     }
 
     pub(super) fn since(&self, before: &Self) -> Self {
-        let by_name =
-            self.by_name.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
-        Self {
-            total: self.total.saturating_sub(before.total),
-            by_name: by_name.filter(|(_, count)| *count > 0).collect(),
-        }
+        let total = self.total.saturating_sub(before.total);
+        Self { total, by_name: self.by_name.since(&before.by_name) }
     }
 }
 
@@ -92,14 +87,8 @@ impl std::fmt::Debug for CallCounters {
 
 /// The number of a tracepoint.
 fn tracepoint(name: &str) -> io::Result<u64> {
-    let mut result = Err(io::ErrorKind::NotFound.into());
-    for root in TRACEFS {
-        result = fs::read_to_string(Path::new(root).join("events").join(name).join("id"));
-        if result.is_ok() {
-            break;
-        }
-    }
-    let text = result?;
+    let read = |root: &str| fs::read_to_string(Path::new(root).join("events").join(name).join("id"));
+    let text = read(TRACEFS[0]).or_else(|_| read(TRACEFS[1]))?;
     text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", text.trim())))
 }
 
@@ -118,11 +107,10 @@ pub fn available() -> Counted<()> {
     }
     };
     // The directory itself is closed to others, which looks like a file that is not there to some calls and not to others.
-    match tracepoint("raw_syscalls/sys_enter") {
-        Ok(id) => match Builder::new(Tracepoint::with_id(id)).observe_self().build() {
-            Ok(_) => Counted::Is(()),
-            Err(error) => Counted::Not(reason(&error)),
-        },
+    let counter = tracepoint("raw_syscalls/sys_enter")
+        .and_then(|id| Builder::new(Tracepoint::with_id(id)).observe_self().build());
+    match counter {
+        Ok(_) => Counted::Is(()),
         Err(error) => Counted::Not(reason(&error)),
     }
 }
@@ -167,7 +155,7 @@ impl CallCounters {
             let calls = &mut all[one.role];
             match one.name {
                 "" => calls.total += one.last,
-                name => *calls.by_name.entry(name.to_owned()).or_default() += one.last,
+                name => calls.by_name.add(name, one.last),
             }
         }
         all
@@ -178,11 +166,7 @@ impl CallCounters {
 pub(super) fn threads(roles: &[Role]) -> Vec<(i32, usize)> {
     let mut found: BTreeMap<i32, usize> = BTreeMap::new();
     for (index, role) in roles.iter().enumerate() {
-        let pids = match role.threads {
-            ThreadFilter::Tree => proc::tree(role.pid),
-            _ => vec![role.pid],
-        };
-        for pid in pids {
+        for pid in role.processes() {
             let Some(process) = proc::ProcessLook::take(pid) else { continue };
             for ((tid, _), thread) in process.threads {
                 if role.threads.fits(&thread.comm) {

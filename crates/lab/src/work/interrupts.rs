@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 /// One line of `/proc/interrupts`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupt {
     /// How often, by CPU; one figure for those that are not counted by CPU (`ERR`, `MIS`).
     pub counts: Vec<u64>,
@@ -21,7 +19,7 @@ impl Interrupt {
 }
 
 /// All interrupts, by the name at the line's start (`24`, `LOC`, `RES`).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interrupts {
     /// The lines.
     pub lines: BTreeMap<String, Interrupt>,

@@ -11,18 +11,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
-use super::Counted;
+use super::{Counted, Tally};
 
 /// Where debugfs shows KVM.
 pub const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
 /// What KVM counted for the virtual machines of one process, by the kernel's name for it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvmStats {
     /// All figures, exits and others.
-    pub by_name: BTreeMap<String, u64>,
+    pub by_name: Tally,
 }
 
 impl KvmStats {
@@ -34,16 +32,13 @@ impl KvmStats {
     /// As [`KvmStats::take`], from another directory than [`KVM_DEBUGFS`].
     pub fn read(root: &Path, pid: i32) -> Counted<Self> {
         let entries = match fs::read_dir(root) {
-            Ok(entries) => entries,
+            Ok(entries) => entries.flatten(),
             Err(error) => return Counted::Not(reason(root, &error)),
         };
         let prefix = format!("{pid}-");
-        let mut machines: Vec<PathBuf> = Vec::new();
-        for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&prefix) && entry.path().is_dir() {
-                machines.push(entry.path());
-            }
-        }
+        let machines = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        let machines: Vec<PathBuf> =
+            machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
         if machines.is_empty() {
             return Counted::Not(format!(
                 "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, or ended)"
@@ -51,46 +46,34 @@ impl KvmStats {
         }
         let mut stats = Self::default();
         for machine in machines {
-            let of_machine = figures(&machine);
-            let mut of_vcpus = BTreeMap::new();
+            let mut all = Tally::default();
             for vcpu in fs::read_dir(&machine).into_iter().flatten().flatten() {
                 if vcpu.file_name().to_string_lossy().starts_with("vcpu") {
-                    for (name, value) in figures(&vcpu.path()) {
-                        *of_vcpus.entry(name).or_default() += value;
-                    }
+                    figures(&vcpu.path()).into_iter().for_each(|(name, value)| all.add(name, value));
                 }
             }
             // The machine's figure is the sum over its vCPUs where both have it.
-            of_vcpus.extend(of_machine);
-            for (name, value) in of_vcpus {
-                let sum: &mut u64 = stats.by_name.entry(name).or_default();
-                *sum = sum.saturating_add(value);
-            }
+            all.0.extend(figures(&machine));
+            all.0.into_iter().for_each(|(name, value)| stats.by_name.add(name, value));
         }
         Counted::Is(stats)
     }
 
     /// What was counted since `before`; what did not change is left out. Figures that can fall (`pages_4k`) do not count as negative.
     pub fn since(&self, before: &Self) -> Self {
-        let old = |name: &String| before.by_name.get(name).copied().unwrap_or(0);
-        let by_name = self.by_name.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
-        Self { by_name: by_name.filter(|(_, count)| *count > 0).collect() }
+        Self { by_name: self.by_name.since(&before.by_name) }
     }
 
     /// All exits.
     pub fn exits(&self) -> u64 {
-        self.by_name.get("exits").copied().unwrap_or(0)
+        self.by_name.of("exits")
     }
 
     /// Exits by reason, the most frequent first.
     pub fn reasons(&self) -> Vec<(&str, u64)> {
         let is_reason = |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
-        let mut reasons: Vec<(&str, u64)> = self
-            .by_name
-            .iter()
-            .filter(|(name, _)| is_reason(name))
-            .map(|(name, count)| (name.as_str(), *count))
-            .collect();
+        let all = self.by_name.0.iter().map(|(name, count)| (name.as_str(), *count));
+        let mut reasons: Vec<(&str, u64)> = all.filter(|(name, _)| is_reason(name)).collect();
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         reasons
     }
@@ -152,7 +135,7 @@ mod tests {
         let before = KvmStats::read(recorded(100, 10).path(), 4711);
         let after = KvmStats::read(recorded(350, 210).path(), 4711);
         let (before, after) = (before.get().unwrap(), after.get().unwrap());
-        assert_eq!(before.by_name["halt_wait_ns"], 42);
+        assert_eq!(before.by_name.of("halt_wait_ns"), 42);
         let used = after.since(before);
         assert_eq!((used.exits(), used.reasons()), (250, vec![("io_exits", 200)]));
         // Going back in time is not negative.

@@ -35,20 +35,19 @@ mod proc;
 pub mod qemu;
 mod roles;
 pub mod sizes;
+mod tally;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 use self::calls::CallCounters;
 pub use self::calls::Calls;
 use self::proc::{ProcessLook, ticks_to_ns};
 pub use self::roles::{Role, ThreadFilter};
+pub use self::tally::Tally;
 
 /// Something that was counted, or why it was not.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counted<T> {
     /// What was counted.
     Is(T),
@@ -62,6 +61,14 @@ impl<T> Counted<T> {
         match self {
             Counted::Is(value) => Some(value),
             Counted::Not(_) => None,
+        }
+    }
+
+    /// Both counts as one, or the first reason why one of them is not there.
+    pub fn with<U, V>(self, other: Counted<U>, both: impl FnOnce(T, U) -> V) -> Counted<V> {
+        match (self, other) {
+            (Counted::Is(one), Counted::Is(other)) => Counted::Is(both(one, other)),
+            (Counted::Not(reason), _) | (_, Counted::Not(reason)) => Counted::Not(reason),
         }
     }
 
@@ -94,7 +101,7 @@ pub struct Snapshot {
 }
 
 /// What was used between two looks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Used {
     /// Time between the looks.
     pub wall: Duration,
@@ -104,7 +111,7 @@ pub struct Used {
 }
 
 /// What the threads of one role used.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RoleUse {
     /// The role's name.
     pub name: String,
@@ -142,14 +149,7 @@ impl Sampler {
 
     /// Looks.
     pub fn take(&mut self) -> Snapshot {
-        let pids: Vec<Vec<i32>> = self
-            .roles
-            .iter()
-            .map(|role| match role.threads {
-                ThreadFilter::Tree => proc::tree(role.pid),
-                _ => vec![role.pid],
-            })
-            .collect();
+        let pids: Vec<Vec<i32>> = self.roles.iter().map(Role::processes).collect();
         let all: BTreeSet<i32> = pids.iter().flatten().copied().collect();
         let processes = all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
         let calls = self.calls.as_mut().map(|calls| match calls {

@@ -1,60 +1,10 @@
 //! What /proc tells of a process and of its threads.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::Path;
 
 use nix::time::ClockId;
 use nix::unistd::Pid;
-
-/// The fields of a `stat` file that are wanted here; times in clock ticks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stat {
-    pub(super) comm: String,
-    pub(super) state: char,
-    pub(super) parent: i32,
-    pub(super) user: u64,
-    pub(super) system: u64,
-    /// User and system time of children that have ended and were waited for.
-    pub(super) reaped: u64,
-    /// When it was started: tells a thread from a later one with the same number.
-    pub(super) started: u64,
-}
-
-impl Stat {
-    /// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc(5)). The name in parentheses may hold anything, parentheses,
-    /// blanks and line ends included.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (head, tail) = text.rsplit_once(')')?;
-        let comm = head.split_once('(')?.1.to_owned();
-        let fields: Vec<&str> = tail.split_whitespace().collect();
-        // Field 3 of proc(5) is the first here.
-        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-        Some(Self {
-            comm,
-            state: fields.first()?.chars().next()?,
-            parent: fields.get(1)?.parse().ok()?,
-            user: number(14)?,
-            system: number(15)?,
-            reaped: number(16)?.saturating_add(number(17)?),
-            started: number(22)?,
-        })
-    }
-
-    fn read(path: &Path) -> Option<Self> {
-        // Names are bytes.
-        Self::parse(&String::from_utf8_lossy(&fs::read(path).ok()?))
-    }
-}
-
-/// Voluntary and involuntary context switches in a `status` file.
-pub(super) fn switches(status: &str) -> (u64, u64) {
-    let count = |key: &str| {
-        let value = status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok());
-        value.unwrap_or(0)
-    };
-    (count("voluntary_ctxt_switches:"), count("nonvoluntary_ctxt_switches:"))
-}
+use procfs::process::{Process, Stat, Task, all_processes};
 
 /// One thread at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,37 +35,39 @@ pub(super) struct ProcessLook {
 impl ProcessLook {
     /// Looks at a process; `None` if there is none, or it may not be looked at.
     pub(super) fn take(pid: i32) -> Option<Self> {
-        let mut threads = HashMap::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let path = entry.path();
-            // One that ends between the reads is found in the process's own figures.
-            let Some(stat) = Stat::read(&path.join("stat")) else { continue };
-            let text = fs::read_to_string(path.join("schedstat"));
-            let exact = text.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
-            let (voluntary, involuntary) =
-                fs::read_to_string(path.join("status")).map_or((0, 0), |text| switches(&text));
-            let thread = ThreadLook {
-                cpu_ns: exact.unwrap_or_else(|| ticks_to_ns(stat.user + stat.system)),
-                user: stat.user,
-                system: stat.system,
-                comm: stat.comm,
-                voluntary,
-                involuntary,
-            };
-            threads.insert((tid, stat.started), thread);
-        }
-        let stat = Stat::read(Path::new(&format!("/proc/{pid}/stat")))?;
-        let exact = process_clock(pid).unwrap_or_else(|| ticks_to_ns(stat.user + stat.system));
+        let process = Process::new(pid).ok()?;
+        // A thread that ends between the reads is found in the process's own figures.
+        let threads = process.tasks().ok()?.flatten().filter_map(|task| look(&task)).collect();
+        let stat = process.stat().ok()?;
         Some(Self {
-            started: stat.started,
-            cpu_ns: exact,
-            user: stat.user,
-            system: stat.system,
-            reaped: stat.reaped,
+            started: stat.starttime,
+            cpu_ns: process_clock(pid).unwrap_or_else(|| in_ticks(&stat)),
+            user: stat.utime,
+            system: stat.stime,
+            reaped: u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0),
             threads,
         })
     }
+}
+
+fn look(task: &Task) -> Option<(ThreadKey, ThreadLook)> {
+    let stat = task.stat().ok()?;
+    let status = task.status().ok();
+    let switches = status.map_or((None, None), |s| (s.voluntary_ctxt_switches, s.nonvoluntary_ctxt_switches));
+    let thread = ThreadLook {
+        cpu_ns: task.schedstat().map_or_else(|_| in_ticks(&stat), |exact| exact.sum_exec_runtime),
+        user: stat.utime,
+        system: stat.stime,
+        comm: stat.comm,
+        voluntary: switches.0.unwrap_or(0),
+        involuntary: switches.1.unwrap_or(0),
+    };
+    Some(((task.tid, stat.starttime), thread))
+}
+
+/// CPU time in ns, as exact as ticks are.
+fn in_ticks(stat: &Stat) -> u64 {
+    ticks_to_ns(stat.utime + stat.stime)
 }
 
 /// The CPU time of a process in ns, by its CPU clock: exact, and with threads that have ended.
@@ -136,16 +88,8 @@ pub(super) fn ticks_to_ns(ticks: u64) -> u64 {
 
 /// A process and everything that descends from it, as far as it lives.
 pub(super) fn tree(root: i32) -> Vec<i32> {
-    let mut parents = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
-        if let Some(stat) = Stat::read(&entry.path().join("stat")) {
-            parents.push((pid, stat.parent));
-        }
-    }
-    descendants(root, &parents)
+    let stats = all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());
+    descendants(root, &stats.map(|stat| (stat.pid, stat.ppid)).collect::<Vec<_>>())
 }
 
 fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<i32> {
@@ -167,30 +111,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_behind_an_awkward_name() {
-        let text = "4711 (a) R (b\n) c) S 17 2 3 4 5 6 7 8 9 10 77 23 5 6 20 0 3 0 98765 1 2 3";
-        let stat = Stat::parse(text).unwrap();
-        let expected = Stat {
-            comm: "a) R (b\n) c".into(),
-            state: 'S',
-            parent: 17,
-            user: 77,
-            system: 23,
-            reaped: 11,
-            started: 98765,
-        };
-        assert_eq!(stat, expected);
-        for text in ["", "12", "12 (a", "12 (a)", "12 (a) S 1 2 3", "12 a) S 17 2"] {
-            assert_eq!(Stat::parse(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn switches_of_both_kinds_are_told_apart() {
-        let status = "Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t3\n";
-        assert_eq!(switches(status), (7, 3));
-        // A kernel thread's name can be a line that looks like one, but not at the line's start.
-        assert_eq!(switches("Name:\tvoluntary_ctxt_switches: 9\n"), (0, 0));
+    fn a_thread_with_an_awkward_name_is_found_and_its_switches_are_told_apart() {
+        let name = "a) R (b\n) c";
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let sleeper = std::thread::Builder::new().name(name.into()).spawn(move || {
+            (0..5).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+            let me = rustix::thread::gettid().as_raw_nonzero().get();
+            let look = ProcessLook::take(i32::try_from(std::process::id()).unwrap()).unwrap();
+            drop(done);
+            look.threads.into_iter().find(|((tid, _), _)| *tid == me).unwrap().1
+        });
+        is_done.recv().unwrap_err();
+        let thread = sleeper.unwrap().join().unwrap();
+        assert_eq!(thread.comm, name);
+        assert!(thread.voluntary >= 5 && thread.cpu_ns > 0, "{thread:?}");
     }
 
     #[test]

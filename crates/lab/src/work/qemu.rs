@@ -4,61 +4,34 @@
 //! distributions build in): a read or write that the guest's queue gave (`virtio_blk_handle_read`), a batch of them that was merged
 //! (`virtio_blk_submit_multireq`), the storage's answer (`virtio_blk_rw_complete`), the guest's (`virtio_blk_req_complete`).
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use super::Tally;
 
 /// What QEMU must be started with to write its virtio-blk events to `log`.
 pub fn arguments(log: &Path) -> Vec<OsString> {
     ["-trace".into(), "virtio_blk_*".into(), "-D".into(), log.as_os_str().to_owned()].to_vec()
 }
 
-/// How often each event came.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TraceCounts {
-    /// By the event's name.
-    pub by_event: BTreeMap<String, u64>,
-}
-
-impl TraceCounts {
-    /// Counts the events in a log whose names begin with `prefix` (`virtio_blk_`). Lines are `EVENT arguments`, or `PID@SECONDS:EVENT
-    /// arguments` in a QEMU that writes times; others are passed over.
-    pub fn parse(log: &str, prefix: &str) -> Self {
-        let mut by_event: BTreeMap<String, u64> = BTreeMap::new();
-        for line in log.lines() {
-            let word = line.split_whitespace().next().unwrap_or("");
-            let event = match word.split_once('@') {
-                Some((pid, rest)) if pid.bytes().all(|b| b.is_ascii_digit()) => {
-                    rest.split_once(':').map_or("", |(_, event)| event)
-                }
-                _ => word,
-            };
-            let is_name = event.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-            if is_name && event.starts_with(prefix) {
-                *by_event.entry(event.to_owned()).or_default() += 1;
+/// Counts the events in a log whose names begin with `prefix` (`virtio_blk_`). Lines are `EVENT arguments`, or `PID@SECONDS:EVENT
+/// arguments` in a QEMU that writes times; others are passed over.
+pub fn events(log: &str, prefix: &str) -> Tally {
+    let mut found = Tally::default();
+    for line in log.lines() {
+        let word = line.split_whitespace().next().unwrap_or("");
+        let event = match word.split_once('@') {
+            Some((pid, rest)) if pid.bytes().all(|b| b.is_ascii_digit()) => {
+                rest.split_once(':').map_or("", |(_, event)| event)
             }
+            _ => word,
+        };
+        let is_name = event.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if is_name && event.starts_with(prefix) {
+            found.add(event, 1);
         }
-        Self { by_event }
     }
-
-    /// All events.
-    pub fn total(&self) -> u64 {
-        self.by_event.values().sum()
-    }
-
-    /// How often one came.
-    pub fn of(&self, event: &str) -> u64 {
-        self.by_event.get(event).copied().unwrap_or(0)
-    }
-
-    /// What came since `before`, an earlier state of the same log.
-    pub fn since(&self, before: &Self) -> Self {
-        let by_event =
-            self.by_event.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
-        Self { by_event: by_event.filter(|(_, count)| *count > 0).collect() }
-    }
+    found
 }
 
 #[cfg(test)]
@@ -75,10 +48,10 @@ qemu-system-x86_64: warning: virtio_blk_handle_read is not what this line is
 virtio_blk_handle_read vdev 0x55d0 req 0x7f8 sector 8 nsectors 8
 virtio_notify_irqfd vdev 0x55d0 vq 0x1
 ";
-        let counts = TraceCounts::parse(log, "virtio_blk_");
+        let counts = events(log, "virtio_blk_");
         assert_eq!((counts.total(), counts.of("virtio_blk_handle_read")), (4, 2));
         assert_eq!(counts.of("virtio_blk_rw_complete"), 1);
-        let first = TraceCounts::parse(log.lines().next().unwrap_or(""), "virtio_blk_");
+        let first = events(log.lines().next().unwrap_or(""), "virtio_blk_");
         assert_eq!((counts.since(&first).total(), first.since(&counts).total()), (3, 0));
     }
 }

@@ -1,5 +1,7 @@
 //! Who does the work: threads sorted by what they are there for.
 
+use super::proc;
+
 /// Threads that do one thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Role {
@@ -44,6 +46,14 @@ impl Role {
     /// A role.
     pub fn new(name: impl Into<String>, pid: i32, threads: ThreadFilter) -> Self {
         Self { name: name.into(), pid, threads }
+    }
+
+    /// Its processes, as far as they live.
+    pub(super) fn processes(&self) -> Vec<i32> {
+        match self.threads {
+            ThreadFilter::Tree => proc::tree(self.pid),
+            _ => vec![self.pid],
+        }
     }
 
     /// A QEMU with a guest: its vCPUs, the kernel's workers, its I/O threads, and the rest (the main loop). The vCPUs and I/O threads can

@@ -116,14 +116,14 @@ impl BenchArgs {
         load.segments = NonZeroU16::new(self.segments).unwrap_or(named);
         load.rate = self.rate;
         load.arrivals = self.arrivals.map(|arrivals| match arrivals {
-            ArrivalsArg::Constant => bench::ArrivalsName::Constant,
-            ArrivalsArg::Poisson => bench::ArrivalsName::Poisson,
+            ArrivalsArg::Constant => vlane_driver::Arrivals::Constant,
+            ArrivalsArg::Poisson => vlane_driver::Arrivals::Poisson,
         });
         load.flush_every = self.flush_every.and_then(NonZeroU32::new);
         load.ioprio = Ioprio(self.ioprio);
         load.wait = match self.wait {
-            WaitArg::Interrupt => bench::WaitName::Interrupt,
-            WaitArg::Poll => bench::WaitName::Poll,
+            WaitArg::Interrupt => vlane_driver::Wait::Interrupt,
+            WaitArg::Poll => vlane_driver::Wait::Poll,
         };
         load.batch = self.batch;
         load.offset = Size(self.offset);

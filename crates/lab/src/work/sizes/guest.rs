@@ -6,14 +6,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction};
 use crate::work::interrupts::Interrupts;
 use crate::work::kvm::KvmStats;
-use crate::work::qemu::{self, TraceCounts};
-use crate::work::{Counted, Role, Sampler, Used};
+use crate::work::qemu;
+use crate::work::{Counted, Role, Sampler, Tally, Used};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{trouble, wait};
 use vlane_host::interrupt::Interrupt;
@@ -71,7 +70,7 @@ pub struct Parts<'a> {
 }
 
 /// One case.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GuestMeasured {
     /// Read or write.
     pub direction: Direction,
@@ -82,7 +81,7 @@ pub struct GuestMeasured {
     /// Time that it took, the end of fio's job included.
     pub seconds: f64,
     /// Calls of QEMU's virtio-blk functions, by trace event.
-    pub calls: TraceCounts,
+    pub calls: Tally,
     /// Interrupts of the disk in the guest.
     pub interrupts: u64,
     /// What QEMU's threads used.
@@ -148,10 +147,7 @@ pub fn measure(
             let end = wait(&mut guest, &format!("end.{id}"), CASE, interrupt)?;
             let seconds = start.elapsed().as_secs_f64();
             let used = sampler.take().since(&before);
-            let exits = match (KvmStats::take(pid), exits_before) {
-                (Counted::Is(after), Counted::Is(before)) => Counted::Is(after.since(&before)),
-                (Counted::Not(reason), _) | (_, Counted::Not(reason)) => Counted::Not(reason),
-            };
+            let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
             let calls = read_log(&log)?.since(&calls_before);
             if wait(&mut guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
                 return Err(trouble(&guest, "fio failed in the guest"));
@@ -166,8 +162,8 @@ pub fn measure(
 }
 
 /// The events in QEMU's log up to now.
-fn read_log(log: &Path) -> Result<TraceCounts> {
+fn read_log(log: &Path) -> Result<Tally> {
     let bytes = std::fs::read(log)
         .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
-    Ok(TraceCounts::parse(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
+    Ok(qemu::events(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
 }

@@ -12,12 +12,11 @@ mod report;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
 use self::guest::GuestMeasured;
 use self::native::{Measured, Native};
-use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Image, Place};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
@@ -32,7 +31,7 @@ pub const LARGE: u32 = 512 << 10;
 pub const BLOCKS: [u32; 2] = [SMALL, LARGE];
 
 /// What is asked of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Random reads.
     Read,
@@ -46,31 +45,29 @@ impl Direction {
 
     /// For people.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "random read",
-            Self::Write => "random write",
-        }
+        self.parts().0
     }
 
     /// As fio and the driver call it.
     pub fn pattern(self) -> &'static str {
-        match self {
-            Self::Read => "randread",
-            Self::Write => "randwrite",
-        }
+        self.parts().1
     }
 
     /// The published ratio of function calls, 4K to 512K.
     pub fn published(self) -> f64 {
+        self.parts().2
+    }
+
+    fn parts(self) -> (&'static str, &'static str, f64) {
         match self {
-            Self::Read => 10.87,
-            Self::Write => 27.7,
+            Self::Read => ("random read", "randread", 10.87),
+            Self::Write => ("random write", "randwrite", 27.7),
         }
     }
 }
 
 /// Where the data are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// Nowhere: a null device.
     Null,
@@ -151,29 +148,23 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         missing
             .push("qemu-storage-daemon is not installed (Debian: apt-get install qemu-system-common)".into());
     }
-    let wanted_guest = options.guest_bytes.map(|bytes| (bytes, find_guest(options, host)));
-    let guest = match wanted_guest {
-        Some((bytes, Ok(parts))) => Some((bytes, parts)),
-        Some((_, Err(error))) => {
-            missing.push(format!("no guest: {error}"));
-            None
-        }
-        None => None,
-    };
+    let guest = options.guest_bytes.and_then(|bytes| {
+        let parts = find_guest(options, host).map_err(|error| missing.push(format!("no guest: {error}")));
+        Some((bytes, parts.ok()?))
+    });
     let image_of = |medium: image::Medium, dir: Option<&PathBuf>, option: &str| -> Result<Image> {
         let place = Place::find(medium, dir.map(PathBuf::as_path), IMAGE, option)?;
         place.image(IMAGE, interrupt)
     };
-    let uses = |medium: Medium| options.media.contains(&medium);
-    let ram_dir = options.ram_dir.as_ref();
-    let ram = uses(Medium::Ram).then(|| image_of(image::Medium::Ram, ram_dir, "--ram-dir")).transpose()?;
-    let disk =
-        uses(Medium::Disk).then(|| image_of(image::Medium::Disk, options.disk_dir.as_ref(), "--disk-dir"));
-    let disk = disk.transpose()?;
+    let (ram_dir, disk_dir) = (options.ram_dir.as_ref(), options.disk_dir.as_ref());
+    let image_for = |medium: Medium, kind, dir, option| {
+        options.media.contains(&medium).then(|| image_of(kind, dir, option)).transpose()
+    };
+    let ram = image_for(Medium::Ram, image::Medium::Ram, ram_dir, "--ram-dir")?;
+    let disk = image_for(Medium::Disk, image::Medium::Disk, disk_dir, "--disk-dir")?;
 
     let dir = tempfile::Builder::new().prefix("vlane-work-").tempdir();
-    let dir =
-        dir.map_err(|error| Error::caused_by(ErrorKind::Io, "cannot make a directory for sockets", error))?;
+    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let native = Native {
         options,
         storage_daemon,

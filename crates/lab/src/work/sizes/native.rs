@@ -6,8 +6,6 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use rustix::thread::{CpuSet, sched_getaffinity};
-use serde::{Deserialize, Serialize};
 use vlane_driver::{Limit, SessionOptions, Workload};
 
 use super::{BLOCKS, Direction, Medium, Options};
@@ -16,13 +14,14 @@ use vlane_host::control::Control;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
+use vlane_report::machine::usable_cpus;
 use vlane_report::progress::Progress;
 
 /// Capacity of the null device.
 const NULL_BYTES: u64 = 16 << 30;
 
 /// A back end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// `vlane serve`.
     Vlane,
@@ -41,7 +40,7 @@ impl Peer {
 }
 
 /// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
     /// Where the data are.
     pub medium: Medium,
@@ -54,7 +53,7 @@ pub struct Case {
 }
 
 /// The work of one measurement, without that of connecting.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// Of what.
     pub case: Case,
@@ -88,7 +87,7 @@ pub struct Measured {
 }
 
 /// How the bytes were moved.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Through a bounce buffer.
     pub bounced: u64,
@@ -130,7 +129,7 @@ struct Running {
     control: Option<Control>,
 }
 
-impl Native<'_> {
+impl<'a> Native<'a> {
     /// The cases of a pass, those to be compared side by side.
     pub fn cases(&self) -> Vec<Case> {
         let peers = [Some(Peer::Vlane), self.storage_daemon.as_ref().map(|_| Peer::StorageDaemon)];
@@ -177,22 +176,12 @@ impl Native<'_> {
     }
 
     fn start(&self, medium: Medium, peer: Peer) -> Result<Running> {
-        let path = |path: Option<&Path>| {
-            path.map(Path::to_owned).ok_or_else(|| {
-                Error::new(ErrorKind::Invalid, format!("there is no image: {}", medium.name()))
-            })
-        };
-        let file;
+        let none = || Error::new(ErrorKind::Invalid, format!("there is no image: {}", medium.name()));
+        let image = |path: Option<&'a Path>| path.ok_or_else(none);
         let storage = match medium {
             Medium::Null => Storage::null(NULL_BYTES),
-            Medium::Ram => {
-                file = path(self.ram)?;
-                Storage::File { path: &file, direct: false }
-            }
-            Medium::Disk => {
-                file = path(self.disk)?;
-                Storage::File { path: &file, direct: true }
-            }
+            Medium::Ram => Storage::File { path: image(self.ram)?, direct: false },
+            Medium::Disk => Storage::File { path: image(self.disk)?, direct: true },
         };
         let cpus: Vec<usize> = cpus().map(|(server, _)| vec![server]).unwrap_or_default();
         match (peer, &self.storage_daemon) {
@@ -282,9 +271,15 @@ impl Native<'_> {
 
 /// A CPU for the back end and one for the driver, if there are two.
 fn cpus() -> Option<(usize, usize)> {
-    let set = sched_getaffinity(None).ok()?;
-    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu));
-    Some((usable.next()?, usable.next()?))
+    match usable_cpus().ok()?[..] {
+        [server, driver, ..] => Some((server, driver)),
+        _ => None,
+    }
+}
+
+/// What a back end told, if it did.
+fn told<T>(figure: Option<T>) -> Counted<T> {
+    figure.map_or_else(|| Counted::Not("not counted: this back end does not tell".into()), Counted::Is)
 }
 
 /// What the requests took beyond what connecting did.
@@ -296,23 +291,12 @@ fn difference(case: Case, pass: usize, all: &Raw, setup: &Raw) -> Measured {
         raw.used.roles.iter().map(|role| figure(role) as f64).sum()
     };
     let less = |figure: &dyn Fn(&Raw) -> f64| (figure(all) - figure(setup)).max(0.0);
-    let counted = |all: Option<u64>, setup: Option<u64>| match (all, setup) {
-        (Some(all), Some(setup)) => Counted::Is(all.saturating_sub(setup)),
-        _ => Counted::Not("not counted: this back end does not tell".into()),
-    };
     // The main thread's time is not the requests'.
     let busy = all.used.roles.iter().filter(|role| role.name != "kernel worker").max_by_key(|role| role.cpu);
-    let copied = match (all.copied, setup.copied) {
-        (Some(all), Some(setup)) => Counted::Is(Copied {
-            bounced: all.bounced.saturating_sub(setup.bounced),
-            inline: all.inline.saturating_sub(setup.inline),
-        }),
-        _ => Counted::Not("not counted: this back end does not tell".into()),
-    };
-    let calls = match (all.used.calls(), setup.used.calls()) {
-        (Counted::Is(all), Counted::Is(setup)) => Counted::Is(all.since(&setup)),
-        (Counted::Not(reason), _) | (_, Counted::Not(reason)) => Counted::Not(reason),
-    };
+    let copied = told(all.copied).with(told(setup.copied), |all, setup| Copied {
+        bounced: all.bounced.saturating_sub(setup.bounced),
+        inline: all.inline.saturating_sub(setup.inline),
+    });
     Measured {
         case,
         pass,
@@ -320,13 +304,13 @@ fn difference(case: Case, pass: usize, all: &Raw, setup: &Raw) -> Measured {
         seconds: all.seconds,
         kicks: less(&|raw| raw.kicks),
         sleeps: less(&|raw| raw.sleeps),
-        signals: counted(all.signals, setup.signals),
+        signals: told(all.signals).with(told(setup.signals), u64::saturating_sub),
         copied,
         cpu_us: less(&|raw| total(raw) - worker(raw)),
         user_share: busy.and_then(|role| role.user_share),
         worker_us: less(&worker),
         voluntary: less(&|raw| sum(raw, |role| role.voluntary)),
         involuntary: less(&|raw| sum(raw, |role| role.involuntary)),
-        calls,
+        calls: all.used.calls().with(setup.used.calls(), |all, setup| all.since(&setup)),
     }
 }

@@ -5,13 +5,11 @@ use std::time::Duration;
 use vlane_report::figure::show_size;
 
 use super::guest::GuestMeasured;
-use super::native::{Measured, Peer};
+use super::native::{Case, Measured, Peer};
 use super::{BLOCKS, Direction, LARGE, Medium, Options, Outcome, SMALL};
-use crate::work::Counted;
+use vlane_report::build::table;
 use vlane_report::machine::Machine;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread};
 
 pub(super) fn fill(
     outcome: &Outcome,
@@ -21,19 +19,18 @@ pub(super) fn fill(
     took: Duration,
 ) -> Report {
     let mut notes: Vec<Note> =
-        outcome.missing.iter().map(|text| note(Severity::Info, format!("Not measured: {text}."))).collect();
+        outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))).collect();
     if outcome.accel.as_ref().is_some_and(|choice| choice.accel == vlane_boot::Accel::Tcg) {
-        notes.push(note(
-            Severity::Warning,
-            "Guest CPU emulated: counts and their ratios hold, times and CPU times in the guest's table do not.".into(),
+        notes.push(Note::warning(
+            "Guest CPU emulated: counts and their ratios hold, times and CPU times in the guest's table do not.",
         ));
     }
     let reasons = outcome.native.iter().filter_map(|m| m.calls.reason());
     if let Some(reason) = reasons.into_iter().find(|reason| !reason.contains("not asked for")) {
-        notes.push(note(Severity::Info, format!("System calls: {reason}.")));
+        notes.push(Note::info(format!("System calls: {reason}.")));
     }
     if let Some(reason) = outcome.guest.iter().find_map(|m| m.exits.reason()) {
-        notes.push(note(Severity::Info, format!("KVM exits: {reason}.")));
+        notes.push(Note::info(format!("KVM exits: {reason}.")));
     }
     let mut sections = vec![ratios(outcome)];
     sections.extend(options.media.iter().map(|medium| native(outcome, *medium)));
@@ -54,10 +51,6 @@ pub(super) fn fill(
     }
 }
 
-fn note(severity: Severity, text: String) -> Note {
-    Note { severity, text }
-}
-
 fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
     let mut texts = vec![format!(
         "{} are moved in requests of 4K and again in requests of 512K, with {} out at once; what the back end does for them is counted \
@@ -68,12 +61,8 @@ fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
     for medium in &options.media {
         for direction in Direction::ALL {
             let per_mb = |block: u32| {
-                let fits = |m: &Measured| {
-                    let case = m.case;
-                    (case.medium, case.peer, case.direction, case.block)
-                        == (*medium, Peer::Vlane, direction, block)
-                };
-                spread(outcome, fits, |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m)))
+                let case = Case { medium: *medium, peer: Peer::Vlane, direction, block };
+                spread(outcome, case, |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m)))
             };
             if let (Some(small), Some(large)) = (per_mb(SMALL), per_mb(LARGE))
                 && large.median > 0.0
@@ -125,22 +114,10 @@ fn pair(all: &[GuestMeasured], direction: Direction) -> (Option<&GuestMeasured>,
     (of(SMALL), of(LARGE))
 }
 
-/// A figure of the measurements that fit, over the passes.
-fn spread(
-    outcome: &Outcome,
-    fits: impl Fn(&Measured) -> bool,
-    figure: impl Fn(&Measured) -> Option<f64>,
-) -> Option<Spread> {
-    let values: Vec<f64> = outcome.native.iter().filter(|m| fits(m)).filter_map(figure).collect();
+/// A figure of a case, over the passes.
+fn spread(outcome: &Outcome, case: Case, figure: impl Fn(&Measured) -> Option<f64>) -> Option<Spread> {
+    let values: Vec<f64> = outcome.native.iter().filter(|m| m.case == case).filter_map(figure).collect();
     Spread::of(&values)
-}
-
-fn cell(spread: Option<Spread>) -> Cell {
-    spread.map_or(Cell::Empty, Cell::Figure)
-}
-
-fn plain(title: &str) -> Column {
-    Column { title: title.into(), unit: String::new() }
 }
 
 /// A counted figure per request or per MB, of the passes that have it.
@@ -183,16 +160,8 @@ const FIGURES: [Figure; 17] = [
     ("... of the kernel's workers, us", |m| timed(m, per_request(m, m.worker_us))),
     ("CPU time per MB, us", |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m))),
     ("Requests that the lane's thread copied itself", |m| {
-        timed(
-            m,
-            per_request(
-                m,
-                count({
-                    let copied = m.copied.get()?;
-                    copied.bounced + copied.inline
-                }),
-            ),
-        )
+        let copied = m.copied.get()?;
+        timed(m, per_request(m, count(copied.bounced + copied.inline)))
     }),
 ];
 
@@ -204,23 +173,19 @@ fn native(outcome: &Outcome, medium: Medium) -> Section {
         .collect();
     let mut blocks = Vec::new();
     for direction in Direction::ALL {
-        let mut columns = vec![plain("")];
+        let mut columns = vec![Column::new("", "")];
         for peer in &peers {
-            columns.extend(BLOCKS.iter().map(|block| plain(&format!("{}, {}K", peer.name(), block >> 10))));
+            columns.extend(
+                BLOCKS.iter().map(|block| Column::new(&format!("{}, {}K", peer.name(), block >> 10), "")),
+            );
         }
         let mut rows = Vec::new();
         for (name, figure) in FIGURES {
-            let mut row = vec![Cell::Text(name.into())];
+            let mut row = vec![name.into()];
             for peer in &peers {
                 for block in BLOCKS {
-                    let fits = |m: &Measured| {
-                        let case = m.case;
-                        case.medium == medium
-                            && case.peer == *peer
-                            && case.direction == direction
-                            && case.block == block
-                    };
-                    row.push(cell(spread(outcome, fits, figure)));
+                    let case = Case { medium, peer: *peer, direction, block };
+                    row.push(spread(outcome, case, figure).into());
                 }
             }
             if row.iter().any(|cell| matches!(cell, Cell::Figure(_))) {
@@ -228,7 +193,7 @@ fn native(outcome: &Outcome, medium: Medium) -> Section {
             }
         }
         let caption = format!("{}: {}", medium.name(), direction.name());
-        blocks.push(Block::Table(Table { caption, columns, rows }));
+        blocks.push(table(caption, columns, rows));
     }
     let copies = match medium {
         Medium::Null => "Nobody copies: the null device touches no data.",
@@ -250,7 +215,6 @@ fn native(outcome: &Outcome, medium: Medium) -> Section {
 
 /// 4K : 512K, beside what was published.
 fn ratios(outcome: &Outcome) -> Section {
-    let columns = vec![plain(""), plain("same bytes"), plain("same time")];
     let mut blocks = Vec::new();
     let mut chart = Vec::new();
     for direction in Direction::ALL {
@@ -259,12 +223,7 @@ fn ratios(outcome: &Outcome) -> Section {
             for peer in [Peer::Vlane, Peer::StorageDaemon] {
                 let ratio = |figure: &dyn Fn(&Measured) -> Option<f64>| {
                     let of = |block: u32| {
-                        let fits = |m: &Measured| {
-                            let case = m.case;
-                            (case.medium, case.peer, case.direction, case.block)
-                                == (medium, peer, direction, block)
-                        };
-                        spread(outcome, fits, figure).map(|s| s.median)
+                        spread(outcome, Case { medium, peer, direction, block }, figure).map(|s| s.median)
                     };
                     Some(of(SMALL)? / of(LARGE).filter(|v| *v > 0.0)?)
                 };
@@ -272,16 +231,9 @@ fn ratios(outcome: &Outcome) -> Section {
                 let time = ratio(&|m| timed(m, count(m.requests) / m.seconds.max(1e-9)));
                 if let (Some(bytes), Some(time)) = (bytes, time) {
                     let name = format!("{} on {}", peer.name(), medium.name());
-                    rows.push(vec![
-                        Cell::Text(format!("{name}: CPU time")),
-                        Cell::Number(bytes),
-                        Cell::Empty,
-                    ]);
-                    rows.push(vec![
-                        Cell::Text(format!("{name}: requests")),
-                        Cell::Number(f64::from(LARGE / SMALL)),
-                        Cell::Number(time),
-                    ]);
+                    rows.push(vec![format!("{name}: CPU time").into(), bytes.into(), Cell::Empty]);
+                    let requests = f64::from(LARGE / SMALL);
+                    rows.push(vec![format!("{name}: requests").into(), requests.into(), time.into()]);
                 }
             }
         }
@@ -290,21 +242,18 @@ fn ratios(outcome: &Outcome) -> Section {
         {
             let bytes = count(small.calls.total()) / count(large.calls.total());
             let time = rate(small) / rate(large);
-            rows.push(vec![
-                Cell::Text("QEMU's virtio-blk in a guest: function calls".into()),
-                Cell::Number(bytes),
-                Cell::Number(time),
-            ]);
+            let name = "QEMU's virtio-blk in a guest: function calls";
+            rows.push(vec![name.into(), bytes.into(), time.into()]);
             chart.push((direction, bytes, time));
         }
         let published =
             format!("published: function calls, {:.1} : 1, bytes or time not said", direction.published());
-        rows.push(vec![Cell::Text(published), Cell::Empty, Cell::Empty]);
+        rows.push(vec![published.into(), Cell::Empty, Cell::Empty]);
         let caption = format!("4K : 512K, {}", direction.name());
-        blocks.push(Block::Table(Table { caption, columns: columns.clone(), rows }));
+        blocks.push(table(caption, " | same bytes | same time", rows));
     }
     if !chart.is_empty() {
-        blocks.push(Block::Chart(bars(&chart)));
+        blocks.push(calls_chart(&chart));
     }
     Section::new("ratios", "4K against 512K", vec![
             "How many times as much a load of 4K requests takes as one of 512K requests: for the same bytes, and in the same time (a load of \
@@ -313,36 +262,33 @@ fn ratios(outcome: &Outcome) -> Section {
         ], blocks)
 }
 
-fn bars(all: &[(Direction, f64, f64)]) -> Chart {
-    let exact = |value: f64| Spread::exact(value);
-    let series = |name: &str, published: bool, figure: &dyn Fn(&(Direction, f64, f64)) -> f64| {
-        let points = all
-            .iter()
-            .enumerate()
-            .map(|(x, one)| Point { x: f64::from(u32::try_from(x).unwrap_or(0)), y: exact(figure(one)) });
-        Series { name: name.into(), predicted: false, published, points: points.collect() }
+fn calls_chart(all: &[(Direction, f64, f64)]) -> Block {
+    let series = |name: &str, figure: &dyn Fn(&(Direction, f64, f64)) -> f64| {
+        let placed = (0_u32..).zip(all).map(|(x, one)| Point::exact(x.into(), figure(one)));
+        Series::measured(name, placed.collect())
     };
-    Chart::bars(
+    Block::Chart(Chart::bars(
         "Calls of QEMU's virtio-blk functions, 4K : 512K",
         Axis::new("", ""),
         Axis::new("ratio", ""),
         all.iter().map(|(direction, ..)| direction.name().into()).collect(),
         vec![
-            series("same bytes", false, &|one| one.1),
-            series("same time", false, &|one| one.2),
-            series("published", true, &|one| one.0.published()),
+            series("same bytes", &|one| one.1),
+            series("same time", &|one| one.2),
+            Series { published: true, ..series("published", &|one| one.0.published()) },
         ],
-    )
+    ))
 }
 
 /// QEMU's own virtio-blk: what the guest's requests became.
 fn guest(all: &[GuestMeasured]) -> Section {
-    let mut columns = vec![plain("")];
-    columns.extend(all.iter().map(|m| plain(&format!("{}, {}K", m.direction.name(), m.block >> 10))));
+    let mut columns = vec![Column::new("", "")];
+    columns
+        .extend(all.iter().map(|m| Column::new(&format!("{}, {}K", m.direction.name(), m.block >> 10), "")));
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     let mut row = |name: String, figure: &dyn Fn(&GuestMeasured) -> Option<f64>| {
         let mut cells = vec![Cell::Text(name)];
-        cells.extend(all.iter().map(|m| figure(m).map_or(Cell::Empty, Cell::Number)));
+        cells.extend(all.iter().map(|m| Cell::from(figure(m))));
         if cells.iter().any(|cell| matches!(cell, Cell::Number(_))) {
             rows.push(cells);
         }
@@ -351,7 +297,7 @@ fn guest(all: &[GuestMeasured]) -> Section {
     row("Requests that arrived in QEMU".into(), &|m| Some(count(m.requests())));
     row("Bytes per request, KiB".into(), &|m| Some(count(m.bytes) / 1024.0 / requests(m)));
     row("Function calls".into(), &|m| Some(count(m.calls.total())));
-    let mut events: Vec<&String> = all.iter().flat_map(|m| m.calls.by_event.keys()).collect();
+    let mut events: Vec<&String> = all.iter().flat_map(|m| m.calls.0.keys()).collect();
     events.sort();
     events.dedup();
     for event in events {
@@ -368,29 +314,22 @@ fn guest(all: &[GuestMeasured]) -> Section {
             Some(m.used.role(&name)?.cpu.as_secs_f64() * 1e6 / requests(m))
         });
     }
-    row("KVM exits per request".into(), &|m| match &m.exits {
-        Counted::Is(exits) => Some(count(exits.exits()) / requests(m)),
-        Counted::Not(_) => None,
-    });
+    row("KVM exits per request".into(), &|m| Some(count(m.exits.get()?.exits()) / requests(m)));
     Section::new("guest", "In a guest: QEMU's own virtio-blk", vec![
             "fio in the guest on the bare disk, direct I/O. Function calls are QEMU's trace events virtio_blk_*, as in the published count. The \
              guest's block layer splits requests that are too large for the device (126 segments, when their pages lie apart), and \
              QEMU's log makes each call dearer than it is without."
                 .into(),
-        ], vec![Block::Table(Table {
-            caption: "What the requests became".into(),
-            columns,
-            rows,
-        })])
+        ], vec![table("What the requests became", columns, rows)])
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 mod tests {
-    use super::super::native::Case;
+    use vlane_report::Table;
+
     use super::*;
-    use crate::work::Calls;
-    use crate::work::qemu::TraceCounts;
+    use crate::work::{Calls, Counted, qemu};
 
     fn measured(block: u32, pass: usize, calls: Counted<Calls>) -> Measured {
         let requests = (8 << 20) / u64::from(block);
@@ -418,14 +357,14 @@ mod tests {
             block,
             bytes: 8 << 20,
             seconds,
-            calls: TraceCounts::parse(log, "virtio_blk_"),
+            calls: qemu::events(log, "virtio_blk_"),
             interrupts: 1,
             used: crate::work::Used { wall: Duration::from_secs(1), roles: Vec::new() },
             exits: Counted::Not("no KVM here".into()),
         }
     }
 
-    fn table<'a>(report: &'a Report, caption: &str) -> &'a Table {
+    fn table_of<'a>(report: &'a Report, caption: &str) -> &'a Table {
         let blocks = report.sections.iter().flat_map(|section| &section.blocks);
         let tables = blocks.filter_map(|block| match block {
             Block::Table(table) => Some(table),
@@ -435,7 +374,7 @@ mod tests {
     }
 
     fn row<'a>(table: &'a Table, name: &str) -> &'a [Cell] {
-        table.rows.iter().find(|row| row[0] == Cell::Text(name.into())).unwrap()
+        table.rows.iter().find(|row| row[0] == name.into()).unwrap()
     }
 
     #[test]
@@ -465,7 +404,7 @@ mod tests {
             accel: None,
         };
         let report = fill(&outcome, &options, Machine::default(), String::new(), Duration::ZERO);
-        let ratios = table(&report, "4K : 512K, random read");
+        let ratios = table_of(&report, "4K : 512K, random read");
         let number = |cell: &Cell| match cell {
             Cell::Number(value) => *value,
             other => panic!("{other:?}"),
@@ -475,7 +414,7 @@ mod tests {
         let requests = row(ratios, "vlane on null device: requests");
         assert_eq!((number(&requests[1]), number(&requests[2])), (128.0, 32.0));
         assert_eq!(number(&row(ratios, "vlane on null device: CPU time")[1]), 128.0);
-        let figures = table(&report, "null device: random read");
+        let figures = table_of(&report, "null device: random read");
         let Cell::Figure(calls) = row(figures, "System calls per request")[1] else { panic!("no figure") };
         assert_eq!(calls.median, 2.0);
         // 512K was not in the counting pass: nothing, not 0.
