@@ -7,6 +7,7 @@
 
 pub mod control;
 pub mod error;
+pub mod fio;
 pub mod guests;
 pub mod image;
 pub mod interrupt;

@@ -4,14 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
-pub mod caches;
 pub mod compare;
-pub mod express;
-pub mod loans;
 pub mod peers;
-pub mod power_cut;
-pub mod throttle;
 pub mod topologies;
-pub mod trace;
 pub mod work;

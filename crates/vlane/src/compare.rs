@@ -9,7 +9,7 @@ use vlane_boot::{Accel, Host, Install};
 use vlane_driver::units::parse_size;
 use vlane_host::Interrupt;
 use vlane_lab::compare::columns::{ALL, Column};
-use vlane_lab::compare::fio::CacheState;
+use vlane_lab::compare::jobs::CacheState;
 use vlane_lab::compare::loads::{self, Load};
 use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_host::Interrupt;
-use vlane_lab::power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
+use vlane_power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
 
 use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;

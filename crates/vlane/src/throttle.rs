@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use vlane_boot::{Host, Install};
 use vlane_host::Interrupt;
-use vlane_lab::throttle::{self, Options};
+use vlane_mechanisms::throttle::{self, Options};
 
 use crate::output::{OutputArgs, command_line};
 use crate::values;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use vlane_capture::{Trace, blktrace, iolog};
 use vlane_host::Output;
 use vlane_host::output::Writing;
 use vlane_host::sniff;
-use vlane_lab::trace::{Trace, blktrace, iolog};
 
 use crate::analyze::whole;
 use crate::output::Overwrite;

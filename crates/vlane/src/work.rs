@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
 use vlane_host::Interrupt;
-use vlane_lab::work::sizes::{self, Medium, Options};
+use vlane_lab::work::{self, Medium, Options};
 
 use crate::output::OutputArgs;
 use crate::values;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, going_on, stop};
+use vlane_capture::Trace;
 use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_host::control::Control;
-use vlane_lab::trace::Trace;
 use vlane_trace::{Header, Kind, Priority, Record, Status};
 
 const MIB: u64 = 1 << 20;

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
 
 use super::columns::Column;
-use super::fio::CacheState;
 use super::host::HostFio;
+use super::jobs::CacheState;
 use super::loads::{Load, Pattern, fio_table};
 use super::scratch::Scratch;
 use vlane_host::error::{Error, ErrorKind, Result};

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use vlane_boot::{Host, Spec};
 use vlane_report::figure::show_size;
 
-use super::fio::{CacheState, OLD};
+use super::jobs::{CacheState, OLD};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{Medium, Place};
 use vlane_host::interrupt::Interrupt;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_boot::{Host, Install};
-use vlane_host::{Interrupt, Output};
-use vlane_lab::bench::{
+use vlane_bench::{
     self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target, against_saved,
     between_targets, is_worse,
 };
+use vlane_boot::{Host, Install};
+use vlane_host::{Interrupt, Output};
 use vlane_report::Progress;
 
 use crate::output::{OutputArgs, command_line};
