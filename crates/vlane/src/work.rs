@@ -109,6 +109,6 @@ pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let report = sizes::run(&args.options()?, &host, &interrupt)?;
+    let report = work::run(&args.options()?, &host, &interrupt)?;
     args.output.show(&report)
 }

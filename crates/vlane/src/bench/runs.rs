@@ -70,7 +70,7 @@ pub(super) struct RunsArgs {
 
 /// Parses the name of a profile that comes with vlane.
 fn parse_profile(text: &str) -> Result<String, String> {
-    values::one_of(text, "profile", bench::embedded_names().map(|(name, _)| name))
+    values::one_of(text, "profile", vlane_bench::embedded_names().map(|(name, _)| name))
 }
 
 impl RunsArgs {
@@ -199,12 +199,12 @@ impl BenchArgs {
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
     if runs.list_profiles {
-        let lines = bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
+        let lines = vlane_bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
         print!("{}", lines.collect::<String>());
         return Ok(());
     }
     if let Some(name) = &runs.show_profile {
-        let text = bench::embedded(name)
+        let text = vlane_bench::embedded(name)
             .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
         print!("{text}");
         return Ok(());
@@ -217,7 +217,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     // What would fail after the measurements is said before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
     if let Some(older) = &older {
-        bench::check_saved(&profile, older)?;
+        vlane_bench::check_saved(&profile, older)?;
     }
     let output = OutputArgs { html: runs.html.clone(), json: args.json.clone(), overwrite: args.overwrite };
     output.check()?;
@@ -239,8 +239,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = match &args.socket {
-        Some(socket) => explain::connecting(socket, bench::measure(&profile, &setting, &mut progress))?,
-        None => bench::measure(&profile, &setting, &mut progress)?,
+        Some(socket) => explain::connecting(socket, vlane_bench::measure(&profile, &setting, &mut progress))?,
+        None => vlane_bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
     if let Some(output) = &save {
@@ -253,7 +253,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     for name in missing {
         eprintln!("not in the saved run, so not compared: {name}");
     }
-    let report = bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
+    let report =
+        vlane_bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
     output.show(&report)?;
     for path in output.files() {
         if std::io::stderr().is_terminal() {
@@ -267,7 +268,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         );
     }
     if measured.partial {
-        let runs = |l: &bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
+        let runs = |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
         let made: usize = measured.loads.iter().map(runs).sum();
         return Err(exit::Partial(format!(
             "interrupted after {made} of {steps} measurements: the result is of those only"
