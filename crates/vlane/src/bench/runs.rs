@@ -74,6 +74,20 @@ fn parse_profile(text: &str) -> Result<String, String> {
 }
 
 impl RunsArgs {
+    /// Prints the profiles' names, or one profile, if that is what was asked for.
+    fn shows_profiles(&self) -> anyhow::Result<bool> {
+        if self.list_profiles {
+            for (name, title) in vlane_bench::embedded_names() {
+                println!("{name:<12} {title}");
+            }
+        } else if let Some(name) = &self.show_profile {
+            let text = vlane_bench::embedded(name)
+                .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
+            print!("{text}");
+        }
+        Ok(self.list_profiles || self.show_profile.is_some())
+    }
+
     /// Whether any of this was asked for.
     pub(super) fn is_wanted(&self) -> bool {
         self.profile.is_some()
@@ -198,15 +212,7 @@ impl BenchArgs {
 /// Whatever keeps the measurements from being made; with --fail-on-worse, a result that is worse.
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
-    if runs.list_profiles {
-        let lines = vlane_bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
-        print!("{}", lines.collect::<String>());
-        return Ok(());
-    }
-    if let Some(name) = &runs.show_profile {
-        let text = vlane_bench::embedded(name)
-            .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
-        print!("{text}");
+    if runs.shows_profiles()? {
         return Ok(());
     }
     let profile = args.profile()?;
