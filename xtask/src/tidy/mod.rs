@@ -34,7 +34,6 @@ const LONGER: &[(&str, &str, usize)] = &[
     ("crates/sched/src/ext/measure.rs", "carried", 114),
     ("crates/server/src/session.rs", "serve", 87),
     ("crates/vlane/src/bench.rs", "report_text", 84),
-    ("crates/vlane/src/bench/runs.rs", "run", 80),
     ("crates/vlane/src/sched/run.rs", "run", 83),
     ("crates/vlane/src/serve.rs", "serve", 94),
 ];
