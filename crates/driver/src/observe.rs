@@ -5,8 +5,9 @@
 //! the two, so what a dead thread used is lost by at most a tick.
 
 use std::collections::HashMap;
-use std::fs;
 use std::time::{Duration, Instant};
+
+use procfs::process::Process;
 
 /// The counters of one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,21 +41,20 @@ pub struct Usage {
 impl Snapshot {
     /// Reads the counters of process `pid`; `None` if there is no such process or it may not be looked at.
     pub fn take(pid: i32) -> Option<Self> {
-        let mut threads = HashMap::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let path = entry.path();
+        let process = Process::new(pid).ok()?;
+        let threads = process.tasks().ok()?.flatten().map(|task| {
             // A thread that ends between the two reads counts with what was read.
-            let cpu_ns = fs::read_to_string(path.join("schedstat"))
-                .ok()
-                .and_then(|text| text.split_whitespace().next()?.parse().ok())
-                .unwrap_or(0);
-            let switches = fs::read_to_string(path.join("status")).map_or(0, |text| switches(&text));
-            threads.insert(tid, ThreadUse { cpu_ns, switches });
-        }
+            let cpu_ns = task.schedstat().map_or(0, |stat| stat.sum_exec_runtime);
+            let switches = task.status().map_or(0, |status| {
+                let kinds = [status.voluntary_ctxt_switches, status.nonvoluntary_ctxt_switches];
+                kinds.into_iter().flatten().sum()
+            });
+            (task.tid, ThreadUse { cpu_ns, switches })
+        });
+        let threads = threads.collect();
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let process_ns = process_ticks(&stat)?.saturating_mul(1_000_000_000 / ticks_per_second);
+        let stat = process.stat().ok()?;
+        let process_ns = (stat.utime + stat.stime).saturating_mul(1_000_000_000 / ticks_per_second);
         Some(Self { at: Instant::now(), threads, process_ns, ticks_per_second })
     }
 
@@ -78,23 +78,6 @@ impl Snapshot {
     }
 }
 
-/// Voluntary and involuntary context switches in a `status` file.
-fn switches(status: &str) -> u64 {
-    status
-        .lines()
-        .filter(|line| line.contains("voluntary_ctxt_switches:"))
-        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .sum()
-}
-
-/// utime + stime in a `stat` file, in ticks. The name in parentheses may hold anything.
-fn process_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let utime: u64 = fields.next()?.parse().ok()?;
-    let stime: u64 = fields.next()?.parse().ok()?;
-    Some(utime + stime)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -108,12 +91,16 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_found_behind_an_awkward_name() {
-        let stat = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 77 23 0 0 20 0";
-        assert_eq!(process_ticks(stat), Some(100));
-        assert_eq!(process_ticks("12 (a"), None);
-        let status = "Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t3\n";
-        assert_eq!(switches(status), 10);
+    fn a_thread_with_an_awkward_name_is_found_with_its_switches() {
+        let before = Snapshot::take(std::process::id().try_into().unwrap()).unwrap();
+        let sleeper = std::thread::Builder::new().name("a) R (b".into()).spawn(move || {
+            (0..5).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            let now = Snapshot::take(std::process::id().try_into().unwrap()).unwrap();
+            (now.threads[&tid].switches, now.since(&before).switches)
+        });
+        let (own, all) = sleeper.unwrap().join().unwrap();
+        assert!(own >= 5 && all >= own, "{own} of {all}");
     }
 
     #[test]

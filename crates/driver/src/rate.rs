@@ -5,7 +5,7 @@
 //! its **response** latency counts from that time to its completion, with the wait for a free slot when all of the queue's are
 //! taken. Its **service** latency counts from the submission. [`Books`] keeps the account, without a clock or a device of its own.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use hdrhistogram::Histogram;
 
@@ -14,10 +14,11 @@ use crate::random::Rng;
 use crate::window::{Window, latency_histogram};
 
 /// How arrivals are spaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
     /// Evenly, those of all jobs interleaved.
+    #[default]
     Constant,
     /// At random, as independent users come: exponentially distributed gaps.
     Poisson,

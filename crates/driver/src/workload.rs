@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vlane_ring::driver::Kind;
 
 use crate::device::{BlkConfig, Negotiated};
@@ -100,10 +100,11 @@ pub enum Limit {
 }
 
 /// How a job waits for completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
     /// Sleeps on the call eventfd, with interrupts on only while it sleeps: what a guest's kernel does.
+    #[default]
     Interrupt,
     /// Spins on the used ring with interrupts off.
     Poll,

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use vlane_lab::trace::Trace;
-use vlane_lab::trace::analyze::analyze;
+use vlane_capture::Trace;
+use vlane_capture::analyze::analyze;
 
 use crate::exit::Partial;
 use crate::output::OutputArgs;

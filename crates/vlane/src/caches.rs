@@ -1,14 +1,14 @@
-//! `vlane caches`: cache modes side by side. What is measured and how is in [`vlane_lab::caches`].
+//! `vlane caches`: cache modes side by side. What is measured and how is in [`vlane_mechanisms::caches`].
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use vlane_bench::Pin;
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::bench::Pin;
-use vlane_lab::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
+use vlane_host::Interrupt;
+use vlane_mechanisms::caches::{self, Arm, Job, Options, SMALLEST_JOURNAL, job};
 
 use crate::output::{OutputArgs, command_line};
 use crate::peers::{Also, parse_also};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_lab::control::{ClassCounted, ClassTimes, Control};
+use vlane_host::control::{ClassCounted, ClassTimes, Control};
 
 /// Show a volume's requests by class, while it is served with --control.
 ///

@@ -66,8 +66,8 @@ pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
 /// The exit status of an error.
 pub fn status_of(error: &anyhow::Error) -> u8 {
     let of = |cause: &(dyn Error + 'static)| {
-        let lab = cause.downcast_ref::<vlane_lab::Error>().map(vlane_lab::Error::kind);
-        if cause.is::<Usage>() || lab == Some(vlane_lab::ErrorKind::Usage) {
+        let lab = cause.downcast_ref::<vlane_host::Error>().map(vlane_host::Error::kind);
+        if cause.is::<Usage>() || lab == Some(vlane_host::ErrorKind::Usage) {
             Some(USAGE)
         } else {
             (cause.is::<Partial>() || cause.is::<Missed>()).then_some(LESS)
@@ -89,8 +89,8 @@ mod tests {
         assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
         assert_eq!(status_of(&around(Partial("x".into()).into())), LESS);
         assert_eq!(status_of(&around(Missed("x".into()).into())), LESS);
-        let of = |kind| status_of(&around(vlane_lab::Error::new(kind, "x").into()));
-        assert_eq!((of(vlane_lab::ErrorKind::Usage), of(vlane_lab::ErrorKind::Io)), (USAGE, FAILED));
+        let of = |kind| status_of(&around(vlane_host::Error::new(kind, "x").into()));
+        assert_eq!((of(vlane_host::ErrorKind::Usage), of(vlane_host::ErrorKind::Io)), (USAGE, FAILED));
         assert_eq!(status_of(&as_usage(anyhow::anyhow!("x"))), USAGE);
     }
 }

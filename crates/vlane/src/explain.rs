@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use vlane_lab::sniff::{Wanted, mistaken};
+use vlane_host::sniff::{Wanted, mistaken};
 
 /// The result of talking to a vhost-user back end at `socket`; a failure says what that is if it is something else.
 pub fn connecting<T, E: Into<anyhow::Error>>(socket: &Path, result: Result<T, E>) -> Result<T> {

@@ -1,4 +1,4 @@
-//! `vlane express`: foreground first, measured. What is measured and how is in [`vlane_lab::express`].
+//! `vlane express`: foreground first, measured. What is measured and how is in [`vlane_mechanisms::express`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::express::machine::Place;
-use vlane_lab::express::native::{self, Load};
-use vlane_lab::express::root::Program;
-use vlane_lab::express::{Mode, Model, Variant, guests, launch, reader};
+use vlane_host::Interrupt;
+use vlane_mechanisms::express::machine::Place;
+use vlane_mechanisms::express::native::{self, Load};
+use vlane_mechanisms::express::root::Program;
+use vlane_mechanisms::express::{Mode, Model, Variant, guests, launch, reader};
 
 use crate::output::{OutputArgs, command_line};
 use crate::values;

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 use vlane_engine::file::look_into;
-use vlane_lab::Output;
+use vlane_host::Output;
 use vlane_policy::journal::layout::{Content, Findings, Label, Place, Why, examine};
 use vlane_policy::journal::{Disk, Journal};
 use vlane_report::figure::show_size;

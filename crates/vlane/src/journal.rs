@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::trace::detection::prove::{self, ProveOptions, prove};
+use vlane_capture::detection::prove::{self, ProveOptions, prove};
+use vlane_host::Interrupt;
 use vlane_report::Progress;
 
 use crate::output::OutputArgs;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use vlane_lab::control::{Control, Limits as Told};
+use vlane_host::control::{Control, Limits as Told};
 use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
     DEFAULT_BURST, ExpressBudget, Limits, MAX_BANDWIDTH, MAX_BURST, MAX_IOPS, MIN_BURST,

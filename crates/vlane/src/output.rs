@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use vlane_lab::Output;
-use vlane_lab::output::{check_report, write_report};
+use vlane_host::Output;
+use vlane_host::output::{check_report, write_report};
 use vlane_report::{Report, text};
 
 /// Columns that a report's text has at most, and at least.

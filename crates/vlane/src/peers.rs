@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use vlane_boot::Install;
+use vlane_host::{Interrupt, Output};
 use vlane_lab::peers::{self, Options, RowResult, fixed};
-use vlane_lab::{Interrupt, Output};
 use vlane_report::{Machine, date};
 
 use crate::output::{Overwrite, command_line};
@@ -122,7 +122,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if let Some(path) = &args.html {
-        vlane_lab::output::check_report(path, args.overwrite.force)?;
+        vlane_host::output::check_report(path, args.overwrite.force)?;
     }
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
@@ -164,7 +164,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon", "fio"]);
         let seconds = start.elapsed().as_secs_f64();
         let report = peers::report(&results, &command_line(), created, seconds, machine);
-        vlane_lab::output::write_report(&report, path, args.overwrite.force)?;
+        vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())
@@ -197,7 +197,7 @@ fn fixed_load(
         println!("\n{}", fixed::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        vlane_lab::output::write_report(&report, path, args.overwrite.force)?;
+        vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     Ok(())

@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::power_cut::{self, Arm, FileSystem, Machines, Options, Outcome};
+use vlane_host::Interrupt;
+use vlane_power_cut::{Arm, FileSystem, Machines, Options, Outcome};
 
 use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;
@@ -116,8 +116,8 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let (options, begin) = (args.options()?, Instant::now());
-    let outcomes = power_cut::run(&options, &host, &interrupt)?;
-    let report = power_cut::report(&options, &outcomes, &command_line(), begin.elapsed());
+    let outcomes = vlane_power_cut::run(&options, &host, &interrupt)?;
+    let report = vlane_power_cut::report(&options, &outcomes, &command_line(), begin.elapsed());
     args.output.show(&report)?;
     let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();

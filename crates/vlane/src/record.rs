@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_lab::control::Control;
-use vlane_lab::trace::record::{RecordOptions, Recorded, record};
-use vlane_lab::{Interrupt, Output};
+use vlane_capture::record::{RecordOptions, Recorded, record};
+use vlane_host::control::Control;
+use vlane_host::{Interrupt, Output};
 use vlane_report::Progress;
 use vlane_report::figure::show_size;
 

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use vlane_capture::Trace;
+use vlane_capture::replay::{Settings, replay};
 use vlane_driver::Wait;
 use vlane_driver::replay::Timing;
-use vlane_lab::Interrupt;
-use vlane_lab::trace::Trace;
-use vlane_lab::trace::replay::{Settings, replay};
+use vlane_host::Interrupt;
 use vlane_report::Progress;
 
 use crate::analyze::whole;

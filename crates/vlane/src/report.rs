@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_lab::Output;
-use vlane_lab::sniff::{Wanted, mistaken};
+use vlane_host::Output;
+use vlane_host::sniff::{Wanted, mistaken};
 use vlane_report::{Block, Report, is_svg_file, svg_file, text};
 
 use crate::output::{OutputArgs, width};

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use vlane_boot::{Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::throttle::{self, Options};
+use vlane_host::Interrupt;
+use vlane_mechanisms::throttle::{self, Options};
 
 use crate::output::{OutputArgs, command_line};
 use crate::values;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use vlane_lab::Interrupt;
+use vlane_host::Interrupt;
 use vlane_lab::topologies::{self, Options, Placement};
 
 use crate::output::{OutputArgs, command_line};

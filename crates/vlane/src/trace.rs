@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use vlane_lab::Output;
-use vlane_lab::output::Writing;
-use vlane_lab::trace::{Trace, blktrace, iolog};
+use vlane_capture::{Trace, blktrace, iolog};
+use vlane_host::Output;
+use vlane_host::output::Writing;
+use vlane_host::sniff;
 
 use crate::analyze::whole;
 use crate::output::Overwrite;
@@ -90,7 +91,7 @@ pub fn run(args: &TraceArgs) -> Result<()> {
 
 fn write(
     output: &Output,
-    body: impl FnOnce(&mut BufWriter<&mut Writing<'_>>) -> vlane_lab::Result<u64>,
+    body: impl FnOnce(&mut BufWriter<&mut Writing<'_>>) -> vlane_host::Result<u64>,
 ) -> Result<u64> {
     let mut file = output.begin()?;
     let mut to = BufWriter::with_capacity(1 << 20, &mut file);
@@ -108,10 +109,10 @@ fn load(path: &Path) -> Result<Trace> {
     let mut head = [0; 16];
     let got = std::io::Read::read(&mut open()?, &mut head).with_context(at)?;
     let head = &head[..got];
-    if blktrace::is_blktrace(head) {
+    if sniff::is_blktrace(head) {
         return blktrace::read(BufReader::new(open()?)).with_context(at);
     }
-    if iolog::is_iolog(head) {
+    if sniff::is_iolog(head) {
         return iolog::read(BufReader::new(open()?)).with_context(at);
     }
     Ok(Trace::load(path)?)

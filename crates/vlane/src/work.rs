@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
-use vlane_lab::Interrupt;
-use vlane_lab::work::sizes::{self, Medium, Options};
+use vlane_host::Interrupt;
+use vlane_lab::work::{self, Medium, Options};
 
 use crate::output::OutputArgs;
 use crate::values;
@@ -109,6 +109,6 @@ pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let report = sizes::run(&args.options()?, &host, &interrupt)?;
+    let report = work::run(&args.options()?, &host, &interrupt)?;
     args.output.show(&report)
 }

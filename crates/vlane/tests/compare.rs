@@ -33,7 +33,7 @@ fn small(dir: &Path, time: &str, more: &[&str]) -> Command {
 fn on_disk() -> Option<TempDir> {
     let dir = TempDir::with_prefix_in("vlane-test-", "/var/tmp").unwrap();
     let probe =
-        vlane_lab::image::Place::find(vlane_lab::image::Medium::Disk, Some(dir.path()), 2 << 30, "--dir");
+        vlane_host::image::Place::find(vlane_host::image::Medium::Disk, Some(dir.path()), 2 << 30, "--dir");
     let Err(error) = probe else { return Some(dir) };
     vlane_testing::skip(error);
     None

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, going_on, stop};
+use vlane_capture::Trace;
 use vlane_driver::{Limit, SessionOptions, Workload};
-use vlane_lab::control::Control;
-use vlane_lab::trace::Trace;
+use vlane_host::control::Control;
 use vlane_trace::{Header, Kind, Priority, Record, Status};
 
 const MIB: u64 = 1 << 20;
@@ -88,7 +88,7 @@ fn trace(path: &Path, requests: u32) {
         hash: 0,
     };
     Trace::from_records(header(), (0..requests).map(record).collect())
-        .save(&vlane_lab::Output::new(path))
+        .save(&vlane_host::Output::new(path))
         .unwrap();
 }
 

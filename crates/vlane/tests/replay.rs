@@ -16,13 +16,13 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use served::{Place, going_on, stop};
 use vlane_boot::{Backend, Ready, Spec, find_program};
+use vlane_capture::record::{RecordOptions, record};
+use vlane_capture::replay::{SLACK_NS, Settings, prepare, replay};
+use vlane_capture::{Request, Trace};
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
 use vlane_driver::{Session, Wait};
-use vlane_lab::control::Control;
-use vlane_lab::trace::record::{RecordOptions, record};
-use vlane_lab::trace::replay::{SLACK_NS, Settings, prepare, replay};
-use vlane_lab::trace::{Request, Trace};
-use vlane_lab::{Interrupt, Output};
+use vlane_host::control::Control;
+use vlane_host::{Interrupt, Output};
 use vlane_testing::skip;
 use vlane_trace::Kind;
 

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Choice, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::columns::Column;
-use super::fio::{self, CacheState, OLD, Settings};
+use super::jobs::{self, CacheState, OLD, Settings};
 use super::plan::Round;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// vCPUs of the guest, and queues of each of its virtio disks.
 pub const VCPUS: u16 = 2;
@@ -310,12 +310,12 @@ fn seen_disk(text: &str) -> Option<SeenDisk> {
 
 /// The guest's jobs of a round.
 fn job_file(round: &Round, settings: &Settings) -> String {
-    let mut text = fio::global(&round.load, settings);
+    let mut text = jobs::global(&round.load, settings);
     let run = round.id();
     for column in round.in_guest() {
         let id = column.id();
         let (before, after) = (format!("/gate begin {run} {id}"), format!("/gate end {run} {id}"));
-        text += &fio::section(id, &round.load, &format!("/mnt/{id}"), Some((&before, &after)));
+        text += &jobs::section(id, &round.load, &format!("/mnt/{id}"), Some((&before, &after)));
     }
     text
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use vlane_boot::Spec;
 
-use super::fio::{self, CacheState, OLD, Outcome, Settings};
+use super::jobs::{self, CacheState, OLD, Settings};
 use super::loads::{Load, Pattern};
 use super::scratch::{run, warm_pages};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::fio::{self, Outcome};
+use vlane_host::interrupt::Interrupt;
 
 /// Longest that fio may take beside the time it measures.
 const SPARE: Duration = Duration::from_secs(60);
@@ -44,11 +45,11 @@ impl HostFio<'_> {
             CacheState::Warm => warm_pages(&self.files.join(OLD))?,
             CacheState::Cold => drop_caches()?,
         }
-        let mut text = fio::global(load, &self.settings);
+        let mut text = jobs::global(load, &self.settings);
         if jobs > 1 {
             text += &format!("numjobs={jobs}\ngroup_reporting=1\n");
         }
-        text += &fio::section("host", load, &self.files.display().to_string(), None);
+        text += &jobs::section("host", load, &self.files.display().to_string(), None);
         let job = self.scratch.join("host.fio");
         std::fs::write(&job, text)
             .context(ErrorKind::Io, || format!("{}: cannot be written", job.display()))?;

@@ -8,9 +8,9 @@
 //! Nothing is started before everything that is needed was found ([`Found::look`]).
 
 pub mod columns;
-pub mod fio;
 pub mod guest;
 pub mod host;
+pub mod jobs;
 pub mod loads;
 pub mod native;
 mod parts;
@@ -28,24 +28,25 @@ use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::figure::show_size;
 
 use self::columns::{ALL, Column, Missing};
-use self::fio::{CacheState, Settings};
 use self::guest::{Machine, Parts, VCPUS};
 use self::host::HostFio;
+use self::jobs::{CacheState, Settings};
 use self::loads::{Load, Suite};
 use self::native::Native;
 use self::parts::Pids;
 use self::plan::{Costs, Round};
 use self::results::{Measurement, Results, Work};
 use self::scratch::{Scratch, Sizes, Target};
-use crate::control::Control;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
-use crate::work::kvm::KvmStats;
-use crate::work::{Counted, calls};
+use vlane_host::control::Control;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::fio;
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::Report;
 use vlane_report::progress::Progress;
 use vlane_report::{date, machine};
+use vlane_work::kvm::KvmStats;
+use vlane_work::{Counted, calls};
 
 /// What is to be compared, and how.
 #[derive(Debug, Clone)]

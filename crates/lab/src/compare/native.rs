@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
 
 use super::columns::Column;
-use super::fio::CacheState;
 use super::host::HostFio;
+use super::jobs::CacheState;
 use super::loads::{Load, Pattern, fio_table};
 use super::scratch::Scratch;
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::Spread;
 use vlane_report::progress::Progress;
 

@@ -2,7 +2,7 @@
 
 use super::columns::Column;
 use super::results::{PARTS, Part, PartWork};
-use crate::work::{Counted, Role, Sampler, ThreadFilter, Used};
+use vlane_work::{Counted, Role, Sampler, ThreadFilter, Used};
 
 /// Threads that the kernel makes inside a process that asked for work.
 const WORKERS: [&str; 3] = ["iou-wrk-", "iou-sqp-", "vhost-"];

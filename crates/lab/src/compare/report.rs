@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::columns::{ALL, Column as Way};
-use super::fio::CacheState;
+use super::jobs::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
 use super::results::{PARTS, Part};
 use super::{Options, Outcome, native, summary};
@@ -227,7 +227,7 @@ fn fio_section(outcome: &Outcome) -> Section {
     let names = loads.iter().map(Load::name).collect();
     let mut blocks = throughput(outcome, "fio", &loads, names);
     let ways = outcome.shown();
-    let all = |value: fn(&super::fio::Outcome) -> f64| {
+    let all = |value: fn(&vlane_host::fio::Outcome) -> f64| {
         move |load: &Load, way| results.spread(load, way, |m| Some(value(&m.outcome)))
     };
     blocks.push(table(outcome, "fio: requests per second", &loads, &ways, "IOPS", all(|o| o.iops)));
@@ -363,7 +363,7 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     };
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     // The host's own cost, to measure the others by: fio with everything that the kernel does in its name.
-    let host = |value: &dyn Fn(&super::fio::Outcome) -> f64| {
+    let host = |value: &dyn Fn(&vlane_host::fio::Outcome) -> f64| {
         figure(results.spread(load, Way::Host, |m| Some(value(&m.outcome))))
     };
     let mut first = vec![Cell::Text("host (fio itself)".into()), Cell::Number(1.0), Cell::Empty, Cell::Empty];

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::columns::Column;
-use super::fio::Outcome;
 use super::loads::Load;
+use vlane_host::fio::Outcome;
 use vlane_report::Spread;
 
 /// Who did the work for a request.

@@ -13,10 +13,10 @@ use tempfile::TempDir;
 use vlane_boot::{Host, Spec};
 use vlane_report::figure::show_size;
 
-use super::fio::{CacheState, OLD};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::image::{Medium, Place};
-use crate::interrupt::Interrupt;
+use super::jobs::{CacheState, OLD};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::{Medium, Place};
+use vlane_host::interrupt::Interrupt;
 
 /// The smallest image: its file system must hold both files, and each of them several of the largest records.
 pub const LEAST: u64 = 128 << 20;

@@ -12,9 +12,9 @@ use vlane_boot::Spec;
 
 use super::Figures;
 use super::plan::Load;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::on_cpus;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::on_cpus;
 
 /// pread or pwrite, one after the other, at the load's addresses, on one CPU; a tenth of the time is not counted.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]

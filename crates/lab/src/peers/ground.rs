@@ -10,10 +10,10 @@ use vlane_boot::Host;
 
 use super::Options;
 use super::plan::Medium;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::image::{self, Image, Place};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::{self, Image, Place};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 use vlane_report::machine::usable_cpus;
 
 /// Size of the image on the RAM disk.

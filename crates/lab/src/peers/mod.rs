@@ -24,10 +24,10 @@ pub use self::judge::{Verdict, lines, markdown, targets};
 use self::plan::{Contender, Medium};
 pub use self::plan::{Row, rows};
 pub use self::report::report;
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::output::Output;
-use crate::server::Storage;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::output::Output;
+use vlane_host::server::Storage;
 use vlane_report::figure;
 use vlane_report::progress::Progress;
 

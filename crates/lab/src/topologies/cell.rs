@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use vlane_driver::observe::Snapshot;
@@ -13,12 +13,12 @@ use vlane_ring::driver::{Arena, BlkOptions, Format};
 use super::device::{Counters, Device, DeviceConfig};
 use super::guest::{DRAIN, Job, JobStats, Own, Shared, Waker};
 use super::lock::{FifoLock, LockUse};
-use super::observe::Threads;
+use super::observe::{Threads, Used};
 use super::shared::SharedQueue;
-use super::{Placement, Subject};
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
-use crate::server::{Server, Storage};
+use super::{Kind, Placement, Subject};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
 
 /// The null device's capacity: 16 GiB.
 const BYTES: u64 = 16 << 30;
@@ -88,16 +88,12 @@ pub struct LockFigures {
     pub wait_per_io: f64,
     /// Mean of the waits of those who waited, us.
     pub wait_mean: f64,
-    /// 99th percentile of the jobs' waits, us.
-    pub wait_p99: f64,
-    /// How long it is held at a time by a job, mean, us.
-    pub held: f64,
 }
 
 /// What else runs meanwhile.
 #[derive(Debug)]
 pub struct Hog {
-    stop: Arc<std::sync::atomic::AtomicBool>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,7 +103,7 @@ impl Hog {
     /// # Errors
     /// [`ErrorKind::Io`] without threads.
     pub fn on(cpu: usize) -> Result<Self> {
-        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let body = move || {
             // Where it may not run there, it keeps another CPU busy, and the figures show it.
@@ -153,13 +149,13 @@ fn places(plan: &CellPlan<'_>, threads: usize) -> (Vec<usize>, Vec<usize>) {
 /// [`ErrorKind::Interrupted`].
 pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Cell> {
     interrupt.check()?;
-    let topology = plan.subject.topology();
+    let topology = plan.subject.topology;
     let (queues, threads) = (topology.queues(plan.jobs), topology.threads(plan.jobs));
     let (job_cpus, thread_cpus) = places(plan, threads.into());
     let workload = Workload { cpus: job_cpus, ..plan.workload.clone() };
     match plan.subject {
-        Subject::Model(_) => model(plan, &workload, queues, thread_cpus, interrupt),
-        Subject::Vlane(_) => {
+        Subject { kind: Kind::Model, .. } => model(plan, &workload, queues, thread_cpus, interrupt),
+        Subject { kind: Kind::Vlane, .. } => {
             let threads = threads.to_string();
             let cpus: Vec<_> = thread_cpus.iter().map(ToString::to_string).collect();
             let lists_each_once = thread_cpus.iter().enumerate().all(|(i, c)| !thread_cpus[..i].contains(c));
@@ -172,9 +168,12 @@ pub fn measure(plan: &CellPlan<'_>, program: &Path, dir: &Path, interrupt: &Inte
             let queues_text = queues.to_string();
             let arguments = ["--queues", &queues_text, "--threads", &threads, "--cpus", &cpus];
             let mut server = Server::vlane(program, dir, Storage::null(BYTES), &[], &arguments)?;
-            let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
-            let options =
-                SessionOptions { queues, depth: slots, data: workload.block, ..SessionOptions::default() };
+            let options = SessionOptions {
+                queues,
+                depth: topology.slots(plan.jobs, plan.depth),
+                data: workload.block,
+                ..SessionOptions::default()
+            };
             let mut session = server.connect(&options)?;
             let region = workload.check(session.config(), session.negotiated())?;
             let (mut guest, _) = session.start()?;
@@ -199,12 +198,11 @@ fn model(
     thread_cpus: Vec<usize>,
     interrupt: &Interrupt,
 ) -> Result<Cell> {
-    let topology = plan.subject.topology();
-    let slots = if topology.shares_queue() { plan.depth * plan.jobs } else { plan.depth };
+    let topology = plan.subject.topology;
     let options = BlkOptions {
         format: Format::Split,
         size: None,
-        depth: slots,
+        depth: topology.slots(plan.jobs, plan.depth),
         data: workload.block,
         segments: 1,
         indirect: true,
@@ -237,17 +235,7 @@ enum Back<'a> {
     Process(&'a Session),
 }
 
-/// What the serving side used up to a moment.
-#[derive(Default)]
-struct BackUse {
-    cpu: Duration,
-    switches: u64,
-    signals: u64,
-    waited_ns: u64,
-    taken: u64,
-    contended: u64,
-}
-
+/// What the serving side has used and counted up to a moment; a device in another process tells nothing that it counts.
 enum BackLook {
     Here(Threads, [u64; 4]),
     Process(Option<Snapshot>),
@@ -279,19 +267,17 @@ impl Back<'_> {
 }
 
 impl BackLook {
-    fn since(&self, before: &Self) -> BackUse {
+    /// CPU time and switches; signals, time waited for the mutex, its acquisitions, and those that waited.
+    fn since(&self, before: &Self) -> (Used, [u64; 4]) {
         match (self, before) {
             (Self::Here(now, counts), Self::Here(before, old)) => {
-                let used = now.since(before);
-                let [signals, waited_ns, taken, contended] =
-                    std::array::from_fn(|i| counts[i].saturating_sub(old[i]));
-                BackUse { cpu: used.cpu, switches: used.switches, signals, waited_ns, taken, contended }
+                (now.since(before), std::array::from_fn(|i| counts[i].saturating_sub(old[i])))
             }
             (Self::Process(Some(now)), Self::Process(Some(before))) => {
                 let used = now.since(before);
-                BackUse { cpu: used.cpu, switches: used.switches, ..BackUse::default() }
+                (Used { cpu: used.cpu, switches: used.switches }, [0; 4])
             }
-            _ => BackUse::default(),
+            _ => <_>::default(),
         }
     }
 }
@@ -321,15 +307,10 @@ fn run(
         tid: Arc::clone(&tids[usize::from(index)]),
         work: plan.work.0,
     };
-    let is_shared = plan.subject.topology().shares_queue();
-    let one_queue = match is_shared.then(|| guest.pop()).flatten() {
-        // Without the device's mutex (a device that has none), the guest's own lock on its ring is left.
-        Some(queue) => {
-            let lock = lock.clone().unwrap_or_default();
-            Some(SharedQueue::new(queue, plan.jobs, plan.depth, lock)?)
-        }
-        None => None,
-    };
+    let is_shared = plan.subject.topology.shares_queue();
+    // Without the device's mutex (a device that has none), the guest's own lock on its ring is left.
+    let share = |queue| SharedQueue::new(queue, plan.jobs, plan.depth, lock.clone().unwrap_or_default());
+    let one_queue = is_shared.then(|| guest.pop()).flatten().map(share).transpose()?;
     let wake = || {
         waker.wake();
         if let Some(queue) = &one_queue {
@@ -337,41 +318,41 @@ fn run(
         }
     };
     let (results, before, after) = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        match &one_queue {
-            Some(queue) => {
-                for index in 0..plan.jobs {
-                    let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index)?)));
-                }
-            }
-            None => {
-                for (index, queue) in (0..plan.jobs).zip(guest.iter_mut()) {
-                    let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock)?)));
-                }
-            }
-        }
-        let watched = watch(
-            &shared,
-            window,
-            back,
-            &tids,
-            &wake,
-            &|| threads.iter().all(|thread| thread.is_finished()),
-            interrupt,
-        );
-        let results: Vec<Result<JobStats>> = threads
-            .into_iter()
-            .map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Process, "a job panicked")))
-            })
-            .collect();
-        (results, watched.0, watched.1)
+        let threads = start(scope, plan.jobs, one_queue.as_ref(), guest, lock.as_deref(), job);
+        let all_ended = || threads.iter().all(|thread| thread.is_finished());
+        let (before, after) = watch(&shared, window, back, &tids, &wake, &all_ended, interrupt);
+        let panicked = |_| Err(Error::new(ErrorKind::Process, "a job panicked"));
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+        (joined.collect::<Vec<_>>(), before, after)
     });
     interrupt.check()?;
     let stats = results.into_iter().collect::<Result<Vec<_>>>()?;
     summarize(plan, &stats, &before, &after, lock.is_some() || is_shared)
+}
+
+/// Starts the jobs, each with a port to the one queue or to a queue of its own.
+pub(super) fn start<'scope, 'env: 'scope>(
+    scope: &'scope Scope<'scope, 'env>,
+    jobs: u16,
+    one_queue: Option<&'env SharedQueue>,
+    guest: &'env mut [GuestQueue],
+    lock: Option<&'env FifoLock>,
+    job: impl Fn(u16) -> Job<'env>,
+) -> Vec<ScopedJoinHandle<'scope, Result<JobStats>>> {
+    let own = (0..jobs).zip(guest).map(|(index, queue)| {
+        let job = job(index);
+        scope.spawn(move || job.run(Own::new(queue, lock)))
+    });
+    match one_queue {
+        None => own.collect(),
+        Some(queue) => {
+            let shared = (0..jobs).map(|index| {
+                let job = job(index);
+                scope.spawn(move || job.run(queue.port(index)))
+            });
+            shared.collect()
+        }
+    }
 }
 
 /// What was seen at one end of the window.
@@ -431,14 +412,14 @@ fn summarize(
     };
     let mut latency = first.latency.clone();
     latency.reset();
-    let mut lock = LockUse::new()?;
+    let mut lock = LockUse::default();
     let (mut bytes, mut kicks, mut sleeps, mut errors) = (0, 0, 0, 0);
     for job in stats {
         let _ = latency.add(&job.latency);
-        lock.add(&job.lock);
+        lock.add(&job.counts.lock);
         bytes += job.bytes;
-        kicks += job.kicks;
-        sleeps += job.sleeps;
+        kicks += job.counts.kicks;
+        sleeps += job.counts.sleeps;
         errors += job.errors;
     }
     if errors > 0 {
@@ -456,23 +437,17 @@ fn summarize(
     let wall = (after.at - before.at).as_secs_f64().max(1e-9);
     let per_io = |total: f64| total / wall / iops;
     let jobs = after.jobs.since(&before.jobs);
-    let back = after.back.since(&before.back);
+    let (back, [signals, waited_ns, taken, contended]) = after.back.since(&before.back);
     let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
     let lock = has_lock.then(|| {
-        let (taken, contended) = (lock.taken + back.taken, lock.contended + back.contended);
-        let waited = lock.waited_ns + back.waited_ns;
+        let (taken, contended) = (lock.taken + taken, lock.contended + contended);
+        let waited = lock.waited_ns + waited_ns;
         let share = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
         LockFigures {
             taken: taken as f64 / ios,
             contended: share(contended, taken),
             wait_per_io: waited as f64 / 1000.0 / ios,
             wait_mean: share(waited, contended) / 1000.0,
-            wait_p99: if lock.waits.is_empty() {
-                0.0
-            } else {
-                lock.waits.value_at_quantile(0.99) as f64 / 1000.0
-            },
-            held: share(lock.held_ns, lock.held_samples) / 1000.0,
         }
     });
     Ok(Cell {
@@ -485,7 +460,7 @@ fn summarize(
         device_cpu: per_io(back.cpu.as_secs_f64() * 1e9),
         switches: per_io((jobs.switches + back.switches) as f64),
         kicks: kicks as f64 / ios,
-        signals: Some(per_io(back.signals as f64)),
+        signals: Some(per_io(signals as f64)),
         sleeps: sleeps as f64 / ios,
         lock,
     })

@@ -18,7 +18,7 @@ use vlane_ring::driver::{Arena, Format};
 use vlane_ring::{GuestMemory, Kind, Layout, Queue, QueueConfig, Region, RegionSpec, Slot, Status};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Requests that are taken from one queue before another has its turn.
 const BUDGET: usize = 128;
@@ -254,7 +254,7 @@ impl IoThread {
             channels.push(channel.context(ErrorKind::Io, || "the null device refuses a queue")?);
         }
         let sectors = self.engine.geometry().sectors;
-        let mut usage = LockUse::new()?;
+        let mut usage = LockUse::default();
         let no_event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = vec![no_event; self.share.len() + 1];
         while !self.shared.stop.load(Ordering::SeqCst) {

@@ -14,7 +14,7 @@ use vlane_driver::{GuestQueue, Region, Requests, Workload, pin};
 use vlane_ring::driver::{Completion, Kind, Request};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// The longest latency told apart, in ns.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -47,7 +47,7 @@ pub trait Port {
 }
 
 /// What a port counts.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct PortCounts {
     /// Kicks.
     pub kicks: u64,
@@ -55,12 +55,6 @@ pub struct PortCounts {
     pub sleeps: u64,
     /// The global mutex.
     pub lock: LockUse,
-}
-
-impl PortCounts {
-    pub(super) fn new() -> Result<Self> {
-        Ok(Self { kicks: 0, sleeps: 0, lock: LockUse::new()? })
-    }
 }
 
 /// A queue that no other job uses.
@@ -74,12 +68,9 @@ pub struct Own<'a> {
 
 impl<'a> Own<'a> {
     /// A port on a queue.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Io`] without memory.
-    pub fn new(queue: &'a mut GuestQueue, lock: Option<&'a FifoLock>) -> Result<Self> {
+    pub fn new(queue: &'a mut GuestQueue, lock: Option<&'a FifoLock>) -> Self {
         queue.blk.disable_interrupts();
-        Ok(Self { queue, lock, counts: PortCounts::new()? })
+        Self { queue, lock, counts: PortCounts::default() }
     }
 }
 
@@ -184,12 +175,8 @@ pub struct JobStats {
     pub completed: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Kicks within the window.
-    pub kicks: u64,
-    /// Sleeps within the window.
-    pub sleeps: u64,
-    /// Its use of the mutex within the window.
-    pub lock: LockUse,
+    /// Its port's, within the window.
+    pub counts: PortCounts,
 }
 
 /// A slot whose request is not out.
@@ -216,15 +203,8 @@ impl Job<'_> {
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
         let latency = Histogram::new_with_bounds(1, LONGEST_NS, 3);
         let latency = latency.context(ErrorKind::Io, || "cannot make a histogram")?;
-        let mut stats = JobStats {
-            latency,
-            bytes: 0,
-            completed: 0,
-            errors: 0,
-            kicks: 0,
-            sleeps: 0,
-            lock: LockUse::new()?,
-        };
+        let mut stats =
+            JobStats { latency, bytes: 0, completed: 0, errors: 0, counts: PortCounts::default() };
         let mut requests = Requests::new(self.workload, self.region, self.index, self.jobs);
         let batch = match self.workload.batch {
             0 => usize::from(self.depth),
@@ -252,13 +232,11 @@ impl Job<'_> {
             let now = self.shared.now();
             if !measuring && now >= self.window.0 {
                 measuring = true;
-                let counts = port.counts();
-                (counts.kicks, counts.sleeps) = (0, 0);
-                counts.lock.reset();
+                *port.counts() = PortCounts::default();
             }
             if !measured && now >= self.window.1 {
                 measured = true;
-                Self::keep(&mut stats, port.counts());
+                stats.counts = *port.counts();
             }
             let stop = self.shared.stop.load(Ordering::Relaxed);
             for completion in done.drain(..) {
@@ -282,14 +260,9 @@ impl Job<'_> {
             out += self.send(port, &mut ready, &mut since, now, batch)?;
         }
         if !measured {
-            Self::keep(&mut stats, port.counts());
+            stats.counts = *port.counts();
         }
         Ok(stats)
-    }
-
-    fn keep(stats: &mut JobStats, counts: &PortCounts) {
-        (stats.kicks, stats.sleeps) = (counts.kicks, counts.sleeps);
-        stats.lock = counts.lock.clone();
     }
 
     #[inline]

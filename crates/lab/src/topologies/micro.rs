@@ -4,16 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use serde::{Deserialize, Serialize};
 
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, ErrorKind, Result};
+use vlane_host::error::{Context, ErrorKind, Result};
 
 /// Threads at the mutex, for which handing it over is measured.
 const AT_THE_MUTEX: [u32; 5] = [2, 3, 5, 9, 17];
 
 /// The prices. All in ns.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prices {
     /// A cache line that one CPU wrote is read by another; absent with one CPU.
     pub line: Option<f64>,
@@ -38,8 +37,7 @@ pub fn measure(cpus: &[usize], time: Duration) -> Result<Prices> {
     let mut handover = Vec::new();
     for threads in AT_THE_MUTEX {
         // The middle one of three: one look may meet another program.
-        let look = || Ok(hand_over(cpus, threads, time)?.each());
-        let times = (0..3).map(|_| look()).collect::<Result<Vec<_>>>()?;
+        let times: Vec<_> = (0..3).map(|_| hand_over(cpus, threads, time).each()).collect();
         handover.push((threads, vlane_report::stats::median(&times)));
     }
     Ok(Prices {
@@ -190,10 +188,10 @@ fn wake(a: usize, b: usize, time: Duration) -> Result<Wakes> {
 }
 
 /// So many threads do nothing but take the mutex.
-fn hand_over(cpus: &[usize], threads: u32, time: Duration) -> Result<Done> {
+fn hand_over(cpus: &[usize], threads: u32, time: Duration) -> Done {
     let (lock, stop) = (FifoLock::default(), AtomicBool::new(false));
     let begin = Instant::now();
-    let (taken, time): (Result<Vec<u64>>, Duration) = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads as usize)
             .map(|i| {
                 let (lock, stop) = (&lock, &stop);
@@ -201,12 +199,12 @@ fn hand_over(cpus: &[usize], threads: u32, time: Duration) -> Result<Done> {
                     if !cpus.is_empty() {
                         let _ = vlane_driver::pin(&[cpus[i % cpus.len()]]);
                     }
-                    let mut usage = LockUse::new()?;
+                    let mut usage = LockUse::default();
                     // At least once, however late it comes.
                     loop {
                         drop(lock.lock(&mut usage));
                         if stop.load(Ordering::Relaxed) {
-                            return Ok(usage.taken);
+                            return usage.taken;
                         }
                     }
                 })
@@ -215,10 +213,9 @@ fn hand_over(cpus: &[usize], threads: u32, time: Duration) -> Result<Done> {
         std::thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
         // A busy machine wakes us late; what was taken meanwhile counts.
-        let taken = threads.into_iter().map(|t| t.join().unwrap_or(Ok(0))).collect();
-        (taken, begin.elapsed())
-    });
-    Ok(Done { times: taken?.iter().sum(), time })
+        let times = threads.into_iter().map(|t| t.join().unwrap_or(0)).sum();
+        Done { times, time: begin.elapsed() }
+    })
 }
 
 #[cfg(test)]
@@ -257,7 +254,7 @@ mod tests {
         let late = (went.answers * 2).checked_sub(went.ways.times).unwrap();
         assert!(late == 0 || late == 2, "{went:?}");
         for threads in AT_THE_MUTEX {
-            let taken = hand_over(&cpus, threads, time).unwrap();
+            let taken = hand_over(&cpus, threads, time);
             assert!(taken.times >= u64::from(threads) && taken.time >= time, "{threads}: {taken:?}");
         }
     }

@@ -61,6 +61,11 @@ impl Topology {
         if self == Self::Mt { jobs } else { 1 }
     }
 
+    /// The slots of each queue, for jobs of this depth.
+    pub fn slots(self, jobs: u16, depth: u16) -> u16 {
+        if self.shares_queue() { depth * jobs } else { depth }
+    }
+
     /// Whether jobs share one queue.
     pub fn shares_queue(self) -> bool {
         self == Self::Baseline
@@ -94,37 +99,23 @@ pub enum Kind {
 impl Kind {
     /// A topology on it.
     pub fn with(self, topology: Topology) -> Subject {
-        match self {
-            Self::Model => Subject::Model(topology),
-            Self::Vlane => Subject::Vlane(topology),
-        }
+        Subject { kind: self, topology }
     }
 }
 
 /// A topology on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Subject {
-    /// The device in this process.
-    Model(Topology),
-    /// `vlane serve`.
-    Vlane(Topology),
-}
-
-impl Subject {
-    /// Its topology.
-    pub fn topology(self) -> Topology {
-        match self {
-            Self::Model(topology) | Self::Vlane(topology) => topology,
-        }
-    }
+pub struct Subject {
+    /// Which device.
+    pub kind: Kind,
+    /// How its queues and threads are arranged.
+    pub topology: Topology,
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Model(topology) => write!(f, "{topology}"),
-            Self::Vlane(topology) => write!(f, "vlane {topology}"),
-        }
+        let before = if self.kind == Kind::Vlane { "vlane " } else { "" };
+        write!(f, "{before}{}", self.topology)
     }
 }
 

@@ -19,13 +19,11 @@
 //!
 //! MT shares nothing, so its network falls apart into one station per CPU: linear up to the CPUs, then flat.
 
-use serde::{Deserialize, Serialize};
-
 use super::Topology;
 use super::network::{Class, approximate};
 
 /// What one lane costs. Times in ns per request, unless said otherwise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Lane {
     /// Job, with its I/O thread on the same CPU.
     pub guest_local: f64,
@@ -44,7 +42,7 @@ pub struct Lane {
 }
 
 /// What a mutex costs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Mutex {
     /// Acquisitions per request.
     pub taken: f64,

@@ -1,8 +1,9 @@
 //! CPU time and context switches of some threads of this process, from /proc.
 
 use std::collections::HashMap;
-use std::fs;
 use std::time::Duration;
+
+use procfs::process::Process;
 
 /// The counters of some threads at one moment.
 #[derive(Debug, Clone, Default)]
@@ -20,21 +21,14 @@ pub struct Used {
 impl Threads {
     /// Reads the counters of threads of this process, by their kernel thread numbers; those that have ended are left out.
     pub fn take(tids: impl Iterator<Item = i32>) -> Self {
-        let mut all = HashMap::new();
-        for tid in tids.filter(|tid| *tid > 0) {
-            let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).ok();
-            let cpu = read("schedstat").and_then(|t| t.split_whitespace().next()?.parse().ok());
-            let switches = read("status").map(|text| {
-                text.lines()
-                    .filter(|line| line.contains("voluntary_ctxt_switches:"))
-                    .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
-                    .sum()
-            });
-            if let (Some(cpu), Some(switches)) = (cpu, switches) {
-                all.insert(tid, (cpu, switches));
-            }
-        }
-        Self(all)
+        let process = Process::myself().ok();
+        let look = |tid: i32| {
+            let task = process.as_ref()?.task_from_tid(tid).ok()?;
+            let (cpu, status) = (task.schedstat().ok()?.sum_exec_runtime, task.status().ok()?);
+            let switches = status.voluntary_ctxt_switches? + status.nonvoluntary_ctxt_switches?;
+            Some((tid, (cpu, switches)))
+        };
+        Self(tids.filter(|tid| *tid > 0).filter_map(look).collect())
     }
 
     /// What those that are in both used from `before` until now.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vlane_driver::Workload;
 
-use crate::error::{Error, ErrorKind, Result};
+use vlane_host::error::{Error, ErrorKind, Result};
 
 /// Hardware threads of the paper's machine, all of them busy at its best figures.
 const PAPER_THREADS: f64 = 8.0;
@@ -17,12 +17,10 @@ const OWN_US: f64 = 1.5;
 /// A pattern.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
-    /// Its name on the command line.
+    /// Its name on the command line, and as the driver calls it.
     pub name: &'static str,
     /// Its name for people.
     pub title: &'static str,
-    /// As the driver calls it.
-    pub rw: &'static str,
     /// Bytes per request.
     pub block: u32,
     /// What the paper found.
@@ -47,28 +45,24 @@ pub fn patterns() -> [Pattern; 4] {
         Pattern {
             name: "randread",
             title: "4K random read",
-            rw: "randread",
             block: 4096,
             published: Published { mt_iops: 413e3, over_baseline: 2.55, over_mq: Some(1.32) },
         },
         Pattern {
             name: "randwrite",
             title: "4K random write",
-            rw: "randwrite",
             block: 4096,
             published: Published { mt_iops: 358e3, over_baseline: 2.28, over_mq: None },
         },
         Pattern {
             name: "read",
             title: "32K sequential read",
-            rw: "read",
             block: 32768,
             published: Published { mt_iops: gb(10.5), over_baseline: 3.10, over_mq: None },
         },
         Pattern {
             name: "write",
             title: "32K sequential write",
-            rw: "write",
             block: 32768,
             published: Published { mt_iops: gb(10.1), over_baseline: 1.73, over_mq: None },
         },
@@ -99,7 +93,7 @@ impl Pattern {
     /// # Errors
     /// [`ErrorKind::Invalid`] if the driver does not know it.
     pub fn workload(&self, batch: u16) -> Result<Workload> {
-        let pattern = self.rw.parse().map_err(|text: String| Error::new(ErrorKind::Invalid, text))?;
+        let pattern = self.name.parse().map_err(|text: String| Error::new(ErrorKind::Invalid, text))?;
         Ok(Workload { pattern, block: self.block, batch, ..Workload::default() })
     }
 

@@ -4,12 +4,12 @@ use super::cell::Cell;
 use super::measured::{Group, Measured, Options};
 use super::model::{Lane, predict};
 use super::patterns::Pattern;
-use super::validate::{Check, TOLERANCE};
+use super::validate::{Check, Suite, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
+use vlane_report::build::{spread as spread_of, table};
 use vlane_report::machine::Machine;
 use vlane_report::{
-    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread,
 };
 
 /// Lanes that predictions are made for.
@@ -17,16 +17,11 @@ const LANES: [u32; 6] = [1, 2, 4, 8, 16, 64];
 
 /// Makes the report.
 pub(super) fn report(options: &Options, measured: &Measured<'_>) -> Report {
-    let checks: Vec<_> = measured
-        .suites
-        .iter()
-        .flat_map(|(group, suite)| {
-            suite
-                .checks(&measured.prices, measured.cpus, options.depth)
-                .into_iter()
-                .map(|check| (*group, check))
-        })
-        .collect();
+    let check = |(group, suite): &(Group, Suite<'_>)| {
+        let (group, all) = (*group, suite.checks(&measured.prices, measured.cpus, options.depth));
+        all.into_iter().map(move |check| (group, check))
+    };
+    let checks: Vec<_> = measured.suites.iter().flat_map(check).collect();
     let mut sections = Vec::new();
     if !options.validate_only {
         for pattern in &measured.patterns {
@@ -62,7 +57,6 @@ pub(super) fn report(options: &Options, measured: &Measured<'_>) -> Report {
 
 fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
     let mut notes = Vec::new();
-    let mut note = |severity, text: String| notes.push(Note { severity, text });
     let cpus = measured.cpus;
     let over: Vec<_> =
         measured.jobs.iter().filter(|n| usize::from(**n) * 2 > cpus).map(|n| n.to_string()).collect();
@@ -72,20 +66,16 @@ fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
              scale. The section on scaling predicts more CPUs.",
             over.join(", ")
         );
-        note(Severity::Warning, text);
+        notes.push(Note::warning(text));
     }
-    note(
-        Severity::Info,
+    notes.push(Note::info(
         "Context switches, lock waits and CPU time are those of the jobs and of the I/O threads. Kernel virtual machine exits are not \
-         in them: no guest is run here, jobs are threads of the driver."
-            .into(),
-    );
-    note(
-        Severity::Info,
+         in them: no guest is run here, jobs are threads of the driver.",
+    ));
+    notes.push(Note::info(
         "Shared cache lines are counted by what distance costs, divided by the price of one line's transfer: perf c2c would name them, but \
-         needs the processor's memory sampling (PEBS, IBS, SPE), which virtual machines seldom have."
-            .into(),
-    );
+         needs the processor's memory sampling (PEBS, IBS, SPE), which virtual machines seldom have.",
+    ));
     let shares: Vec<_> = measured.suites.iter().filter_map(|(_, suite)| suite.cpu_share()).collect();
     let share = vlane_report::stats::median(&shares);
     if share < 0.9 {
@@ -94,96 +84,82 @@ fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
              relied on; measure again when the machine is quiet.",
             share * 100.0
         );
-        note(Severity::Warning, text);
+        notes.push(Note::warning(text));
     }
     if measured.repeats < 3 {
-        note(Severity::Warning, format!("Only {} rounds: the spread means little.", measured.repeats));
+        notes.push(Note::warning(format!("Only {} rounds: the spread means little.", measured.repeats)));
     }
     notes
 }
 
 fn spread(cells: Option<&Vec<Cell>>, pick: impl Fn(&Cell) -> f64) -> Option<Spread> {
-    Spread::of(&cells?.iter().map(pick).collect::<Vec<_>>())
+    spread_of(cells?, |cell| Some(pick(cell)))
 }
 
-fn figure_cell(spread: Option<Spread>) -> TableCell {
-    spread.map_or(TableCell::Empty, TableCell::Figure)
-}
+/// A column of [`figure`]'s table: its title, and what of a cell stands in it.
+type Figure = (&'static str, fn(&Cell) -> Option<f64>);
 
-fn single(value: f64) -> Spread {
-    Spread::exact(value)
+/// What the tables of a pattern show of every cell.
+const FIGURES: [Figure; 12] = [
+    ("IOPS [k]", |c| Some(c.iops / 1e3)),
+    ("throughput [MB/s]", |c| Some(c.mb_per_second)),
+    ("p50 [us]", |c| Some(c.p50)),
+    ("p95 [us]", |c| Some(c.p95)),
+    ("p99 [us]", |c| Some(c.p99)),
+    ("CPU per I/O [us]", |c| Some((c.guest_cpu + c.device_cpu) / 1e3)),
+    ("switches per I/O", |c| Some(c.switches)),
+    ("kicks per I/O", |c| Some(c.kicks)),
+    ("signals per I/O", |c| c.signals),
+    ("lock wait per I/O [us]", |c| Some(c.lock?.wait_per_io)),
+    ("mean lock wait [us]", |c| Some(c.lock?.wait_mean)),
+    ("locks waited for [%]", |c| Some(c.lock?.contended * 100.0)),
+];
+
+/// A subject's figures over the numbers of jobs, as far as they were measured.
+fn over_jobs(
+    measured: &Measured<'_>,
+    (pattern, group): (&'static str, Group),
+    subject: Subject,
+    pick: impl Fn(&Cell) -> f64,
+) -> Vec<Point> {
+    let point = |jobs: &u16| {
+        let cells = measured.cells.get(&(pattern, group, subject, *jobs));
+        Some(Point { x: f64::from(*jobs), y: spread(cells, &pick)? })
+    };
+    measured.jobs.iter().filter_map(point).collect()
 }
 
 /// Throughput over jobs, and everything else as a table.
 fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
-    let mut subjects = Vec::new();
-    for kind in [Kind::Model, Kind::Vlane] {
-        for topology in Topology::ALL {
-            let subject = kind.with(topology);
-            if measured.cells.keys().any(|(p, g, s, _)| (*p, *g, *s) == (pattern.name, group, subject)) {
-                subjects.push(subject);
-            }
-        }
-    }
+    let has = |subject: &Subject| {
+        measured.cells.keys().any(|(p, g, s, _)| (*p, *g, s) == (pattern.name, group, subject))
+    };
+    let all = [Kind::Model, Kind::Vlane].into_iter().flat_map(|kind| Topology::ALL.map(|t| kind.with(t)));
+    let subjects: Vec<_> = all.filter(has).collect();
     let is_large = pattern.block > 4096;
     let pick = |cell: &Cell| if is_large { cell.mb_per_second / 1e3 } else { cell.iops / 1e3 };
-    let get = |subject, jobs| measured.cells.get(&(pattern.name, group, subject, jobs));
+    let of = (pattern.name, group);
     let series = subjects
         .iter()
-        .map(|subject| {
-            Series::measured(
-                subject.to_string(),
-                measured
-                    .jobs
-                    .iter()
-                    .filter_map(|jobs| {
-                        Some(Point { x: f64::from(*jobs), y: spread(get(*subject, *jobs), pick)? })
-                    })
-                    .collect(),
-            )
-        })
-        .collect();
+        .map(|subject| Series::measured(subject.to_string(), over_jobs(measured, of, *subject, pick)));
     let chart = Chart::lines(
         format!("{}, depth per job as given, throughput over jobs", pattern.title),
         Axis::new("jobs", ""),
         if is_large { Axis::new("throughput", "GB/s") } else { Axis::new("requests per second", "k") },
-        series,
+        series.collect(),
     );
     let mut rows = Vec::new();
     for jobs in &measured.jobs {
         for subject in &subjects {
-            let cells = get(*subject, *jobs);
-            let lock = |pick: fn(&super::cell::LockFigures) -> f64| {
-                let has = cells.is_some_and(|cells| cells.iter().all(|c| c.lock.is_some()));
-                let value = |c: &Cell| c.lock.as_ref().map_or(f64::NAN, pick);
-                figure_cell(has.then(|| spread(cells, value)).flatten())
-            };
-            let signals = spread(cells, |c| c.signals.unwrap_or(f64::NAN));
-            rows.push(vec![
-                TableCell::Number(f64::from(*jobs)),
-                TableCell::Text(subject.to_string()),
-                figure_cell(spread(cells, |c| c.iops / 1e3)),
-                figure_cell(spread(cells, |c| c.mb_per_second)),
-                figure_cell(spread(cells, |c| c.p50)),
-                figure_cell(spread(cells, |c| c.p95)),
-                figure_cell(spread(cells, |c| c.p99)),
-                figure_cell(spread(cells, |c| (c.guest_cpu + c.device_cpu) / 1e3)),
-                figure_cell(spread(cells, |c| c.switches)),
-                figure_cell(spread(cells, |c| c.kicks)),
-                figure_cell(signals),
-                lock(|l| l.wait_per_io),
-                lock(|l| l.wait_mean),
-                lock(|l| l.contended * 100.0),
-            ]);
+            let cells = measured.cells.get(&(pattern.name, group, *subject, *jobs));
+            let mut row: Vec<TableCell> = vec![f64::from(*jobs).into(), subject.to_string().into()];
+            row.extend(FIGURES.map(|(_, pick)| cells.and_then(|cells| spread_of(cells, pick)).into()));
+            rows.push(row);
         }
     }
-    let table = Table::new(
-        format!("{}: every figure", pattern.title),
-        "jobs | topology | IOPS [k] | throughput [MB/s] | p50 [us] | p95 [us] | p99 [us] | \
-            CPU per I/O [us] | switches per I/O | kicks per I/O | signals per I/O | \
-            lock wait per I/O [us] | mean lock wait [us] | locks waited for [%]",
-        rows,
-    );
+    let columns = FIGURES.map(|(title, _)| title).join(" | ");
+    let table =
+        table(format!("{}: every figure", pattern.title), &format!("jobs | topology | {columns}"), rows);
     let (guest, host) = pattern.paper_work();
     let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
     let (id, title, text) = match group {
@@ -206,7 +182,7 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
                 .into(),
         ),
     };
-    Section::new(id, title, vec![text], vec![Block::Chart(chart), Block::Table(table)])
+    Section::new(id, title, vec![text], vec![Block::Chart(chart), table])
 }
 
 /// Median IOPS of a cell.
@@ -222,7 +198,7 @@ fn iops(
 
 /// The largest ratio of MT to another topology over the numbers of jobs, round by round.
 fn best_ratio(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<(u16, Spread)> {
-    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Subject::Model(topology), jobs));
+    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs));
     let ratio = |jobs: &u16| {
         let pairs = of(Topology::Mt, *jobs)?.iter().zip(of(other, *jobs)?);
         Some((*jobs, Spread::of(&pairs.map(|(mt, other)| mt.iops / other.iops).collect::<Vec<_>>())?))
@@ -237,7 +213,7 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
     for (at, pattern) in measured.patterns.iter().enumerate() {
         #[expect(clippy::cast_precision_loss, reason = "four patterns")]
         let x = at as f64;
-        published.push(Point { x, y: single(pattern.published.over_baseline) });
+        published.push(Point::exact(x, pattern.published.over_baseline));
         let pairs = [
             (Topology::Baseline, Some(pattern.published.over_baseline)),
             (Topology::Mq, pattern.published.over_mq),
@@ -247,30 +223,25 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
             // Where the paper's ratio was taken: as many jobs as CPUs.
             let at_cpus = u16::try_from(measured.cpus).ok().and_then(|cpus| {
                 let of =
-                    |topology| iops(measured, pattern.name, Group::Paper, Subject::Model(topology), cpus);
+                    |topology| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), cpus);
                 Some(of(Topology::Mt)? / of(other)?)
             });
             if let Some(ratio) = at_cpus.filter(|_| other == Topology::Baseline) {
-                ours.push(Point { x, y: single(ratio) });
+                ours.push(Point::exact(x, ratio));
             }
             rows.push(vec![
-                TableCell::Text(pattern.title.into()),
-                TableCell::Text(format!("MT / {other}")),
-                at_cpus.map_or(TableCell::Empty, TableCell::Number),
+                pattern.title.into(),
+                format!("MT / {other}").into(),
+                at_cpus.into(),
                 TableCell::Figure(ratio),
-                TableCell::Number(f64::from(jobs)),
-                paper.map_or(TableCell::Empty, TableCell::Number),
+                f64::from(jobs).into(),
+                paper.into(),
             ]);
         }
     }
     let series = vec![
         Series::measured("measured, jobs = CPUs", ours),
-        Series {
-            name: "Kim, Kang, Eom 2016, at most".into(),
-            predicted: false,
-            published: true,
-            points: published,
-        },
+        Series::published("Kim, Kang, Eom 2016, at most", published),
     ];
     let chart = Chart::bars(
         "MT over Baseline",
@@ -279,16 +250,12 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         measured.patterns.iter().map(|p| p.title.to_string()).collect(),
         series,
     );
-    let table = Table::new(
-        "Ratios to MT",
-        "pattern | ratio | jobs = CPUs | at most | with jobs | published, at most",
-        rows,
-    );
-    let mut blocks = vec![Block::Chart(chart), Block::Table(table)];
+    let columns = "pattern | ratio | jobs = CPUs | at most | with jobs | published, at most";
+    let mut blocks = vec![Block::Chart(chart), table("Ratios to MT", columns, rows)];
     let mut numbers: Vec<_> =
         u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
     numbers.dedup();
-    blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)).map(Block::Table));
+    blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)));
     Section::new("paper-ratios", "Beside the published figures", vec![
             "The paper's machine had 8 hardware threads and a real guest; absolute figures of another machine mean nothing here, ratios \
              and shapes do. Its ratios are those of the best case over its numbers of processes."
@@ -297,49 +264,26 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
 }
 
 /// The paper's figure 3 and its section 2.1: latency, context switches and lock waits of MT against Baseline.
-fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Table> {
+fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Block> {
     let pattern = measured.patterns.first()?;
-    let of = |topology, pick: fn(&Cell) -> f64| {
-        let key = (pattern.name, Group::Paper, Subject::Model(topology), jobs);
-        Some(spread(measured.cells.get(&key), pick)?.median)
-    };
-    let mut rows = Vec::new();
-    let mut row = |name: &str, base: Option<f64>, mt: Option<f64>, paper: &str| {
-        let ratio = base.zip(mt).filter(|(base, _)| *base > 0.0).map(|(base, mt)| mt / base);
-        let number = |value: Option<f64>| value.map_or(TableCell::Empty, TableCell::Number);
-        rows.push(vec![
-            TableCell::Text(name.into()),
-            number(base),
-            number(mt),
-            number(ratio),
-            TableCell::Text(paper.into()),
-        ]);
-    };
-    row("p50 latency, us", of(Topology::Baseline, |c| c.p50), of(Topology::Mt, |c| c.p50), "0.41");
-    row(
-        "context switches per s",
-        of(Topology::Baseline, |c| c.switches * c.iops),
-        of(Topology::Mt, |c| c.switches * c.iops),
-        "0.10",
-    );
-    row(
-        "context switches per I/O",
-        of(Topology::Baseline, |c| c.switches),
-        of(Topology::Mt, |c| c.switches),
-        "",
-    );
     let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_per_io);
-    row(
-        "lock wait per I/O, us (MQ stands for MT: MT has no lock)",
-        of(Topology::Baseline, wait),
-        of(Topology::Mq, wait),
-        "50 us -> 10 us",
-    );
-    Some(Table::new(
-        format!("{}, {jobs} jobs", pattern.title),
-        "what | Baseline | MT | ratio | published",
-        rows,
-    ))
+    let row = |name: &str, pick: fn(&Cell) -> f64, beside: Topology, paper: &str| -> Vec<TableCell> {
+        let of = |topology| {
+            let key = (pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
+            Some(spread(measured.cells.get(&key), pick)?.median)
+        };
+        let (base, mt) = (of(Topology::Baseline), of(beside));
+        let ratio = base.zip(mt).filter(|(base, _)| *base > 0.0).map(|(base, mt)| mt / base);
+        vec![name.into(), base.into(), mt.into(), ratio.into(), paper.into()]
+    };
+    let rows = vec![
+        row("p50 latency, us", |c| c.p50, Topology::Mt, "0.41"),
+        row("context switches per s", |c| c.switches * c.iops, Topology::Mt, "0.10"),
+        row("context switches per I/O", |c| c.switches, Topology::Mt, ""),
+        row("lock wait per I/O, us (MQ stands for MT: MT has no lock)", wait, Topology::Mq, "50 us -> 10 us"),
+    ];
+    let caption = format!("{}, {jobs} jobs", pattern.title);
+    Some(table(caption, "what | Baseline | MT | ratio | published", rows))
 }
 
 fn overcommit(measured: &Measured<'_>) -> Section {
@@ -349,32 +293,30 @@ fn overcommit(measured: &Measured<'_>) -> Section {
         for topology in Topology::ALL {
             let of = |jobs: usize| {
                 let jobs = u16::try_from(jobs).ok()?;
-                iops(measured, pattern.name, Group::Paper, Subject::Model(topology), jobs)
+                iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), jobs)
             };
             let (Some(fits), Some(over)) = (of(fit), of(twice)) else { continue };
             let most = measured.jobs.last().and_then(|n| of(usize::from(*n)));
-            let change = |now: f64| TableCell::Number((now / fits - 1.0) * 100.0);
+            let change = |now: f64| (now / fits - 1.0) * 100.0;
+            let published = match (pattern.name, topology) {
+                ("randread", Topology::Baseline) => "collapses",
+                ("randread", Topology::Mq) => "flat",
+                ("randread", Topology::Mt) => "keeps, or +4 to +9 %",
+                _ => "",
+            };
             rows.push(vec![
-                TableCell::Text(pattern.title.into()),
-                TableCell::Text(topology.to_string()),
-                TableCell::Number(fits / 1e3),
-                TableCell::Number(over / 1e3),
-                change(over),
-                most.map_or(TableCell::Empty, change),
-                TableCell::Text(
-                    match (pattern.name, topology) {
-                        ("randread", Topology::Baseline) => "collapses",
-                        ("randread", Topology::Mq) => "flat",
-                        ("randread", Topology::Mt) => "keeps, or +4 to +9 %",
-                        _ => "",
-                    }
-                    .into(),
-                ),
+                pattern.title.into(),
+                topology.to_string().into(),
+                (fits / 1e3).into(),
+                (over / 1e3).into(),
+                change(over).into(),
+                most.map(change).into(),
+                published.into(),
             ]);
         }
     }
     let most = measured.jobs.last().copied().unwrap_or(0);
-    let table = Table::new(
+    let table = table(
         "From as many lanes as CPUs to twice as many and more",
         &format!(
             "pattern | topology | {fit} lanes [k IOPS] | {twice} lanes [k IOPS] | change [%] | \
@@ -386,7 +328,7 @@ fn overcommit(measured: &Measured<'_>) -> Section {
         "overcommit",
         "Overcommit: more lanes than CPUs",
         vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into()],
-        vec![Block::Table(table)],
+        vec![table],
     )
 }
 
@@ -418,17 +360,10 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
         let mut blocks = Vec::new();
         let mut rows = Vec::new();
         for n in &cpus {
-            let series = lanes.iter().map(|(topology, lane)| Series {
-                name: kind.with(*topology).to_string(),
-                predicted: true,
-                published: false,
-                points: LANES
-                    .iter()
-                    .map(|jobs| Point {
-                        x: f64::from(*jobs),
-                        y: single(predict(*topology, lane, *jobs, *n).iops / 1e3),
-                    })
-                    .collect(),
+            let series = lanes.iter().map(|(topology, lane)| {
+                let iops = |jobs| predict(*topology, lane, jobs, *n).iops / 1e3;
+                let points = LANES.map(|jobs| Point::exact(f64::from(jobs), iops(jobs))).to_vec();
+                Series { predicted: true, ..Series::measured(kind.with(*topology).to_string(), points) }
             });
             let mut series: Vec<_> = series.collect();
             if *n == here {
@@ -441,20 +376,19 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
                 series,
             )));
             for (topology, lane) in &lanes {
-                let mut row =
-                    vec![TableCell::Number(f64::from(*n)), TableCell::Text(kind.with(*topology).to_string())];
+                let mut row = vec![f64::from(*n).into(), kind.with(*topology).to_string().into()];
                 let all = LANES.map(|jobs| predict(*topology, lane, jobs, *n));
-                row.extend(all.iter().map(|p| TableCell::Number(p.iops / 1e3)));
-                row.push(TableCell::Text(all.last().map_or(String::new(), |p| p.limit.to_string())));
+                row.extend(all.map(|p| TableCell::from(p.iops / 1e3)));
+                row.push(all.last().map_or(String::new(), |p| p.limit.to_string()).into());
                 rows.push(row);
             }
         }
         let mut columns = vec![Column::new("CPUs", ""), Column::new("topology", "")];
         columns.extend(LANES.iter().map(|n| Column::new(&format!("{n} lanes"), "k IOPS")));
         columns.push(Column::new("ends at", ""));
-        blocks.push(Block::Table(Table { caption: "Predicted".into(), columns, rows }));
+        blocks.push(table("Predicted", columns, rows));
         if group == Group::Paper {
-            blocks.extend(paper_machine(&lanes).map(Block::Table));
+            blocks.extend(paper_machine(&lanes));
         }
         sections.push(Section::new(format!("scaling-{}", if group == Group::Paper { "paper" } else { "vlane" }), format!("Scaling, predicted: {words}"), vec![
                 "Dashed lines are calculated from measurements of one lane (the next sections show them, and how far off the model is for two). \
@@ -469,31 +403,21 @@ fn measured_series(measured: &Measured<'_>, group: Group, kind: Kind) -> Vec<Ser
     let Some(pattern) = measured.patterns.first() else { return Vec::new() };
     let series = |topology| {
         let subject = kind.with(topology);
-        let points: Vec<_> = measured
-            .jobs
-            .iter()
-            .filter_map(|jobs| {
-                let cells = measured.cells.get(&(pattern.name, group, subject, *jobs));
-                Some(Point { x: f64::from(*jobs), y: spread(cells, |c| c.iops / 1e3)? })
-            })
-            .collect();
-        let name = format!("{subject}, measured");
-        (!points.is_empty()).then_some(Series::measured(name, points))
+        let points = over_jobs(measured, (pattern.name, group), subject, |c| c.iops / 1e3);
+        (!points.is_empty()).then(|| Series::measured(format!("{subject}, measured"), points))
     };
     Topology::ALL.into_iter().filter_map(series).collect()
 }
 
 /// What the model says of the paper's machine.
-fn paper_machine(lanes: &[(Topology, Lane)]) -> Option<Table> {
+fn paper_machine(lanes: &[(Topology, Lane)]) -> Option<Block> {
     let of = |topology: Topology| {
         let lane = lanes.iter().find(|(other, _)| *other == topology).map(|(_, lane)| lane)?;
         Some(predict(topology, lane, 8, 8).iops)
     };
     let (base, mq, mt) = (of(Topology::Baseline)?, of(Topology::Mq)?, of(Topology::Mt)?);
-    let row = |name: &str, ours: f64, paper: f64| {
-        vec![TableCell::Text(name.into()), TableCell::Number(ours), TableCell::Number(paper)]
-    };
-    Some(Table::new(
+    let row = |name: &str, ours: f64, paper: f64| vec![name.into(), ours.into(), paper.into()];
+    Some(table(
         "8 jobs on 8 CPUs, as on the paper's machine: predicted from one lane here, and published",
         "4K random read | predicted | published",
         vec![
@@ -512,20 +436,21 @@ fn group_words(group: Group) -> &'static str {
 }
 
 fn validation(checks: &[(Group, Check)]) -> Section {
+    let thousands = |all: &[f64]| spread_of(all, |v| Some(v / 1e3)).into();
     let rows = checks.iter().map(|(group, check)| {
         let error = check.error();
         vec![
-            TableCell::Text(check.pattern.clone()),
-            TableCell::Text(check.subject.to_string()),
-            TableCell::Text(group_words(*group).into()),
-            figure_cell(Spread::of(&check.single.iter().map(|v| v / 1e3).collect::<Vec<_>>())),
-            TableCell::Number(check.predicted.iops / 1e3),
-            figure_cell(Spread::of(&check.measured.iter().map(|v| v / 1e3).collect::<Vec<_>>())),
-            TableCell::Number(error * 100.0),
-            TableCell::Text(if error.abs() <= TOLERANCE { "within 15 %".into() } else { "off".into() }),
+            check.pattern.as_str().into(),
+            check.subject.to_string().into(),
+            group_words(*group).into(),
+            thousands(&check.single),
+            (check.predicted.iops / 1e3).into(),
+            thousands(&check.measured),
+            (error * 100.0).into(),
+            if error.abs() <= TOLERANCE { "within 15 %" } else { "off" }.into(),
         ]
     });
-    let table = Table::new(
+    let table = table(
         "Two lanes: predicted from one lane, and measured",
         "pattern | topology | work per request | 1 lane, measured [k IOPS] | \
             2 lanes, predicted [k IOPS] | 2 lanes, measured [k IOPS] | error [%] | ",
@@ -535,7 +460,7 @@ fn validation(checks: &[(Group, Check)]) -> Section {
             "The prediction uses measurements of one lane alone, made in turn with those of two. \"1 lane\" is job and I/O thread on one CPU \
              while the others are busy with something else."
                 .into(),
-        ], vec![Block::Table(table)])
+        ], vec![table])
 }
 
 /// What the model was given.
@@ -543,7 +468,7 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
     let prices = &measured.prices;
     let mut rows = Vec::new();
     let mut row = |name: String, ns: Option<f64>| {
-        rows.push(vec![TableCell::Text(name), ns.map_or(TableCell::Empty, TableCell::Number)]);
+        rows.push(vec![name.into(), ns.into()]);
     };
     row("a cache line from one CPU to another".into(), prices.line);
     row("waking a thread on the same CPU by an eventfd, until it runs".into(), Some(prices.wake_here));
@@ -552,25 +477,25 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
     for (threads, ns) in &prices.handover {
         row(format!("handing the mutex over, {threads} threads at it"), Some(*ns));
     }
-    let machine = Table::new("What meeting costs on this machine", "what | time [ns]", rows);
+    let machine = table("What meeting costs on this machine", "what | time [ns]", rows);
     let rows = checks.iter().map(|(group, check)| {
         let lane = &check.lane;
         let distance = lane.guest_remote + lane.device_remote - lane.guest_local - lane.device_local;
         let lines = prices.line.filter(|line| *line > 0.0).map(|line| (distance / line).max(0.0));
         vec![
-            TableCell::Text(check.pattern.clone()),
-            TableCell::Text(check.subject.to_string()),
-            TableCell::Text(group_words(*group).into()),
-            TableCell::Number(lane.guest_local),
-            TableCell::Number(lane.device_local),
-            TableCell::Number(lane.guest_remote),
-            TableCell::Number(lane.device_remote),
-            TableCell::Number(lane.batch),
-            lane.mutex.as_ref().map_or(TableCell::Empty, |m| TableCell::Number(m.taken)),
-            lines.map_or(TableCell::Empty, TableCell::Number),
+            check.pattern.as_str().into(),
+            check.subject.to_string().into(),
+            group_words(*group).into(),
+            lane.guest_local.into(),
+            lane.device_local.into(),
+            lane.guest_remote.into(),
+            lane.device_remote.into(),
+            lane.batch.into(),
+            lane.mutex.as_ref().map(|mutex| mutex.taken).into(),
+            lines.into(),
         ]
     });
-    let lanes = Table::new(
+    let lanes = table(
         "What one lane costs, per request",
         "pattern | topology | work per request | job, same CPU [ns] | I/O thread, same CPU [ns] | \
             job, two CPUs [ns] | I/O thread, two CPUs [ns] | requests at a time | locks taken | \
@@ -581,7 +506,7 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
             "\"Distance in cache lines\" is what a request costs more on two CPUs than on one, in transfers of a cache line; waking across \
              CPUs is in it."
                 .into(),
-        ], vec![Block::Table(lanes), Block::Table(machine)])
+        ], vec![lanes, machine])
 }
 
 fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]) -> Vec<String> {
@@ -591,7 +516,7 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
         if let Some(pattern) = measured.patterns.first() {
             let most = measured.jobs.last().copied().unwrap_or(1);
             let change = |topology| {
-                let of = |jobs| iops(measured, pattern.name, Group::Paper, Subject::Model(topology), jobs);
+                let of = |jobs| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
                 Some(of(most)? / of(measured.jobs.first().copied()?)? - 1.0)
             };
             let all: Vec<_> = Topology::ALL
@@ -615,7 +540,7 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
     }
     for (of_mt, who) in [(true, "lanes that share nothing (MT)"), (false, "Baseline and MQ")] {
         let these: Vec<_> =
-            checks.iter().filter(|(_, c)| (c.subject.topology() == Topology::Mt) == of_mt).collect();
+            checks.iter().filter(|(_, c)| (c.subject.topology == Topology::Mt) == of_mt).collect();
         let within = these.iter().filter(|(_, check)| check.error().abs() <= TOLERANCE).count();
         let worst = these.iter().max_by(|a, b| a.1.error().abs().total_cmp(&b.1.error().abs()));
         if let Some((group, worst)) = worst {

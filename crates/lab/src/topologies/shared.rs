@@ -17,7 +17,7 @@ use vlane_ring::driver::{Completion, Request};
 
 use super::guest::{Port, PortCounts};
 use super::lock::{FifoLock, LockUse};
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// One queue, many jobs.
 #[derive(Debug)]
@@ -73,13 +73,10 @@ impl SharedQueue {
     }
 
     /// Job `job`'s way to it; to be called in the job's own thread.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Io`] without memory.
-    pub fn port(&self, job: u16) -> Result<SharedPort<'_>> {
+    pub fn port(&self, job: u16) -> SharedPort<'_> {
         let mailbox = &self.boxes[usize::from(job)];
         let _ = mailbox.owner.set(std::thread::current());
-        Ok(SharedPort { shared: self, mailbox, base: job * self.depth, counts: PortCounts::new()? })
+        SharedPort { shared: self, mailbox, base: job * self.depth, counts: PortCounts::default() }
     }
 
     /// Makes every job look again.

@@ -12,7 +12,7 @@ use vlane_driver::{GuestQueue, Region, Workload};
 use vlane_ring::driver::{Arena, BlkOptions, Format};
 
 use super::device::{Device, DeviceConfig};
-use super::guest::{Job, JobStats, Own, Shared};
+use super::guest::{Job, JobStats, Shared};
 use super::lock::FifoLock;
 use super::shared::SharedQueue;
 use super::{Topology, guest};
@@ -45,7 +45,7 @@ fn cases() -> impl Strategy<Value = Case> {
 /// Runs the jobs until they have done something, ends them, and returns what they did and what the device says it did.
 fn run(case: Case) -> (Vec<JobStats>, u64) {
     let Case { topology, jobs, depth, batch, packed, event_idx, write } = case;
-    let slots = if topology.shares_queue() { depth * jobs } else { depth };
+    let slots = topology.slots(jobs, depth);
     let format = if packed { Format::Packed } else { Format::Split };
     let options =
         BlkOptions { format, size: None, depth: slots, data: 4096, segments: 1, indirect: true, event_idx };
@@ -86,21 +86,7 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
     let counters = device.counters().to_vec();
     let requests = || counters.iter().map(|c| c.requests.load(Ordering::Relaxed)).sum::<u64>();
     let stats = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        match &one {
-            Some(queue) => {
-                for index in 0..jobs {
-                    let job = job(index);
-                    threads.push(scope.spawn(move || job.run(queue.port(index)?)));
-                }
-            }
-            None => {
-                for (index, queue) in (0..jobs).zip(&mut queues) {
-                    let (job, lock) = (job(index), lock.as_deref());
-                    threads.push(scope.spawn(move || job.run(Own::new(queue, lock)?)));
-                }
-            }
-        }
+        let threads = super::cell::start(scope, jobs, one.as_ref(), &mut queues, lock.as_deref(), job);
         // Some rounds for everybody; a hang shows as the test's own.
         let wanted = u64::from(jobs) * u64::from(depth) * 5;
         let begin = std::time::Instant::now();
@@ -128,7 +114,7 @@ proptest! {
             prop_assert_eq!(job.errors, 0);
             prop_assert_eq!(job.latency.len(), job.completed);
         }
-        let taken: u64 = stats.iter().map(|s| s.lock.taken).sum();
+        let taken: u64 = stats.iter().map(|s| s.counts.lock.taken).sum();
         prop_assert!(case.topology != Topology::Baseline || taken > 0);
         prop_assert!(case.topology != Topology::Mt || taken == 0);
     }

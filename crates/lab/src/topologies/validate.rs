@@ -10,20 +10,11 @@ use super::cell::{Cell, CellPlan, Hog, measure};
 use super::micro::Prices;
 use super::model::{Lane, Mutex, Prediction, predict};
 use super::{Kind, Placement, Subject, Topology};
-use crate::error::{ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use vlane_host::error::{ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
 
 /// The error that a prediction may have.
 pub const TOLERANCE: f64 = 0.15;
-
-/// How the one lane of a calibration is placed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Calibration {
-    /// Job and I/O thread on one CPU, the other CPUs busy with something else.
-    Together,
-    /// Job on a CPU of its own, I/O thread on another that it shares with something else, as it would with other jobs.
-    Remote,
-}
 
 /// What all measurements of a suite have in common.
 #[derive(Debug, Clone, Copy)]
@@ -70,22 +61,20 @@ impl Bench<'_> {
         }
     }
 
-    /// Measures one lane for the model.
+    /// Measures one lane for the model: job and I/O thread on one CPU, the others busy with something else; or apart, the job on a CPU of
+    /// its own and the thread on another that it shares with something else, as it would with other jobs.
     ///
     /// # Errors
     /// Those of [`measure`].
     pub fn calibrate(
         &self,
-        calibration: Calibration,
+        placement: Placement,
         subject: Subject,
         workload: &Workload,
         work: (Duration, Duration),
     ) -> Result<Cell> {
-        let (busy, placement) = match calibration {
-            Calibration::Together => (self.cpus.get(1..).unwrap_or(&[]), Placement::Together),
-            Calibration::Remote => (self.cpus.get(1..2).unwrap_or(&[]), Placement::Apart),
-        };
-        let _hogs = busy.iter().map(|cpu| Hog::on(*cpu)).collect::<Result<Vec<_>>>()?;
+        let busy = self.cpus.get(if placement == Placement::Apart { 1..2 } else { 1..self.cpus.len() });
+        let _hogs = busy.unwrap_or(&[]).iter().map(|cpu| Hog::on(*cpu)).collect::<Result<Vec<_>>>()?;
         self.cell(subject, 1, workload, work, placement)
     }
 }
@@ -165,16 +154,14 @@ pub struct Suite<'a> {
     pub workload: &'a Workload,
     /// What requests cost besides.
     pub work: (Duration, Duration),
-    together: [Vec<Cell>; 3],
-    remote: [Vec<Cell>; 3],
-    two: [Vec<Cell>; 3],
+    /// By what is measured (one lane on one CPU, one across CPUs, two lanes) and by topology.
+    cells: [[Vec<Cell>; 3]; 3],
 }
 
 impl<'a> Suite<'a> {
     /// Nothing measured yet.
     pub fn new(pattern: &'a str, kind: Kind, workload: &'a Workload, work: (Duration, Duration)) -> Self {
-        let empty = || std::array::from_fn(|_| Vec::new());
-        Self { pattern, kind, workload, work, together: empty(), remote: empty(), two: empty() }
+        Self { pattern, kind, workload, work, cells: Default::default() }
     }
 
     /// The topologies that it has: vlane has no global mutex, so no Baseline.
@@ -201,20 +188,15 @@ impl<'a> Suite<'a> {
             let subject = self.kind.with(Topology::ALL[t]);
             let name = ["1 lane on one CPU", "1 lane across CPUs", "2 lanes"][what];
             step(format!("{}: {subject}, {name}", self.pattern));
-            let cells = match what {
-                0 => &mut self.together[t],
-                1 => &mut self.remote[t],
-                _ => &mut self.two[t],
-            };
             if what == 1 && bench.cpus.len() < 2 {
                 continue;
             }
             let cell = match what {
-                0 => bench.calibrate(Calibration::Together, subject, self.workload, self.work),
-                1 => bench.calibrate(Calibration::Remote, subject, self.workload, self.work),
+                0 => bench.calibrate(Placement::Together, subject, self.workload, self.work),
+                1 => bench.calibrate(Placement::Apart, subject, self.workload, self.work),
                 _ => bench.cell(subject, 2, self.workload, self.work, Placement::Together),
             };
-            cells.push(cell?);
+            self.cells[what][t].push(cell?);
         }
         Ok(())
     }
@@ -222,15 +204,16 @@ impl<'a> Suite<'a> {
     /// The model's input for a topology; `None` if it was not measured.
     pub fn lane(&self, topology: Topology, prices: &Prices, cpus: usize, depth: u16) -> Option<Lane> {
         let t = Topology::ALL.iter().position(|other| *other == topology)?;
-        let together = self.together.get(t).filter(|cells| !cells.is_empty())?;
-        Some(lane(topology, self.kind, together, &self.remote[t], prices, cpus, depth))
+        let [together, remote, _] = &self.cells;
+        let together = Some(&together[t]).filter(|cells| !cells.is_empty())?;
+        Some(lane(topology, self.kind, together, &remote[t], prices, cpus, depth))
     }
 
     /// The share of its CPU that one lane got while it was measured on one, in the middle of all such measurements: much less than 1
     /// means that other programs ran.
     pub fn cpu_share(&self) -> Option<f64> {
         let shares: Vec<_> =
-            self.together.iter().flatten().map(|c| c.iops * (c.guest_cpu + c.device_cpu) / 1e9).collect();
+            self.cells[0].iter().flatten().map(|c| c.iops * (c.guest_cpu + c.device_cpu) / 1e9).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
 
@@ -245,8 +228,8 @@ impl<'a> Suite<'a> {
                 subject: self.kind.with(topology),
                 predicted: predict(topology, &lane, 2, u32::try_from(cpus).unwrap_or(1)),
                 lane,
-                measured: iops(&self.two[*t]),
-                single: iops(&self.together[*t]),
+                measured: iops(&self.cells[2][*t]),
+                single: iops(&self.cells[0][*t]),
             })
         };
         self.topologies().iter().filter_map(check).collect()

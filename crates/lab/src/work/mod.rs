@@ -1,363 +1,213 @@
-//! Where it goes: the work that processes do for a load, counted from outside.
+//! Why small requests are dear: the same bytes in requests of 4 KiB and of 512 KiB, and the work that each takes.
 //!
-//! A [`Sampler`] looks at a set of processes, whose threads are sorted into roles (guest vCPU, back end, kernel worker); the
-//! difference of two looks, divided by the number of requests, is what a request costs.
-//!
-//! ```no_run
-//! use vlane_lab::work::{Role, Sampler};
-//!
-//! # let (qemu, vlane) = (1, 2);
-//! let mut roles = Role::qemu(qemu);
-//! roles.extend(Role::vlane(vlane));
-//! let mut sampler = Sampler::new(roles);
-//! let before = sampler.take();
-//! // ... the load ...
-//! let used = sampler.take().since(&before);
-//! println!("{:?} of CPU time", used.cpu());
-//! ```
-//!
-//! | what | from | needs |
-//! |---|---|---|
-//! | CPU time, exact | the process's CPU clock, threads' `schedstat` | a process of one's own, or root |
-//! | user against system | `stat`, in ticks of 10 ms: a ratio, for loads of a second or longer | the same |
-//! | context switches | threads' `status` | the same |
-//! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root (tracepoints show what others do) |
-//! | instructions | [`instructions`]: the processor's counters, per thread | a machine that shows them |
-//! | KVM exits | [`kvm`]: debugfs | root, KVM |
-//! | guest interrupts | [`interrupts`]: `/proc/interrupts` in the guest | a guest that prints it |
-//! | QEMU's own functions | [`qemu`]: its trace log | a QEMU started for it |
+//! A published measurement found 10.9 times (reads) and 27.7 times (writes) as many calls of QEMU's virtio-blk functions with 4K as with
+//! 512K. It does not say whether that was for the same bytes or the same time, so both ratios are given here: for the
+//! back ends alone, driven natively ([`native`]), and for QEMU's own virtio-blk in a guest ([`guest`]), whose functions are those that were
+//! published.
 
-pub mod calls;
-pub mod instructions;
-pub mod interrupts;
-pub mod kvm;
-mod proc;
-pub mod qemu;
-mod roles;
-pub mod sizes;
+pub mod guest;
+pub mod native;
+mod report;
 
-use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
-use self::calls::CallCounters;
-pub use self::calls::Calls;
-use self::proc::{ProcessLook, ticks_to_ns};
-pub use self::roles::{Role, ThreadFilter};
+use self::guest::GuestMeasured;
+use self::native::{Measured, Native};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::{self, Image, Place};
+use vlane_host::interrupt::Interrupt;
+use vlane_report::Report;
+use vlane_report::progress::Progress;
+use vlane_report::{date, machine};
 
-/// Something that was counted, or why it was not.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Counted<T> {
-    /// What was counted.
-    Is(T),
-    /// Why nothing was: in words, for a report.
-    Not(String),
+/// The small requests, in bytes.
+pub const SMALL: u32 = 4 << 10;
+/// The large ones.
+pub const LARGE: u32 = 512 << 10;
+/// Both.
+pub const BLOCKS: [u32; 2] = [SMALL, LARGE];
+
+/// What is asked of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Random reads.
+    Read,
+    /// Random writes.
+    Write,
 }
 
-impl<T> Counted<T> {
-    /// What was counted, if it was.
-    pub fn get(&self) -> Option<&T> {
-        match self {
-            Counted::Is(value) => Some(value),
-            Counted::Not(_) => None,
-        }
+impl Direction {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Read, Self::Write];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        self.parts().0
     }
 
-    /// Why nothing was counted, if so.
-    pub fn reason(&self) -> Option<&str> {
+    /// As fio and the driver call it.
+    pub fn pattern(self) -> &'static str {
+        self.parts().1
+    }
+
+    /// The published ratio of function calls, 4K to 512K.
+    pub fn published(self) -> f64 {
+        self.parts().2
+    }
+
+    fn parts(self) -> (&'static str, &'static str, f64) {
         match self {
-            Counted::Is(_) => None,
-            Counted::Not(reason) => Some(reason),
+            Self::Read => ("random read", "randread", 10.87),
+            Self::Write => ("random write", "randwrite", 27.7),
         }
     }
 }
 
-/// Looks at processes.
-#[derive(Debug)]
-pub struct Sampler {
-    roles: Vec<Role>,
-    calls: Option<Counted<CallCounters>>,
+/// Where the data are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// Nowhere: a null device.
+    Null,
+    /// In a file on a RAM disk, through the page cache.
+    Ram,
+    /// In a file on a disk, around the page cache.
+    Disk,
 }
 
-/// One look.
+impl Medium {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null device",
+            Self::Ram => "RAM disk",
+            Self::Disk => "disk, direct I/O",
+        }
+    }
+}
+
+/// What is to be measured, and how.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
-    at: Instant,
-    roles: Vec<Role>,
-    /// By role: its processes.
-    pids: Vec<Vec<i32>>,
-    processes: HashMap<i32, ProcessLook>,
-    /// By role.
-    calls: Option<Counted<Vec<Calls>>>,
+pub struct Options {
+    /// vlane's own program.
+    pub vlane: PathBuf,
+    /// vlane's version.
+    pub version: String,
+    /// The command that makes this report again.
+    pub command: String,
+    /// Bytes that each native measurement moves.
+    pub bytes: u64,
+    /// Bytes that each measurement in the guest moves; `None`: no guest.
+    pub guest_bytes: Option<u64>,
+    /// Requests out at once.
+    pub depth: u16,
+    /// How often everything is measured natively.
+    pub passes: usize,
+    /// Where the data are, natively.
+    pub media: Vec<Medium>,
+    /// A directory on a RAM disk; `None` finds one.
+    pub ram_dir: Option<PathBuf>,
+    /// A directory on a disk; `None` finds one.
+    pub disk_dir: Option<PathBuf>,
+    /// How the guest's instructions are executed; `None` tries KVM.
+    pub accel: Option<Accel>,
 }
 
-/// What was used between two looks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Used {
-    /// Time between the looks.
-    pub wall: Duration,
-    /// By role, in the order that they were given in; threads that ended between the looks, and could belong to several roles, make
-    /// one more role at the end, if they used anything.
-    pub roles: Vec<RoleUse>,
+/// Everything that came of it.
+#[derive(Debug)]
+struct Outcome {
+    native: Vec<Measured>,
+    guest: Vec<GuestMeasured>,
+    /// How the guest's instructions were executed.
+    accel: Option<Choice>,
+    /// What could not be measured, and why.
+    missing: Vec<String>,
 }
 
-/// What the threads of one role used.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RoleUse {
-    /// The role's name.
-    pub name: String,
-    /// CPU time.
-    pub cpu: Duration,
-    /// Its share in user mode (0 to 1); absent when too little was used to tell (ticks are 10 ms).
-    pub user_share: Option<f64>,
-    /// Times that a thread gave up its CPU because it had to wait; of threads alive at the end.
-    pub voluntary: u64,
-    /// Times that a thread was taken off its CPU; of threads alive at the end.
-    pub involuntary: u64,
-    /// Threads alive at the end.
-    pub threads: usize,
-    /// System calls.
-    pub calls: Counted<Calls>,
-    /// Whether a process of the role could not be looked at at the end (it has ended, or is another user's): figures are too small then.
-    pub lost: bool,
-}
-
-impl Sampler {
-    /// A sampler of CPU time and context switches. A thread counts for the first role that it fits.
-    pub fn new(roles: Vec<Role>) -> Self {
-        Self { roles, calls: None }
-    }
-
-    /// Counts system calls as well, from now on, where that is possible.
-    ///
-    /// While they are counted, every system call of the machine takes the kernel's slow path (some 100 ns more): CPU time and system calls
-    /// are better measured in two runs.
-    #[must_use]
-    pub fn count_calls(mut self) -> Self {
-        self.calls = Some(CallCounters::open(&self.roles));
-        self
-    }
-
-    /// Looks.
-    pub fn take(&mut self) -> Snapshot {
-        let pids: Vec<Vec<i32>> = self
-            .roles
-            .iter()
-            .map(|role| match role.threads {
-                ThreadFilter::Tree => proc::tree(role.pid),
-                _ => vec![role.pid],
-            })
-            .collect();
-        let all: BTreeSet<i32> = pids.iter().flatten().copied().collect();
-        let processes = all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
-        let calls = self.calls.as_mut().map(|calls| match calls {
-            Counted::Is(counters) => Counted::Is(counters.read()),
-            Counted::Not(reason) => Counted::Not(reason.clone()),
-        });
-        Snapshot { at: Instant::now(), roles: self.roles.clone(), pids, processes, calls }
-    }
-}
-
-/// Sums over the threads of a role.
-#[derive(Debug, Default, Clone, Copy)]
-struct Sum {
-    cpu_ns: u64,
-    user: u64,
-    system: u64,
-    voluntary: u64,
-    involuntary: u64,
-    threads: usize,
-}
-
-impl Snapshot {
-    /// What was used from `before`, an earlier look of the same sampler, until this one.
-    pub fn since(&self, before: &Self) -> Used {
-        let mut sums = vec![Sum::default(); self.roles.len()];
-        let mut ended = Sum::default();
-        for (pid, now) in &self.processes {
-            // A number that was used again is a new process.
-            let old = before.processes.get(pid).filter(|old| old.started == now.started);
-            self.add_process(*pid, now, old, &mut sums, &mut ended);
-        }
-        self.add_reaped(before, &mut sums);
-        let calls = |index: usize| match (&self.calls, &before.calls) {
-            (Some(Counted::Is(now)), Some(Counted::Is(old))) => match (now.get(index), old.get(index)) {
-                (Some(now), Some(old)) => Counted::Is(now.since(old)),
-                _ => Counted::Not("not counted: another sampler's look".into()),
-            },
-            (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => Counted::Not(reason.clone()),
-            _ => Counted::Not("not counted: not asked for".into()),
-        };
-        let mut roles: Vec<RoleUse> = self
-            .roles
-            .iter()
-            .zip(&sums)
-            .enumerate()
-            .map(|(index, (role, sum))| {
-                let lost = !self.processes.contains_key(&role.pid);
-                role_use(role.name.clone(), sum, calls(index), lost)
-            })
-            .collect();
-        if ended.cpu_ns > 0 {
-            let reason = "not counted: these threads have ended".into();
-            roles.push(role_use("threads that ended".into(), &ended, Counted::Not(reason), false));
-        }
-        Used { wall: self.at.saturating_duration_since(before.at), roles }
-    }
-
-    /// Adds what a process used to its roles. What its living threads do not account for was used by threads that have ended, or in
-    /// the present time slice, which a thread's own figure does not have yet.
-    fn add_process(
-        &self,
-        pid: i32,
-        now: &ProcessLook,
-        old: Option<&ProcessLook>,
-        sums: &mut [Sum],
-        ended: &mut Sum,
-    ) {
-        let (mut living, mut user, mut system) = (0_u64, 0_u64, 0_u64);
-        let mut used_by_role = vec![0_u64; sums.len()];
-        for (key, thread) in &now.threads {
-            let begin = old.and_then(|old| old.threads.get(key));
-            let since = |now: u64, old: Option<u64>| now.saturating_sub(old.unwrap_or(0));
-            let Some(role) = self.role_of(pid, &thread.comm) else { continue };
-            let cpu = since(thread.cpu_ns, begin.map(|t| t.cpu_ns));
-            let (u, s) =
-                (since(thread.user, begin.map(|t| t.user)), since(thread.system, begin.map(|t| t.system)));
-            living += cpu;
-            user += u;
-            system += s;
-            used_by_role[role] += cpu;
-            let sum = &mut sums[role];
-            sum.cpu_ns += cpu;
-            sum.user += u;
-            sum.system += s;
-            sum.voluntary += since(thread.voluntary, begin.map(|t| t.voluntary));
-            sum.involuntary += since(thread.involuntary, begin.map(|t| t.involuntary));
-            sum.threads += 1;
-        }
-        let roles: Vec<usize> = (0..sums.len())
-            .filter(|role| self.pids.get(*role).is_some_and(|pids| pids.contains(&pid)))
-            .collect();
-        let covered = now.threads.values().all(|thread| self.role_of(pid, &thread.comm).is_some());
-        let [first, ..] = roles[..] else { return };
-        // With roles for some of the threads only, nobody can tell whose the rest is.
-        if !covered {
-            return;
-        }
-        let since = |field: fn(&ProcessLook) -> u64| field(now).saturating_sub(old.map_or(0, field));
-        let rest = since(|p| p.cpu_ns).saturating_sub(living);
-        let (user, system) =
-            (since(|p| p.user).saturating_sub(user), since(|p| p.system).saturating_sub(system));
-        let vanished = old.is_some_and(|old| old.threads.keys().any(|key| !now.threads.contains_key(key)));
-        // A running thread's figure is at most a tick old.
-        let stale = now.threads.len() as u64 * proc::tick_ns();
-        if roles.len() == 1 {
-            sums[first].cpu_ns += rest;
-            sums[first].user += user;
-            sums[first].system += system;
-        } else if vanished || rest > stale {
-            ended.cpu_ns += rest;
-            ended.user += user;
-            ended.system += system;
-        } else {
-            // To the busiest: it is the likeliest to be running.
-            let busiest = roles.iter().copied().max_by_key(|role| used_by_role[*role]).unwrap_or(first);
-            sums[busiest].cpu_ns += rest;
+/// Measures, and makes a report.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if there is no room or the sizes make no sense, [`ErrorKind::Interrupted`], and those of starting and driving back
+/// ends. A guest or a peer that cannot be had is a note in the report. Nothing is left behind in any case.
+pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
+    let (created, begin) = (date::now(), Instant::now());
+    for bytes in [Some(options.bytes), options.guest_bytes].into_iter().flatten() {
+        if bytes < u64::from(LARGE) * 4 || !bytes.is_multiple_of(u64::from(LARGE)) {
+            let context = format!("{bytes} bytes to move: not a multiple of 512K, and at least 2M");
+            return Err(Error::new(ErrorKind::Usage, context));
         }
     }
-
-    /// Adds what processes of a tree used that have ended and were waited for.
-    fn add_reaped(&self, before: &Self, sums: &mut [Sum]) {
-        for (index, role) in self.roles.iter().enumerate() {
-            if !matches!(role.threads, ThreadFilter::Tree) {
-                continue;
-            }
-            let reaped = |snapshot: &Self| -> u64 {
-                let pids = snapshot.pids.get(index).map_or(&[][..], Vec::as_slice);
-                pids.iter().filter_map(|pid| snapshot.processes.get(pid)).map(|process| process.reaped).sum()
-            };
-            // What one that has ended used before the first look is in its parent's figure, too.
-            let gone = before.pids.get(index).map_or(&[][..], Vec::as_slice);
-            let gone = gone.iter().filter(|pid| !self.processes.contains_key(pid));
-            let gone = gone.filter_map(|pid| before.processes.get(pid));
-            let gone: u64 = gone.map(|process| process.user + process.system + process.reaped).sum();
-            let ticks = reaped(self).saturating_sub(reaped(before)).saturating_sub(gone);
-            sums[index].cpu_ns += ticks_to_ns(ticks);
-        }
+    if options.passes == 0 || options.media.is_empty() {
+        return Err(Error::new(ErrorKind::Invalid, "nothing is left to be measured: no pass, or no medium"));
     }
-
-    /// The role that a thread counts for: the first that it fits.
-    fn role_of(&self, pid: i32, comm: &str) -> Option<usize> {
-        (0..self.roles.len()).find(|index| {
-            let mine = self.pids.get(*index).is_some_and(|pids| pids.contains(&pid));
-            mine && self.roles[*index].threads.fits(comm)
-        })
+    let storage_daemon = find_program("qemu-storage-daemon");
+    let mut missing = Vec::new();
+    if storage_daemon.is_none() {
+        missing
+            .push("qemu-storage-daemon is not installed (Debian: apt-get install qemu-system-common)".into());
     }
+    let guest = options.guest_bytes.and_then(|bytes| {
+        let parts = find_guest(options, host).map_err(|error| missing.push(format!("no guest: {error}")));
+        Some((bytes, parts.ok()?))
+    });
+    let image_of = |medium: image::Medium, dir: Option<&PathBuf>, option: &str| -> Result<Image> {
+        let place = Place::find(medium, dir.map(PathBuf::as_path), IMAGE, option)?;
+        place.image(IMAGE, interrupt)
+    };
+    let (ram_dir, disk_dir) = (options.ram_dir.as_ref(), options.disk_dir.as_ref());
+    let image_for = |medium: Medium, kind, dir, option| {
+        options.media.contains(&medium).then(|| image_of(kind, dir, option)).transpose()
+    };
+    let ram = image_for(Medium::Ram, image::Medium::Ram, ram_dir, "--ram-dir")?;
+    let disk = image_for(Medium::Disk, image::Medium::Disk, disk_dir, "--disk-dir")?;
+
+    let dir = tempfile::Builder::new().prefix("vlane-work-").tempdir();
+    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+    let native = Native {
+        options,
+        storage_daemon,
+        dir: dir.path(),
+        ram: ram.as_ref().map(Image::path),
+        disk: disk.as_ref().map(Image::path),
+        interrupt,
+    };
+    let mut progress = Progress::new(native.steps() + guest.as_ref().map_or(0, |_| guest::STEPS));
+    let measured = native.run(&mut progress)?;
+    let mut accel = None;
+    let mut in_guest = Vec::new();
+    if let Some((bytes, parts)) = guest {
+        // On the RAM disk if there is one: it is the work that counts, not the disk.
+        let own =
+            if ram.is_none() { Some(image_of(image::Medium::Ram, ram_dir, "--ram-dir")?) } else { None };
+        let image = own.as_ref().or(ram.as_ref());
+        let image = image.ok_or_else(|| Error::new(ErrorKind::Invalid, "no image for the guest"))?;
+        in_guest =
+            guest::measure(&parts, image.path(), dir.path(), bytes, options.depth, interrupt, &mut progress)?;
+        accel = Some(parts.accel);
+    }
+    progress.clear();
+    let outcome = Outcome { native: measured, guest: in_guest, accel, missing };
+    let mut programs = vec!["qemu-storage-daemon"];
+    if !outcome.guest.is_empty() {
+        programs.extend(["qemu-system-x86_64", "fio"]);
+    }
+    let machine = machine::Machine::describe(&options.version, &programs);
+    Ok(report::fill(&outcome, options, machine, created, begin.elapsed()))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
-fn role_use(name: String, sum: &Sum, calls: Counted<Calls>, lost: bool) -> RoleUse {
-    let ticks = sum.user + sum.system;
-    RoleUse {
-        name,
-        cpu: Duration::from_nanos(sum.cpu_ns),
-        user_share: (ticks > 0).then(|| sum.user as f64 / ticks as f64),
-        voluntary: sum.voluntary,
-        involuntary: sum.involuntary,
-        threads: sum.threads,
-        calls,
-        lost,
-    }
+/// Size of each image.
+const IMAGE: u64 = 256 << 20;
+
+fn find_guest<'a>(options: &Options, host: &'a Host) -> Result<guest::Parts<'a>> {
+    let program = QemuProgram::find(host)?;
+    let kernel = Kernel::find(host)?;
+    host.program("busybox")?;
+    host.program("fio")?;
+    let accel = match options.accel {
+        Some(accel) => Choice { accel, why: "as asked for".into() },
+        None => Choice::probe(host, &program, &kernel)?,
+    };
+    Ok(guest::Parts { host, program, kernel, accel })
 }
-
-impl RoleUse {
-    /// CPU time in user mode. For a vCPU thread under KVM the guest's own time is in it (the kernel counts guest time as user time).
-    pub fn user(&self) -> Option<Duration> {
-        Some(self.cpu.mul_f64(self.user_share?.clamp(0.0, 1.0)))
-    }
-
-    /// CPU time in the kernel.
-    pub fn system(&self) -> Option<Duration> {
-        Some(self.cpu.saturating_sub(self.user()?))
-    }
-
-    /// Context switches of both kinds.
-    pub fn switches(&self) -> u64 {
-        self.voluntary + self.involuntary
-    }
-}
-
-impl Used {
-    /// CPU time of all roles.
-    pub fn cpu(&self) -> Duration {
-        self.roles.iter().map(|role| role.cpu).sum()
-    }
-
-    /// Context switches of all roles.
-    pub fn switches(&self) -> u64 {
-        self.roles.iter().map(RoleUse::switches).sum()
-    }
-
-    /// A role by its name.
-    pub fn role(&self, name: &str) -> Option<&RoleUse> {
-        self.roles.iter().find(|role| role.name == name)
-    }
-
-    /// System calls of all roles; the first reason if some role's were not counted.
-    pub fn calls(&self) -> Counted<Calls> {
-        let mut all = Calls::default();
-        for role in self.roles.iter().filter(|role| role.name != "threads that ended") {
-            match &role.calls {
-                Counted::Is(calls) => all.add(calls),
-                Counted::Not(reason) => return Counted::Not(reason.clone()),
-            }
-        }
-        Counted::Is(all)
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_boot::{Host, Install};
-use vlane_lab::bench::{
+use vlane_bench::{
     self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target, against_saved,
     between_targets, is_worse,
 };
-use vlane_lab::{Interrupt, Output};
+use vlane_boot::{Host, Install};
+use vlane_host::{Interrupt, Output};
 use vlane_report::Progress;
 
 use crate::output::{OutputArgs, command_line};
@@ -70,10 +70,24 @@ pub(super) struct RunsArgs {
 
 /// Parses the name of a profile that comes with vlane.
 fn parse_profile(text: &str) -> Result<String, String> {
-    values::one_of(text, "profile", bench::embedded_names().map(|(name, _)| name))
+    values::one_of(text, "profile", vlane_bench::embedded_names().map(|(name, _)| name))
 }
 
 impl RunsArgs {
+    /// Prints the profiles' names, or one profile, if that is what was asked for.
+    fn shows_profiles(&self) -> anyhow::Result<bool> {
+        if self.list_profiles {
+            for (name, title) in vlane_bench::embedded_names() {
+                println!("{name:<12} {title}");
+            }
+        } else if let Some(name) = &self.show_profile {
+            let text = vlane_bench::embedded(name)
+                .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
+            print!("{text}");
+        }
+        Ok(self.list_profiles || self.show_profile.is_some())
+    }
+
     /// Whether any of this was asked for.
     pub(super) fn is_wanted(&self) -> bool {
         self.profile.is_some()
@@ -116,14 +130,14 @@ impl BenchArgs {
         load.segments = NonZeroU16::new(self.segments).unwrap_or(named);
         load.rate = self.rate;
         load.arrivals = self.arrivals.map(|arrivals| match arrivals {
-            ArrivalsArg::Constant => bench::ArrivalsName::Constant,
-            ArrivalsArg::Poisson => bench::ArrivalsName::Poisson,
+            ArrivalsArg::Constant => vlane_driver::Arrivals::Constant,
+            ArrivalsArg::Poisson => vlane_driver::Arrivals::Poisson,
         });
         load.flush_every = self.flush_every.and_then(NonZeroU32::new);
         load.ioprio = Ioprio(self.ioprio);
         load.wait = match self.wait {
-            WaitArg::Interrupt => bench::WaitName::Interrupt,
-            WaitArg::Poll => bench::WaitName::Poll,
+            WaitArg::Interrupt => vlane_driver::Wait::Interrupt,
+            WaitArg::Poll => vlane_driver::Wait::Poll,
         };
         load.batch = self.batch;
         load.offset = Size(self.offset);
@@ -198,15 +212,7 @@ impl BenchArgs {
 /// Whatever keeps the measurements from being made; with --fail-on-worse, a result that is worse.
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
-    if runs.list_profiles {
-        let lines = bench::embedded_names().map(|(name, title)| format!("{name:<12} {title}\n"));
-        print!("{}", lines.collect::<String>());
-        return Ok(());
-    }
-    if let Some(name) = &runs.show_profile {
-        let text = bench::embedded(name)
-            .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
-        print!("{text}");
+    if runs.shows_profiles()? {
         return Ok(());
     }
     let profile = args.profile()?;
@@ -217,7 +223,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     // What would fail after the measurements is said before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
     if let Some(older) = &older {
-        bench::check_saved(&profile, older)?;
+        vlane_bench::check_saved(&profile, older)?;
     }
     let output = OutputArgs { html: runs.html.clone(), json: args.json.clone(), overwrite: args.overwrite };
     output.check()?;
@@ -239,8 +245,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = match &args.socket {
-        Some(socket) => explain::connecting(socket, bench::measure(&profile, &setting, &mut progress))?,
-        None => bench::measure(&profile, &setting, &mut progress)?,
+        Some(socket) => explain::connecting(socket, vlane_bench::measure(&profile, &setting, &mut progress))?,
+        None => vlane_bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
     if let Some(output) = &save {
@@ -253,7 +259,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     for name in missing {
         eprintln!("not in the saved run, so not compared: {name}");
     }
-    let report = bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
+    let report =
+        vlane_bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
     output.show(&report)?;
     for path in output.files() {
         if std::io::stderr().is_terminal() {
@@ -267,7 +274,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         );
     }
     if measured.partial {
-        let runs = |l: &bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
+        let runs = |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
         let made: usize = measured.loads.iter().map(runs).sum();
         return Err(exit::Partial(format!(
             "interrupted after {made} of {steps} measurements: the result is of those only"

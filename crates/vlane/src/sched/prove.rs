@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use vlane_boot::Install;
-use vlane_lab::Interrupt;
-use vlane_lab::loans::live::{self, Arm, Options};
-use vlane_lab::loans::{express, guests};
+use vlane_host::Interrupt;
+use vlane_mechanisms::loans::live::{self, Arm, Options};
+use vlane_mechanisms::loans::{express, guests};
 use vlane_report::Report;
 
 use crate::output::{OutputArgs, command_line};

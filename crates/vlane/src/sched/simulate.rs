@@ -1,7 +1,7 @@
 //! `vlane sched simulate`: host schedulers on a machine that is not there.
 
 use clap::Args;
-use vlane_lab::loans::simulated::{self, Options};
+use vlane_mechanisms::loans::simulated::{self, Options};
 
 use crate::output::{OutputArgs, command_line};
 use vlane_simulate::{COMPARED, Scenario, Setup};

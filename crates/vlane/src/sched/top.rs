@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use vlane_lab::Output;
+use vlane_host::Output;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::State;
 use vlane_socket::printable;

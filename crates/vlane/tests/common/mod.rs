@@ -188,7 +188,7 @@ pub const MAIL_PROGRAMS: &[&str] = &["fio", "mkfs.ext4", "e2fsck"];
 
 /// The volume of a guest that has mailed, after its journal came round: its journal is known, and little of it is in the page cache.
 pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
-    let control = vlane_lab::control::Control::new(control);
+    let control = vlane_host::control::Control::new(control);
     let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((&info["is_watched"], &info["is_current"]), (&true.into(), &true.into()), "{info}");
     let journals: Vec<_> = info["journals"].as_array().unwrap().iter().collect();
@@ -219,7 +219,7 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
 
 /// What is direct of the journal of a guest that mails: nothing of it is in the page cache, not even for a moment. False: nothing can be here.
 pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
-    let control = vlane_lab::control::Control::new(control);
+    let control = vlane_host::control::Control::new(control);
     let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
     let direct = &info["direct"];
     if let Some(why) = direct["refusal"].as_str() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use vlane_boot::{Accel, Choice};
 
 use super::super::columns::Missing;
-use super::super::fio::{CacheState, Settings};
 use super::super::guest::SeenDisk;
+use super::super::jobs::{CacheState, Settings};
 use super::super::native::NativeMeasurement;
 use super::super::results::Results;
 use super::super::results::tests::measured;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Guest, Initramfs};
 
 use super::{Figures, Row, per_request};
-use crate::bench::blkio::WITHIN;
-use crate::compare::fio;
-use crate::error::{Error, ErrorKind, Result};
-use crate::guests::{Machines, Maker, trouble, wait};
-use crate::interrupt::Interrupt;
 use crate::peers::Options;
-use crate::server::Server;
-use crate::work::{Role, Sampler, ThreadFilter};
+use vlane_bench::blkio::WITHIN;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::fio;
+use vlane_host::guests::{Machines, Maker, trouble, wait};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::Server;
+use vlane_work::{Role, Sampler, ThreadFilter};
 
 /// Longest time to boot on a busy machine with an emulated CPU.
 const BOOT: Duration = Duration::from_secs(120);

@@ -22,11 +22,11 @@ pub use self::verdict::{Compared, Metric, REACHED, Verdict};
 use super::ground::Ground;
 use super::plan::Medium;
 use super::{Measured, Options};
-use crate::error::{Error, ErrorKind, Result};
-use crate::guests::{Machines, Maker};
-use crate::interrupt::Interrupt;
-use crate::work::{Counted, Used};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::guests::{Machines, Maker};
+use vlane_host::interrupt::Interrupt;
 use vlane_report::progress::Progress;
+use vlane_work::{Counted, Used};
 
 /// A rate of which less than this is achieved in the first round is not tried again.
 const HOPELESS: f64 = 0.9;
@@ -217,7 +217,7 @@ impl<'a> Bench<'a> {
         }
         let is_native = rows.iter().any(|row| row.group.client == Client::Native);
         let native = is_native.then(|| Native::find(&host)).transpose()?;
-        if let Counted::Not(reason) = crate::work::instructions::available() {
+        if let Counted::Not(reason) = vlane_work::instructions::available() {
             missing.push(format!("instructions: {reason}"));
         }
         let media: Vec<Medium> = rows.iter().map(|row| row.group.medium).collect();
@@ -295,7 +295,7 @@ impl<'a> Bench<'a> {
 fn per_request(used: &Used, role: usize, iops: f64) -> (f64, f64) {
     let requests = (iops * used.wall.as_secs_f64()).max(1e-9);
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    let of = |role: &crate::work::RoleUse| (role.cpu.as_secs_f64() * 1e6, role.switches() as f64);
+    let of = |role: &vlane_work::RoleUse| (role.cpu.as_secs_f64() * 1e6, role.switches() as f64);
     let (cpu, switches) = used.roles.get(role).map_or((f64::NAN, f64::NAN), of);
     (cpu / requests, switches / requests)
 }

@@ -5,13 +5,13 @@ use std::num::NonZeroU16;
 use vlane_boot::{BlkioFio, Host};
 
 use super::{Contender, Figures, Row, per_request};
-use crate::bench::{Load, blkio};
-use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
 use crate::peers::Options;
 use crate::peers::ground::Ground;
-use crate::work::instructions::Instructions;
-use crate::work::{Counted, Role, Sampler, ThreadFilter};
+use vlane_bench::{Load, blkio};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_work::instructions::Instructions;
+use vlane_work::{Counted, Role, Sampler, ThreadFilter};
 
 /// The client.
 pub(super) struct Native {

@@ -1,7 +1,7 @@
 //! What is measured at a fixed load: groups of rows, one for each medium or guest, a row for each depth and rate.
 
 use super::super::plan::Medium;
-use crate::guests::Machines;
+use vlane_host::guests::Machines;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use super::plan::{Client, Group, short};
 use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, QSD, RowResult, groups};
-use crate::guests::Machines;
 use crate::peers::Options;
+use vlane_host::guests::Machines;
 use vlane_report::machine::Machine;
 use vlane_report::{
     Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread, Table, figure,

@@ -1,0 +1,356 @@
+//! The proof of detection: guests that write their journals round, recorded, and each way compared with where the journal is.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use vlane_boot::{Host, Initramfs, Ready, Spec};
+use vlane_policy::journal::{FileSystem, Journal};
+
+use super::super::Trace;
+use super::super::analyze::build::{number, text};
+use super::super::analyze::journal::{over_time, part, score_cells, shares};
+use super::super::record::{RecordOptions, record};
+use super::{Found, evaluate, layout_journal};
+use vlane_host::control::Control;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_host::guests::{Machines, Maker, wait};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::output::Output;
+use vlane_host::server::Server;
+use vlane_report::build::table;
+use vlane_report::machine::Machine;
+use vlane_report::{Cell, Note, Report, SCHEMA, Section};
+
+/// How long a guest may take beyond its work.
+const LIMIT: Duration = Duration::from_secs(120);
+const MIB: u64 = 1 << 20;
+/// Where a partition, a logical volume or an encrypted device begins on the disk.
+const BEGIN: u64 = MIB;
+
+/// What lies between the disk and the file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Under {
+    Nothing,
+    /// A partition of a GPT.
+    Partition,
+    /// A logical volume of LVM.
+    Lvm,
+    /// dm-crypt.
+    Encrypted,
+}
+
+/// One guest.
+#[derive(Debug, Clone, Copy)]
+struct Guest {
+    name: &'static str,
+    title: &'static str,
+    filesystem: FileSystem,
+    /// ext4: `-o data=`.
+    data: &'static str,
+    journal_mib: u64,
+    under: Under,
+    /// Bytes of a mail.
+    mail: u64,
+    /// Mails that are there at the same time.
+    mails: u64,
+    seconds: u64,
+}
+
+const fn ext4(
+    name: &'static str,
+    title: &'static str,
+    data: &'static str,
+    journal_mib: u64,
+    under: Under,
+) -> Guest {
+    let (mail, mails, seconds) = if journal_mib > 64 { (256 << 10, 600, 45) } else { (16 << 10, 2000, 25) };
+    Guest { name, title, filesystem: FileSystem::Ext4, data, journal_mib, under, mail, mails, seconds }
+}
+
+/// The guests of the proof.
+const GUESTS: [Guest; 9] = [
+    ext4("ordered-64", "ext4, data=ordered, 64 MiB", "ordered", 64, Under::Nothing),
+    ext4("journal-64", "ext4, data=journal, 64 MiB", "journal", 64, Under::Nothing),
+    ext4("ordered-64-gpt", "ext4, data=ordered, 64 MiB, in a partition", "ordered", 64, Under::Partition),
+    ext4("journal-1024", "ext4, data=journal, 1 GiB", "journal", 1024, Under::Nothing),
+    ext4("journal-1024-gpt", "ext4, data=journal, 1 GiB, in a partition", "journal", 1024, Under::Partition),
+    ext4("ordered-64-lvm", "ext4, data=ordered, 64 MiB, in LVM", "ordered", 64, Under::Lvm),
+    ext4("ordered-64-crypt", "ext4, data=ordered, 64 MiB, encrypted", "ordered", 64, Under::Encrypted),
+    Guest { seconds: 2, ..ext4("ordered-4", "ext4, data=ordered, 4 MiB", "ordered", 4, Under::Nothing) },
+    Guest {
+        name: "xfs-64",
+        title: "XFS, a log of 64 MiB",
+        filesystem: FileSystem::Xfs,
+        data: "",
+        journal_mib: 64,
+        under: Under::Nothing,
+        mail: 16 << 10,
+        mails: 2000,
+        seconds: 45,
+    },
+];
+
+/// The names of all guests.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    GUESTS.iter().map(|guest| guest.name)
+}
+
+/// How the proof is made.
+#[derive(Debug)]
+pub struct ProveOptions {
+    /// The vlane program.
+    pub vlane: PathBuf,
+    /// Its version.
+    pub version: String,
+    /// The command that makes the report again.
+    pub command: String,
+    /// Only these guests.
+    pub only: Vec<String>,
+    /// Where the traces are kept; none: they are not.
+    pub keep: Option<PathBuf>,
+}
+
+/// Runs the guests, and reports.
+///
+/// # Errors
+/// Whatever keeps a guest from running or its trace from being recorded.
+pub fn prove(
+    options: &ProveOptions,
+    host: &Host,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report> {
+    let begin = Instant::now();
+    let created = vlane_report::date::rfc3339(SystemTime::now());
+    let maker = Maker::find(host, Machines::Uml)?;
+    let chosen =
+        |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
+    let (mut rows, mut sections, mut summary) = (Vec::new(), Vec::new(), Vec::new());
+    for guest in GUESTS.iter().filter(chosen) {
+        interrupt.check()?;
+        progress(guest.title);
+        let (trace, truth) = run(guest, options, &maker, interrupt)?;
+        let found = evaluate(&trace, std::slice::from_ref(&truth));
+        let part = part(&trace, std::slice::from_ref(&truth));
+        let loops = number(part.written.1) / number(truth.len().max(1));
+        for one in &found {
+            rows.push(row(guest, loops, one));
+        }
+        let (first, _) = trace.span();
+        let words = format!(
+            "{:.1} loops of the journal, {} requests. The true journal is what {} says in the guest.",
+            loops,
+            trace.requests.len(),
+            if guest.filesystem == FileSystem::Xfs { "xfs_db" } else { "debugfs" }
+        );
+        sections.push(Section::new(
+            guest.name.to_owned(),
+            guest.title.to_owned(),
+            vec![words],
+            vec![shares(&part), over_time(&trace, first, &[truth], &found)],
+        ));
+    }
+    let columns = [
+        ("guest", ""),
+        ("way", ""),
+        ("loops", ""),
+        ("first verdict", "s"),
+        ("precision", "%"),
+        ("recall", "%"),
+        ("precision after a loop", "%"),
+        ("recall after a loop", "%"),
+        ("kind", ""),
+    ];
+    summary.push("Bytes written: of those that a way took for the journal's, the part that went there (precision); of those that went there, the part that it took for it (recall).".to_owned());
+    let words = "Since the first verdict of each way, and since the journal was written once from end to end. An empty cell: no verdict, or nothing was written since.";
+    sections.insert(
+        0,
+        Section::new(
+            "ways",
+            "How well each way finds the journal",
+            vec![words.to_owned()],
+            vec![table("Precision and recall", &columns, rows)],
+        ),
+    );
+    Ok(Report {
+        schema: SCHEMA.to_owned(),
+        kind: "journal-detection".to_owned(),
+        title: "Journals found in real guests".to_owned(),
+        summary,
+        command: options.command.clone(),
+        created,
+        seconds: begin.elapsed().as_secs_f64(),
+        machine: Machine::describe(&options.version, &[]),
+        notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
+        sections,
+    })
+}
+
+fn row(guest: &Guest, loops: f64, found: &Found) -> Vec<Cell> {
+    let first = found.first.map_or(Cell::Empty, |ns| Cell::Number(number(ns) / 1e9));
+    let way = format!("{:?}", found.way).to_lowercase();
+    let mut row = vec![text(guest.title), text(way), Cell::Number((loops * 100.0).round() / 100.0), first];
+    row.extend(score_cells(&found.since_found));
+    row.extend(score_cells(&found.since_loop));
+    let kinds: Vec<_> =
+        found.journals.iter().map(|journal| format!("{:?}", journal.kind).to_lowercase()).collect();
+    row.push(text(kinds.join(", ")));
+    row
+}
+
+/// Runs a guest and gives the trace, and where the journal is.
+fn run(
+    guest: &Guest,
+    options: &ProveOptions,
+    maker: &Maker,
+    interrupt: &Interrupt,
+) -> Result<(Trace, Journal)> {
+    let failed = |what: &str| Error::new(ErrorKind::Io, format!("{}: {what}", guest.name));
+    let dir = tempfile::Builder::new()
+        .prefix("vlane-prove-")
+        .tempdir()
+        .map_err(|_| failed("no temporary directory"))?;
+    let at = |name: &str| dir.path().join(name);
+    let (image, socket, control, file) =
+        (at("disk.raw"), at("disk.sock"), at("control.sock"), at("disk.trc"));
+    let size = 2048 * MIB + 2 * guest.journal_mib * MIB;
+    let made = std::fs::File::create(&image).and_then(|file| file.set_len(size));
+    made.map_err(|error| failed(&format!("{}: {error}", image.display())))?;
+    let words = [
+        "serve".into(),
+        image.clone(),
+        "--socket".into(),
+        socket.clone(),
+        "--control".into(),
+        control.clone(),
+    ];
+    let server =
+        Server::start("vlane", Spec::new(&options.vlane, words), &[], &socket, Ready::Line("listening on"))?;
+    let recording = RecordOptions { output: Output::new(&file), time: None, count: None, hashes: false };
+    let script = script(guest);
+    let tools = ["fio", "mkfs.ext4", "mkfs.xfs", "debugfs", "xfs_db", "dmsetup", "lvm", "sfdisk"];
+    let programs = tools.into_iter().filter(|tool| script.contains(tool));
+    let modules: &[&str] = match guest.under {
+        Under::Lvm => &["dm_mod"],
+        Under::Encrypted => &["cbc", "ecb", "xts", "dm_crypt"],
+        _ => &[],
+    };
+    let initramfs = Initramfs::new(&script).programs(programs).modules(modules.iter().copied());
+    let (places, recorded) = std::thread::scope(|scope| -> Result<_> {
+        let recorder = scope.spawn(|| record(&Control::new(&control), &recording, interrupt, &mut |_| ()));
+        let work = || -> Result<String> {
+            let mut machine =
+                maker.start(vec![socket.clone()], &initramfs, LIMIT + Duration::from_secs(guest.seconds))?;
+            let places = wait(&mut machine, "journal", LIMIT, interrupt)?;
+            wait(&mut machine, "done", LIMIT + Duration::from_secs(guest.seconds), interrupt)?;
+            Ok(places)
+        };
+        let places = work();
+        drop(server);
+        let recorded = recorder.join().map_err(|_| failed("the recording panicked"))?;
+        Ok((places?, recorded?))
+    })?;
+    let trace = Trace::load(&file)?;
+    if recorded.lost > 0 {
+        return Err(failed(&format!(
+            "{} requests were lost by the recording; try again on a quieter machine",
+            recorded.lost
+        )));
+    }
+    if let Some(keep) = &options.keep {
+        let kept = keep.join(format!("{}.trc", guest.name));
+        std::fs::copy(&file, &kept).map_err(|error| failed(&format!("{}: {error}", kept.display())))?;
+    }
+    let ranges = if guest.filesystem == FileSystem::Xfs { xfs(&places) } else { ext4_extents(&places) };
+    let Some(ranges) = ranges.filter(|ranges| !ranges.is_empty()) else {
+        return Err(failed(&format!("it is not understood where the journal is: {places}")));
+    };
+    let begin = match guest.under {
+        Under::Nothing => 0,
+        _ => BEGIN,
+    };
+    let ranges = ranges.into_iter().map(|range| range.start + begin..range.end + begin).collect();
+    Ok((trace, layout_journal(guest.filesystem, ranges)))
+}
+
+/// The leaves of debugfs' `ex <8>`, of blocks of 4 KiB: `Level Entries Logical Physical Length`, lines apart by `;`.
+fn ext4_extents(text: &str) -> Option<Vec<Range<u64>>> {
+    let mut ranges = Vec::new();
+    for line in text.split(';') {
+        let words: Vec<&str> = line.split(['/', ' ', '-']).filter(|word| !word.is_empty()).collect();
+        // level depth entry entries logical logical physical physical length
+        let numbers: Option<Vec<u64>> = words.iter().take(9).map(|word| word.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some([level, depth, .., first, last, _]) if level == depth => {
+                ranges.push(first * 4096..(last.checked_add(1)?) * 4096);
+            }
+            _ => {}
+        }
+    }
+    Some(ranges)
+}
+
+/// What xfs_db says of the superblock: `name = number`, apart by `;`.
+fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
+    let field = |name: &str| -> Option<u64> {
+        let value =
+            text.split(';').find_map(|line| line.trim().strip_prefix(name)?.trim().strip_prefix('='))?;
+        value.trim().parse().ok()
+    };
+    let (start, blocks, block) = (field("logstart")?, field("logblocks")?, field("blocksize")?);
+    let (per_group, bits) = (field("agblocks")?, field("agblklog")?);
+    let first = (start >> bits) * per_group + (start & ((1 << bits) - 1));
+    Some(std::iter::once(first * block..(first + blocks) * block).collect())
+}
+
+/// What a guest does.
+fn script(guest: &Guest) -> String {
+    let (device, under) = match guest.under {
+        Under::Nothing => ("/dev/vda", String::new()),
+        Under::Partition => (
+            "/dev/vda1",
+            "echo 'label: gpt\nstart=2048' | sfdisk -q /dev/vda\nsleep 1; mdev -s\n".to_owned(),
+        ),
+        Under::Lvm => (
+            "/dev/mapper/vg-lv",
+            "mkdir -p /etc/lvm /run/lvm; C='activation{udev_sync=0 udev_rules=0 verify_udev_operations=1} devices{use_devicesfile=0} global{event_activation=0}'\n\
+             lvm pvcreate -q --config \"$C\" /dev/vda; lvm vgcreate -q --config \"$C\" vg /dev/vda\n\
+             lvm lvcreate -q -y -Wn -Zn --config \"$C\" -l 100%FREE -n lv vg; lvm vgmknodes --config \"$C\"\n"
+                .to_owned(),
+        ),
+        Under::Encrypted => (
+            "/dev/mapper/crypt",
+            format!(
+                "S=$(($(cat /sys/block/vda/size) - {begin}))\n\
+                 dmsetup create --noudevsync crypt --table \"0 $S crypt aes-xts-plain64 {key} 0 /dev/vda {begin}\"; dmsetup mknodes\n",
+                begin = BEGIN / 512,
+                key = "0123456789abcdef".repeat(4),
+            ),
+        ),
+    };
+    let journal = guest.journal_mib;
+    let make = match guest.filesystem {
+        FileSystem::Xfs => format!(
+            "mkfs.xfs -q -f -l size={journal}m {device}\n\
+             W=$(xfs_db -r -c 'sb 0' -c 'p logstart logblocks blocksize agblocks agblklog' {device} | tr '\\n' ';')\n\
+             echo \"RESULT journal=$W\"\nmount -t xfs {device} /mnt\n"
+        ),
+        _ => format!(
+            "mkfs.ext4 -q -F -b 4096 -J size={journal} {device}\n\
+             W=$(debugfs -R 'ex <8>' {device} 2>/dev/null | tr '\\n' ';')\n\
+             echo \"RESULT journal=$W\"\nmount -t ext4 -o data={} {device} /mnt\n",
+            guest.data
+        ),
+    };
+    format!(
+        "set -e\nmkdir -p /mnt /dev/mapper\n{under}{make}\
+         fio --name=mail --directory=/mnt --ioengine=psync --rw=write --bs={mail} --filesize={mail} --nrfiles={mails} --openfiles=1 \
+         --file_service_type=sequential --create_on_open=1 --fsync_on_close=1 --unlink=1 --unlink_each_loop=1 --loops=1000000 \
+         --time_based --runtime={seconds} > /tmp/fio 2>&1 || cat /tmp/fio\n\
+         umount /mnt\necho RESULT done=1\n",
+        mail = guest.mail,
+        mails = guest.mails,
+        seconds = guest.seconds,
+    )
+}

@@ -1,0 +1,179 @@
+//! Recording: from a control socket into a file.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, BufWriter, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use vlane_trace::{Entry, Reader, Writer};
+
+use vlane_host::control::Control;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::output::Output;
+
+mod layouts;
+
+use layouts::Layouts;
+
+/// How often the end is looked for and progress is told when nothing comes.
+const TICK: Duration = Duration::from_millis(100);
+/// Entries between two looks when much comes.
+const LOOK_EVERY: u64 = 1024;
+
+/// What is recorded.
+#[derive(Debug, Clone)]
+pub struct RecordOptions {
+    /// The file that it becomes.
+    pub output: Output,
+    /// How long; none: until it is interrupted or the volume ends.
+    pub time: Option<Duration>,
+    /// How many requests; none: all.
+    pub count: Option<u64>,
+    /// With hashes of the data.
+    pub hashes: bool,
+}
+
+/// How far a recording is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recorded {
+    /// Requests in the file.
+    pub requests: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Requests that are missing in it.
+    pub lost: u64,
+    /// Since it began.
+    pub elapsed: Duration,
+    /// Whether the volume ended, and the recording with it.
+    pub is_over: bool,
+}
+
+/// Gives an end to a stream that has none: when `stop` says so, which is asked whenever nothing comes.
+struct Until<R, F> {
+    from: R,
+    stop: F,
+}
+
+impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.from.read(into) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if (self.stop)() {
+                        return Ok(0);
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Records until the time is over, the requests are enough, the user interrupts or the volume ends. Each of them leaves a
+/// complete file. `progress` is told about ten times a second.
+///
+/// # Errors
+/// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be written, [`ErrorKind::Format`] if what comes is damaged.
+pub fn record(
+    control: &Control,
+    options: &RecordOptions,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(&Recorded),
+) -> Result<Recorded> {
+    let failed = || format!("{}: cannot be written", options.output.path().display());
+    options.output.check()?;
+    let image = image(control)?;
+    check_image(&image, options.output.path())?;
+    let stream = control.trace(options.hashes, TICK)?;
+    // Only now: what was there before is kept if there is nothing to record.
+    let file = options.output.create()?;
+    let begin = Instant::now();
+    let state =
+        Cell::new(Recorded { requests: 0, bytes: 0, lost: 0, elapsed: Duration::ZERO, is_over: false });
+    let progress = RefCell::new((progress, Instant::now()));
+    let is_enough = || {
+        let mut now = state.get();
+        now.elapsed = begin.elapsed();
+        state.set(now);
+        let (progress, told) = &mut *progress.borrow_mut();
+        if told.elapsed() >= TICK {
+            progress(&now);
+            *told = Instant::now();
+        }
+        interrupt.is_raised() || options.time.is_some_and(|time| now.elapsed >= time)
+    };
+    let format = |error: vlane_trace::Error| match error.kind() {
+        vlane_trace::ErrorKind::Io => Error::caused_by(ErrorKind::Io, "the recording broke off", error),
+        _ => Error::caused_by(ErrorKind::Format, "the server sends what is no trace", error),
+    };
+    let stopped = Cell::new(false);
+    let stop = || {
+        stopped.set(stopped.get() || is_enough());
+        stopped.get()
+    };
+    let mut reader = Reader::new(Until { from: stream, stop }).map_err(format)?;
+    let to = BufWriter::with_capacity(1 << 20, file);
+    let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
+    let count = options.count.unwrap_or(u64::MAX);
+    let mut damage = None;
+    let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
+    while state.get().requests < count && !stopped.get() {
+        if writer.entries().is_multiple_of(LOOK_EVERY) && is_enough() {
+            break;
+        }
+        let entry = match reader.next() {
+            Some(Ok(entry)) => entry,
+            // The end in the middle of an entry is where we stopped; or where the server died.
+            Some(Err(error)) if error.kind() == vlane_trace::ErrorKind::Truncated => break,
+            Some(Err(error)) => {
+                damage = Some(format(error));
+                break;
+            }
+            None => break,
+        };
+        layouts.look(&entry, &mut writer).context(ErrorKind::Io, failed)?;
+        writer.write(&entry).context(ErrorKind::Io, failed)?;
+        let mut now = state.get();
+        match entry {
+            Entry::Record(record) if !record.more => now.requests += 1,
+            Entry::Lost { count, .. } => now.lost += count,
+            _ => {}
+        }
+        now.bytes = writer.bytes();
+        state.set(now);
+    }
+    let is_over = reader.is_complete();
+    drop(reader);
+    layouts.tell(&mut writer).context(ErrorKind::Io, failed)?;
+    writer.finish().context(ErrorKind::Io, failed)?;
+    let mut recorded = state.get();
+    recorded.elapsed = begin.elapsed();
+    recorded.is_over = is_over;
+    recorded.bytes = std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
+    damage.map_or(Ok(recorded), Err)
+}
+
+/// The image, as the server named it, from where it is.
+fn image(control: &Control) -> Result<PathBuf> {
+    let image = PathBuf::from(control.volume()?.name);
+    if image.is_absolute() {
+        return Ok(image);
+    }
+    let pid = control.counters()?.process.pid;
+    Ok(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().join(image))
+}
+
+/// An image is locked while it is served; but not every file system has locks.
+fn check_image(image: &Path, output: &Path) -> Result<()> {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    match identity(output).is_some_and(|output| Some(output) == identity(image)) {
+        false => Ok(()),
+        true => {
+            let context =
+                format!("{}: is the image that is to be recorded; choose another name", output.display());
+            Err(Error::new(ErrorKind::Invalid, context))
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What a file or a socket is, for somebody who gave the wrong one.
+//!
+//! A look at the first bytes of a file, or at who listens at a socket, tells what it is; [`mistaken`] makes a sentence of it that says what to
+//! give instead. What is not recognised is left to whoever reads it.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Bytes at the beginning of a file that are looked at.
+const HEAD: usize = 64 * 1024;
+
+/// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
+pub const SAVED: &str = "vlane-bench/1";
+
+/// What a command needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// A trace in vlane's own format.
+    Trace,
+    /// A report: JSON or page.
+    Report,
+    /// What `vlane bench --save` wrote.
+    SavedRun,
+    /// The control socket of a volume.
+    ControlSocket,
+    /// The vhost-user socket of a back end.
+    VhostUserSocket,
+}
+
+/// What something is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// A trace in vlane's own format.
+    Trace,
+    /// fio's iolog.
+    Iolog,
+    /// What blktrace writes.
+    Blktrace,
+    /// A report: JSON or page.
+    Report,
+    /// What `vlane bench --save` wrote.
+    SavedRun,
+    /// What `vlane bench --verify --state` wrote.
+    VerifyState,
+    /// An image of a disk, of this format.
+    Image(&'static str),
+    /// A device of the system.
+    Device,
+    /// A directory.
+    Directory,
+    /// Nothing is in it.
+    Empty,
+    /// The control socket of a volume; its vhost-user socket, if that is known.
+    ControlSocket(Option<PathBuf>),
+    /// The vhost-user socket of a volume; its control socket, if it has one.
+    VhostUserSocket(Option<PathBuf>),
+    /// A socket of somebody else, or of nobody.
+    OtherSocket,
+    /// It is not there, cannot be looked at, or is nothing that is known.
+    Unknown,
+}
+
+impl Wanted {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Trace => "a trace",
+            Self::Report => "a report",
+            Self::SavedRun => "a saved run",
+            Self::ControlSocket => "a control socket",
+            Self::VhostUserSocket => "a vhost-user socket",
+        }
+    }
+}
+
+impl Found {
+    fn is(&self, wanted: Wanted) -> bool {
+        match wanted {
+            Wanted::Trace => *self == Self::Trace,
+            Wanted::Report => *self == Self::Report,
+            Wanted::SavedRun => *self == Self::SavedRun,
+            Wanted::ControlSocket => matches!(self, Self::ControlSocket(_) | Self::OtherSocket),
+            Wanted::VhostUserSocket => matches!(self, Self::VhostUserSocket(_) | Self::OtherSocket),
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Self::Trace => "a trace".into(),
+            Self::Iolog => "an iolog of fio".into(),
+            Self::Blktrace => "a trace of blktrace".into(),
+            Self::Report => "a report".into(),
+            Self::SavedRun => "a saved run of `vlane bench --save`".into(),
+            Self::VerifyState => "a state of `vlane bench --verify`".into(),
+            Self::Image(format) => format!("an image ({format})"),
+            Self::Device => "a device".into(),
+            Self::Directory => "a directory".into(),
+            Self::Empty => "an empty file".into(),
+            Self::ControlSocket(_) => "the control socket of a volume".into(),
+            Self::VhostUserSocket(_) => "the vhost-user socket of a volume".into(),
+            Self::OtherSocket => "a socket".into(),
+            Self::Unknown => "nothing that vlane knows".into(),
+        }
+    }
+}
+
+/// A sentence if what is at `path` is known to be something else than what is wanted: what it is, and what to do.
+pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
+    let found = look(path);
+    if found == Found::Unknown || found.is(wanted) {
+        return None;
+    }
+    let name = path.display();
+    let advice = match (&found, wanted) {
+        (Found::VhostUserSocket(Some(control)), Wanted::ControlSocket) => {
+            format!("give the control socket, {}", control.display())
+        }
+        (Found::VhostUserSocket(None), Wanted::ControlSocket) => {
+            "give the control socket; the volume has one if it is served with --control PATH".into()
+        }
+        (Found::ControlSocket(Some(socket)), Wanted::VhostUserSocket) => {
+            format!("give the vhost-user socket, {}", socket.display())
+        }
+        (Found::ControlSocket(None), Wanted::VhostUserSocket) => "give the vhost-user socket".into(),
+        (Found::Iolog | Found::Blktrace, Wanted::Trace) => {
+            format!("make one of it: vlane trace convert {name} NEW.trc")
+        }
+        (Found::Image(_) | Found::Device, Wanted::ControlSocket) => {
+            format!("serve it first (vlane serve {name} --socket PATH --control CONTROL), and give CONTROL")
+        }
+        (Found::Image(_) | Found::Device, Wanted::VhostUserSocket) => {
+            format!("serve it first (vlane serve {name} --socket PATH), and give PATH")
+        }
+        (Found::Trace, Wanted::Report) => format!("make one of it: vlane analyze {name} --html NEW.html"),
+        (Found::Trace, Wanted::VhostUserSocket | Wanted::ControlSocket) => {
+            format!("vlane analyze {name} says what is in it")
+        }
+        (Found::SavedRun, _) => format!("vlane bench --compare {name} compares a new run with it"),
+        (Found::Report, _) => format!("vlane report {name} shows it"),
+        (Found::VerifyState, _) => format!("vlane bench --verify-only --state {name} uses it"),
+        (_, Wanted::Trace) => "vlane record writes one".into(),
+        (_, Wanted::Report) => "commands that measure write one, with --json or --html".into(),
+        (_, Wanted::SavedRun) => "vlane bench --save writes one".into(),
+        (_, Wanted::ControlSocket) => "a volume has one if it is served with --control PATH".into(),
+        (_, Wanted::VhostUserSocket) => "a back end listens there: vlane serve IMAGE --socket PATH".into(),
+    };
+    Some(format!("{name}: this is {}, not {}; {advice}", found.words(), wanted.words()))
+}
+
+/// Looks at what is there.
+pub fn look(path: &Path) -> Found {
+    let Ok(meta) = std::fs::metadata(path) else { return Found::Unknown };
+    let kind = meta.file_type();
+    if kind.is_dir() {
+        Found::Directory
+    } else if kind.is_socket() {
+        socket(path)
+    } else if kind.is_block_device() || kind.is_char_device() {
+        Found::Device
+    } else if kind.is_file() {
+        // A pipe is not looked at: what was read of it would be missing.
+        file(path, meta.len())
+    } else {
+        Found::Unknown
+    }
+}
+
+fn file(path: &Path, bytes: u64) -> Found {
+    let Ok(file) = File::open(path) else { return Found::Unknown };
+    let mut head = Vec::with_capacity(HEAD);
+    if (&file).take(HEAD as u64).read_to_end(&mut head).is_err() {
+        return Found::Unknown;
+    }
+    let text = || String::from_utf8_lossy(&head);
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    match &head[..] {
+        [] => Found::Empty,
+        head if head.starts_with(&vlane_trace::MAGIC) => Found::Trace,
+        head if is_iolog(head) => Found::Iolog,
+        head if is_blktrace(head) => Found::Blktrace,
+        head if head.starts_with(b"vlverify") => Found::VerifyState,
+        _ => match image(&head, &file, bytes) {
+            Some(format) => Found::Image(format),
+            None if text().contains(vlane_report::SCHEMA) => Found::Report,
+            None if text().contains(SAVED) => Found::SavedRun,
+            None if ["raw", "img"].contains(&extension.as_str()) => Found::Image("raw"),
+            None => Found::Unknown,
+        },
+    }
+}
+
+/// The format of an image, or what is on a raw one.
+fn image(head: &[u8], file: &File, bytes: u64) -> Option<&'static str> {
+    let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
+    let formats: [(usize, &[u8], &str); 10] = [
+        (0, b"QFI\xfb", "qcow2"),
+        (0, b"KDMV", "vmdk"),
+        (0, b"# Disk DescriptorFile", "vmdk"),
+        (0, b"vhdxfile", "vhdx"),
+        (0x40, b"\x7f\x10\xda\xbe", "vdi"),
+        (512, b"EFI PART", "raw, with partitions"),
+        (0x438, b"\x53\xef", "raw, with a file system"),
+        (0, b"XFSB", "raw, with a file system"),
+        (32769, b"CD001", "of a CD"),
+        (510, b"\x55\xaa", "raw, bootable or with partitions"),
+    ];
+    if let Some((.., name)) = formats.iter().find(|(at, magic, _)| has(*at, magic)) {
+        return Some(name);
+    }
+    let mut end = [0; 8];
+    if bytes >= 512 && file.read_exact_at(&mut end, bytes - 512).is_ok() && end == *b"conectix" {
+        return Some("vpc");
+    }
+    // A new image is nothing but zeroes.
+    (bytes.is_multiple_of(512) && head.iter().all(|byte| *byte == 0)).then_some("raw")
+}
+
+/// Looks at who listens at a socket.
+fn socket(path: &Path) -> Found {
+    let Ok(stream) = UnixStream::connect(path) else { return Found::OtherSocket };
+    listener(&stream, path)
+}
+
+/// What the program that listens at the other end says of itself: its arguments name its sockets. Another user's program says
+/// nothing.
+pub fn listener(stream: &UnixStream, path: &Path) -> Found {
+    let pid = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
+    let Ok(pid) = pid else { return Found::OtherSocket };
+    let Ok(words) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Found::OtherSocket };
+    let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+    if words.get(1) != Some(&&b"serve"[..]) && !words.contains(&&b"serve"[..]) {
+        return Found::OtherSocket;
+    }
+    let value = |option: &[u8]| {
+        let with = [option, b"="].concat();
+        words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix(&with[..]) {
+            Some(value) => Some(value),
+            None if *word == option => words.get(at + 1).copied(),
+            None => None,
+        })
+    };
+    // Their paths are relative to where they stand.
+    let theirs = |value: &[u8]| {
+        let given = Path::new(std::ffi::OsStr::from_bytes(value));
+        Path::new("/proc").join(pid.to_string()).join("cwd").join(given)
+    };
+    let same = |value: &[u8]| match (theirs(value).canonicalize(), path.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    };
+    let shown = |value: &[u8]| theirs(value).canonicalize().ok();
+    let (vhost, control) = (value(b"--socket"), value(b"--control"));
+    match (vhost, control) {
+        (Some(vhost), control) if same(vhost) => Found::VhostUserSocket(control.and_then(shown)),
+        (vhost, Some(control)) if same(control) => Found::ControlSocket(vhost.and_then(shown)),
+        _ => Found::OtherSocket,
+    }
+}
+
+/// `BLK_IO_TRACE_MAGIC` and version 7, the first word of a trace of blktrace.
+pub const BLKTRACE: u32 = 0x6561_7407;
+
+/// Whether a file that begins so is an iolog of fio.
+pub fn is_iolog(head: &[u8]) -> bool {
+    head.starts_with(b"fio version ")
+}
+
+/// Whether a file that begins so is one of blktrace, on a little-endian machine.
+pub fn is_blktrace(head: &[u8]) -> bool {
+    head.len() >= 4 && head[..4] == BLKTRACE.to_le_bytes()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn told(name: &str, content: &[u8], wanted: Wanted) -> Option<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        mistaken(&path, wanted)
+    }
+
+    #[test]
+    fn a_wrong_kind_of_file_is_named_with_what_to_do() {
+        let mut qcow2 = vec![0; 4096];
+        qcow2[..4].copy_from_slice(b"QFI\xfb");
+        let report = format!("{{\"schema\": \"{}\"}}", vlane_report::SCHEMA);
+        let saved = format!("{{\"schema\": \"{}\"}}", SAVED);
+        let cases: [(&str, &[u8], Wanted, &[&str]); 9] = [
+            ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
+            ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane record"]),
+            ("disk.raw", &[1; 4096], Wanted::VhostUserSocket, &["an image", "serve it first"]),
+            ("a", b"fio version 3 iolog\n", Wanted::Trace, &["an iolog", "vlane trace convert"]),
+            ("a", report.as_bytes(), Wanted::SavedRun, &["a report", "vlane report"]),
+            ("a", saved.as_bytes(), Wanted::Report, &["a saved run", "--compare"]),
+            ("a", b"VLANETRC....", Wanted::Report, &["a trace", "vlane analyze"]),
+            ("a", b"", Wanted::Trace, &["an empty file", "not a trace"]),
+            ("a", &vlane_trace::MAGIC, Wanted::ControlSocket, &["a trace", "not a control socket"]),
+        ];
+        for (name, content, wanted, parts) in cases {
+            let words = told(name, content, wanted).unwrap();
+            assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+        }
+        assert!(mistaken(Path::new("/"), Wanted::Trace).unwrap().contains("a directory"));
+    }
+
+    #[test]
+    fn what_is_right_or_not_known_is_left_to_who_reads_it() {
+        assert_eq!(told("a", b"VLANETRC....", Wanted::Trace), None);
+        assert_eq!(told("a", b"some words", Wanted::Report), None);
+        assert_eq!(mistaken(Path::new("/nowhere/at/all"), Wanted::Trace), None);
+    }
+
+    #[test]
+    fn any_file_is_looked_at_without_a_panic() {
+        for bytes in [1, 7, 511, 512, 513, 32770, 70_000] {
+            for byte in [0_u8, 0x55, 0xff] {
+                let _ = told("x", &vec![byte; bytes], Wanted::Trace);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! QEMU's own virtio-blk in a guest: how often its functions are called for the same bytes in small and in large requests.
+//!
+//! The guest runs fio on the bare disk, once per case. Before and after the job proper fio runs `/gate`, which prints the guest's interrupts;
+//! the first waits for a line on the console, so that the host can look at QEMU's threads and at its trace log.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
+
+use super::{BLOCKS, Direction};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::guests::{trouble, wait};
+use vlane_host::interrupt::Interrupt;
+use vlane_report::progress::Progress;
+use vlane_work::interrupts::Interrupts;
+use vlane_work::kvm::KvmStats;
+use vlane_work::qemu;
+use vlane_work::{Counted, Role, Sampler, Tally, Used};
+
+/// Steps of [`measure`]: the boot, and the cases.
+pub const STEPS: usize = 5;
+/// The disk's PCI slot.
+const SLOT: u8 = 4;
+/// Longest time to boot, and for one case, on a busy machine with an emulated CPU.
+const BOOT: Duration = Duration::from_secs(120);
+const CASE: Duration = Duration::from_secs(180);
+
+const SCRIPT: &str = r#"
+stty -echo 2>/dev/null
+tries=0
+while [ ! -b /dev/vda ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+[ -b /dev/vda ] || { echo "no disk"; exit 1; }
+echo "RESULT ready=1"
+while read -r command id rw bs bytes depth; do
+    case $command in
+    run)
+        fio --name=x --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth="$depth" --thread --rw="$rw" --bs="$bs" \
+            --io_size="$bytes" --disk_util=0 --exec_prerun="/gate begin $id" --exec_postrun="/gate end $id" \
+            --output=/tmp/said < /dev/null > /tmp/more 2>&1
+        status=$?
+        [ $status -eq 0 ] || cat /tmp/said /tmp/more
+        rm -f /tmp/said /tmp/more ./*.txt
+        echo "RESULT done.$id=$status"
+        ;;
+    quit) exit 0 ;;
+    esac
+done
+"#;
+
+const GATE: &str = r#"#!/bin/sh
+lines=$(tr '\n' '|' < /proc/interrupts)
+echo "RESULT $1.$2=$lines" > /dev/console
+if [ "$1" = begin ]; then
+    read -r go < /dev/console
+fi
+"#;
+
+/// What the machine is made of.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The host.
+    pub host: &'a Host,
+    /// Which QEMU.
+    pub program: QemuProgram,
+    /// The guest's kernel.
+    pub kernel: Kernel,
+    /// How instructions are executed.
+    pub accel: Choice,
+}
+
+/// One case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GuestMeasured {
+    /// Read or write.
+    pub direction: Direction,
+    /// Bytes per request of the program in the guest.
+    pub block: u32,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Time that it took, the end of fio's job included.
+    pub seconds: f64,
+    /// Calls of QEMU's virtio-blk functions, by trace event.
+    pub calls: Tally,
+    /// Interrupts of the disk in the guest.
+    pub interrupts: u64,
+    /// What QEMU's threads used.
+    pub used: Used,
+    /// Exits to the host.
+    pub exits: Counted<KvmStats>,
+}
+
+impl GuestMeasured {
+    /// Requests that arrived in QEMU: the guest's block layer splits large ones and merges small ones.
+    pub fn requests(&self) -> u64 {
+        self.calls.of("virtio_blk_handle_read") + self.calls.of("virtio_blk_handle_write")
+    }
+}
+
+/// Boots the guest and measures every case.
+///
+/// # Errors
+/// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not do what it should;
+/// [`ErrorKind::Interrupted`].
+pub fn measure(
+    parts: &Parts<'_>,
+    image: &Path,
+    dir: &Path,
+    bytes: u64,
+    depth: u16,
+    interrupt: &Interrupt,
+    progress: &mut Progress,
+) -> Result<Vec<GuestMeasured>> {
+    progress.step("booting a guest on QEMU's virtio-blk");
+    let log = dir.join("qemu-trace.log");
+    let append = String::new();
+    let boot = vlane_boot::Boot::Kernel { kernel: parts.kernel.image.clone(), initramfs: None, append };
+    let mut machine = Qemu::new(parts.program.clone(), parts.accel.accel, boot, Disk::at(""));
+    machine.disks = Vec::new();
+    let controller = vlane_boot::Controller::Virtio { queues: 1, iothreads: 1 };
+    machine.drives =
+        vec![Drive { id: "disk".into(), image: image.to_path_buf(), direct: false, controller, slot: SLOT }];
+    machine.vcpus = 1;
+    machine.extra = ["-name", "work,debug-threads=on"].map(String::from).to_vec();
+    for word in qemu::arguments(&log) {
+        machine.extra.push(word.into_string().map_err(|word| {
+            Error::new(ErrorKind::Invalid, format!("{}: not a path that can be passed on", word.display()))
+        })?);
+    }
+    let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
+    let limit = BOOT + 4 * CASE;
+    let mut guest = machine.start_with(parts.host, &parts.kernel, &initramfs, limit, None)?;
+    wait(&mut guest, "ready", BOOT, interrupt)?;
+    let mut all = Vec::new();
+    for direction in Direction::ALL {
+        for block in BLOCKS {
+            progress.step(format!("in the guest: {}K {}", block >> 10, direction.name()));
+            let id = format!("{}-{block}", direction.pattern());
+            let words = format!("run {id} {} {block} {bytes} {depth}\n", direction.pattern());
+            guest.send(&words)?;
+            let begin = wait(&mut guest, &format!("begin.{id}"), CASE, interrupt)?;
+            let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
+            let mut sampler = Sampler::new(Role::qemu(pid));
+            let (calls_before, exits_before) = (read_log(&log)?, KvmStats::take(pid));
+            let (before, start) = (sampler.take(), Instant::now());
+            guest.send("go\n")?;
+            let end = wait(&mut guest, &format!("end.{id}"), CASE, interrupt)?;
+            let seconds = start.elapsed().as_secs_f64();
+            let used = sampler.take().since(&before);
+            let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
+            let calls = read_log(&log)?.since(&calls_before);
+            if wait(&mut guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
+                return Err(trouble(&guest, "fio failed in the guest"));
+            }
+            let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
+            let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
+            all.push(GuestMeasured { direction, block, bytes, seconds, calls, interrupts, used, exits });
+        }
+    }
+    guest.send("quit\n")?;
+    Ok(all)
+}
+
+/// The events in QEMU's log up to now.
+fn read_log(log: &Path) -> Result<Tally> {
+    let bytes = std::fs::read(log)
+        .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
+    Ok(qemu::events(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
+}

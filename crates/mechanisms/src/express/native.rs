@@ -1,0 +1,266 @@
+//! Without a guest: vlane's driver, a model of a drive with a queue for each thread of the back end, 512 readers and one more.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use vlane_driver::{Crowd, CrowdReport, SessionOptions};
+
+use super::judge::Arms;
+use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_host::server::{Server, Storage};
+use vlane_report::machine::Machine;
+use vlane_report::progress::Progress;
+use vlane_report::{Report, figure};
+
+/// How long a back end may take to end.
+const STOP: Duration = Duration::from_secs(20);
+/// Starting a back end, connecting, draining: what a measurement takes beyond its own time, about.
+const AROUND: Duration = Duration::from_millis(500);
+
+/// How the readers are spread over the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// As many on each.
+    Even,
+    /// The last queue has none.
+    Uneven,
+    /// As uneven, and the foreground does not think: what it gains in time it takes from the others in reads.
+    Greedy,
+}
+
+impl Load {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Even, Self::Uneven, Self::Greedy];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Even => "even",
+            Self::Uneven => "uneven",
+            Self::Greedy => "greedy",
+        }
+    }
+
+    /// The load of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|load| load.name() == name)
+    }
+
+    /// Readers of each queue.
+    fn readers(self, readers: u16, queues: u16) -> Vec<u16> {
+        let busy = if self == Self::Even { queues } else { queues - 1 };
+        let of = |queue: u16| readers / busy + u16::from(queue < readers % busy);
+        (0..queues).map(|queue| if queue < busy { of(queue) } else { 0 }).collect()
+    }
+
+    /// What the foreground does something else for between two reads.
+    fn think(self, think: Duration) -> Duration {
+        if self == Self::Greedy { Duration::ZERO } else { think }
+    }
+
+    /// In words.
+    pub fn title(self, readers: u16, queues: u16) -> String {
+        match self {
+            Self::Even => format!("{readers} readers on all {queues} queues"),
+            Self::Uneven => format!("{readers} readers on {} of {queues} queues", queues - 1),
+            Self::Greedy => format!("{readers} readers on {} of {queues} queues, no think time", queues - 1),
+        }
+    }
+}
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's own file.
+    pub vlane: PathBuf,
+    /// vlane's version.
+    pub version: String,
+    /// The command that makes this report again.
+    pub command: String,
+    /// What the back end does; the first one is what others are held against.
+    pub modes: Vec<Mode>,
+    /// How readers are spread.
+    pub loads: Vec<Load>,
+    /// Queues of the volume, and threads of the back end.
+    pub queues: u16,
+    /// Readers in the background.
+    pub readers: u16,
+    /// What the foreground does something else for between two reads.
+    pub think: Duration,
+    /// The drive.
+    pub model: Model,
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// Time before each measurement that does not count.
+    pub ramp: Duration,
+    /// Time of each measurement.
+    pub time: Duration,
+}
+
+/// What one measurement gave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Sample {
+    /// Mean time of the foreground's reads, in us.
+    pub mean_us: f64,
+    /// Their median.
+    pub p50_us: f64,
+    /// Their 99th percentile.
+    pub p99_us: f64,
+    /// Their 99.9th percentile.
+    pub p999_us: f64,
+    /// How many there were.
+    pub reads: f64,
+    /// The foreground's reads per second.
+    pub foreground: f64,
+    /// The background's.
+    pub background: f64,
+    /// 99th percentile of the background's, in us.
+    pub background_p99_us: f64,
+    /// CPU time of the back end, us per read of anybody.
+    pub cpu_us: f64,
+}
+
+impl Sample {
+    fn of(report: &CrowdReport) -> Self {
+        let latency = &report.one.latency;
+        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+        let reads = report.one.ios as f64;
+        Self {
+            mean_us: latency.mean,
+            p50_us: latency.p50,
+            p99_us: latency.p99,
+            p999_us: latency.p99_9,
+            reads,
+            foreground: report.one.iops,
+            background: report.readers.iops,
+            background_p99_us: report.readers.latency.p99,
+            cpu_us: report.backend.as_ref().map_or(f64::NAN, |used| used.cpu_us_per_io),
+        }
+    }
+
+    /// Reads per second of all.
+    pub fn total(&self) -> f64 {
+        self.foreground + self.background
+    }
+}
+
+/// A load, with all arms.
+#[derive(Debug, Clone)]
+pub struct LoadResult {
+    /// The load.
+    pub load: Load,
+    /// What was measured.
+    pub arms: Arms<Sample>,
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, text));
+        if self.modes.is_empty() || self.loads.is_empty() || self.rounds == 0 {
+            return usage("nothing is left to be measured: give --modes, --loads and --rounds");
+        }
+        if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
+            return usage(
+                "--queues 1: where one queue has no readers there are two at least; or --loads even",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Measures, and makes a report.
+///
+/// # Errors
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of back end and driver.
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
+    options.check()?;
+    let (created, start) = (vlane_report::date::now(), Instant::now());
+    let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
+    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+    let names: Vec<String> = options.modes.iter().map(|mode| mode.name().to_owned()).collect();
+    let mut results: Vec<LoadResult> =
+        options.loads.iter().map(|load| LoadResult { load: *load, arms: Arms::named(&names) }).collect();
+    let arms = names.len() + 1;
+    let mut progress =
+        Progress::new(options.rounds * results.len() * arms).expecting(options.ramp + options.time + AROUND);
+    for round in 0..options.rounds {
+        for result in &mut results {
+            for turn in turns(arms, round) {
+                let arm = &mut result.arms.0[turn];
+                progress.step(format!("round {}: {}: {}", round + 1, result.load.name(), arm.arm));
+                let mode = options.modes[turn % options.modes.len()];
+                let sample = measure(options, result.load, mode, dir.path(), &mut progress, interrupt)?;
+                tracing::debug!(?sample, arm = arm.arm, "measured");
+                arm.rounds.push(sample);
+            }
+        }
+    }
+    progress.clear();
+    let machine = Machine::describe(&options.version, &[]);
+    Ok(report::native::fill(options, &results, machine, created, start.elapsed()))
+}
+
+fn measure(
+    options: &Options,
+    load: Load,
+    mode: Mode,
+    dir: &std::path::Path,
+    progress: &mut Progress,
+    interrupt: &Interrupt,
+) -> Result<Sample> {
+    interrupt.check()?;
+    let queues = options.queues.to_string();
+    let mut words = options.model.options();
+    words.extend(["--queues", &queues, "--threads", &queues, "--classes", mode.name()].map(str::to_owned));
+    let mut server = Server::vlane(&options.vlane, dir, Storage::null(VOLUME), &[], &words)?;
+    let crowd = Crowd {
+        readers: load.readers(options.readers, options.queues),
+        readers_ioprio: BACKGROUND,
+        queue: 0,
+        ioprio: FOREGROUND,
+        think: load.think(options.think),
+        block: BLOCK,
+        seed: 1,
+        ramp: options.ramp,
+        time: options.time,
+    };
+    let session = server.connect(&SessionOptions {
+        queues: options.queues,
+        depth: crowd.depth(),
+        data: BLOCK,
+        ..SessionOptions::default()
+    })?;
+    let report = vlane_driver::run_crowd(session, &crowd, &mut |state| {
+        progress.detail(&figure::with_unit(state.iops, "IOPS"));
+        if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    interrupt.check()?;
+    server.stop(STOP)?;
+    if report.one.ios == 0 {
+        let text = format!(
+            "{}: the foreground read nothing within {:?}; give more --time",
+            mode.name(),
+            options.time
+        );
+        return Err(Error::new(ErrorKind::Process, text));
+    }
+    Ok(Sample::of(&report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_are_spread_evenly_over_the_queues_that_have_any() {
+        assert_eq!(Load::Even.readers(512, 8), [64; 8]);
+        assert_eq!(Load::Uneven.readers(512, 8), [74, 73, 73, 73, 73, 73, 73, 0]);
+        assert_eq!(Load::Uneven.readers(3, 2), [3, 0]);
+        assert_eq!(Load::Even.readers(3, 4), [1, 1, 1, 0]);
+        assert!(Load::ALL.iter().all(|load| Load::named(load.name()) == Some(*load)));
+    }
+}

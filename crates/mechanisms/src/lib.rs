@@ -1,0 +1,10 @@
+//! What each of vlane's mechanisms is worth, in real guests: cache modes with and without the journal bypass, express, loans, limits.
+//!
+//! Each module is one experiment: what is measured, how, and its report.
+
+#![forbid(unsafe_code)]
+
+pub mod caches;
+pub mod express;
+pub mod loans;
+pub mod throttle;

@@ -1,0 +1,161 @@
+//! The live scheduler, measured with real guests: each has a process that computes all the time, the first also reads and writes
+//! its vlane disk, one small synchronous request after the other.
+//!
+//! Everything is as a user has it: `vlane serve` in a process of its own tells `vlane sched run`, another one, of completed I/O. What
+//! a completion waits is taken from a recording of the volume (`vlane record`): from the answer of one request to the
+//! submission of the next, so both EEVDF alone and the schedulers are seen with the same eyes, outside the guest.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use vlane_boot::{Initramfs, Install};
+
+use super::bed::{self, Bed, Plan};
+use super::figures::{Cell, Measured};
+use super::live_report::{self, Labels};
+use vlane_capture::Trace;
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+pub use vlane_host::guests::Machines;
+use vlane_host::interrupt::Interrupt;
+use vlane_report::Report;
+use vlane_report::progress::Progress;
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's version.
+    pub version: String,
+    /// The command line, for the report.
+    pub command: String,
+    /// vlane's own file.
+    pub program: PathBuf,
+    /// Which guests.
+    pub machines: Machines,
+    /// How many, the one with I/O included.
+    pub guests: usize,
+    /// What the device takes for a request: the time from one completion to the next, without waiting.
+    pub latencies: Vec<Duration>,
+    /// Time of each measurement.
+    pub time: Duration,
+    /// Rounds.
+    pub rounds: usize,
+    /// Policies; EEVDF alone is measured always.
+    pub policies: Vec<String>,
+    /// More arguments of `vlane sched run`.
+    pub arguments: Vec<String>,
+    /// Missing programs may be installed.
+    pub install: Install,
+}
+
+/// What the guest with I/O does: computes, and reads and writes the disk that it is told.
+const FIRST: &str = r#"
+(while :; do :; done) &
+echo RESULT ready=1
+io=
+n=0
+while read -r disk; do
+    [ -n "$io" ] && kill $io && killall dd && wait $io
+    while chrt -f 1 dd if=/dev/$disk of=/dev/$disk bs=4k iflag=direct oflag=direct conv=notrunc 2>/tmp/dd; do :; done &
+    io=$!
+    n=$((n + 1))
+    echo RESULT load$n=1
+done
+"#;
+/// From each answer to the next request: with one request at a time, what the guest needs to take it and to go on.
+fn responses(trace: &Trace) -> Result<Vec<u64>> {
+    let mut requests: Vec<(u64, u64)> =
+        trace.requests.iter().map(|request| (request.record.submit, request.record.completed())).collect();
+    requests.sort_unstable();
+    let pairs = requests.windows(2).filter_map(|pair| pair[1].0.checked_sub(pair[0].1));
+    let responses: Vec<u64> = pairs.collect();
+    if responses.is_empty() {
+        return Err(Error::new(ErrorKind::Process, "the guest with I/O did none while it was measured"));
+    }
+    Ok(responses)
+}
+
+/// Of `vlane sched run`.
+fn arguments(options: &Options, policy: &str) -> Vec<OsString> {
+    ["--policy", policy]
+        .into_iter()
+        .chain(options.arguments.iter().map(String::as_str))
+        .map(OsString::from)
+        .collect()
+}
+
+fn check(options: &Options) -> Result<()> {
+    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
+    if !(2..=64).contains(&options.guests) {
+        return invalid("there are between 2 and 64 real guests; change --guests");
+    }
+    if options.rounds == 0 || options.time < Duration::from_secs(1) || options.latencies.is_empty() {
+        return invalid("measure at least once, for a second, with one --gap");
+    }
+    Ok(())
+}
+
+/// Measures, and makes the report of it.
+///
+/// # Errors
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
+/// what guests, back ends and schedulers say.
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
+    check(options)?;
+    vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
+    let begin = Instant::now();
+    let created = vlane_report::date::now();
+    let arms: Vec<Option<&str>> =
+        std::iter::once(None).chain(options.policies.iter().map(|policy| Some(policy.as_str()))).collect();
+    let steps = 1 + options.rounds * options.latencies.len() * arms.len();
+    let mut progress = Progress::new(steps).expecting(options.time + Duration::from_secs(5));
+    progress.step(format!("{} guests boot", options.guests));
+    let disk = |latency: &Duration| vec!["--latency".into(), latency.as_micros().to_string().into()];
+    let plan = Plan {
+        program: &options.program,
+        machines: options.machines,
+        guests: options.guests,
+        install: options.install,
+        disks: options.latencies.iter().map(disk).collect(),
+        first: Initramfs::new(FIRST).programs(["chrt"]),
+    };
+    let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
+    let mut cells = vec![vec![Cell::default(); arms.len()]; options.latencies.len()];
+    for round in 0..options.rounds {
+        for (load, latency) in options.latencies.iter().enumerate() {
+            bed.load(load, interrupt)?;
+            for turn in 0..arms.len() {
+                let number = (turn + round) % arms.len();
+                let name = arms[number].unwrap_or("EEVDF");
+                progress.step(format!("a device of {latency:?}, {name}"));
+                let scheduler = arms[number].map(|policy| arguments(options, policy));
+                let measured = bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
+                let (mut sample, trace) = measured;
+                sample.responses = responses(&trace)?;
+                cells[load][number].samples.push(sample);
+            }
+        }
+    }
+    drop(progress);
+    let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
+    let measured = Measured { cells, weights, seconds: begin.elapsed().as_secs_f64(), created };
+    let names = arms.iter().map(|arm| arm.unwrap_or("EEVDF").to_owned());
+    let labels = Labels {
+        version: options.version.clone(),
+        command: options.command.clone(),
+        arms: names.collect(),
+        loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
+        ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
+        about: format!(
+            "{} guests ({}), each with a process that computes all the time; the first also reads and writes 4 KiB of its vlane disk, \
+             synchronously, as fast as it can, by a process that is real-time in the guest: the guest's own scheduler is not what is measured. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
+             real-time under all schedulers, EEVDF included.",
+            options.guests, bed.what
+        ),
+        rounds: options.rounds,
+        time: options.time,
+        warnings: bed::warnings(options.machines),
+        versions: vec![("guests".into(), bed.what.clone())],
+    };
+    live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+}

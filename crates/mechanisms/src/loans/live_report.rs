@@ -1,0 +1,250 @@
+//! The report of [`super::live`].
+
+use std::time::Duration;
+
+use super::figures::{Cell as Figures, Measured, Sample};
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_report::machine::Machine;
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
+};
+
+/// What the report says of what was measured.
+#[derive(Debug, Clone)]
+pub(super) struct Labels {
+    /// vlane's version.
+    pub(super) version: String,
+    /// The command line.
+    pub(super) command: String,
+    /// The schedulers that were compared.
+    pub(super) arms: Vec<String>,
+    /// The loads, as in "under ...".
+    pub(super) loads: Vec<String>,
+    /// Their short names, for links.
+    pub(super) ids: Vec<String>,
+    /// What was done.
+    pub(super) about: String,
+    /// Rounds.
+    pub(super) rounds: usize,
+    /// Time of each measurement.
+    pub(super) time: Duration,
+    /// What a reader must know before believing the figures.
+    pub(super) warnings: Vec<String>,
+    /// Programs that took part beside vlane.
+    pub(super) versions: Vec<(String, String)>,
+}
+
+/// What a response must be faster than EEVDF's by, on average.
+const FASTER: f64 = 10.0;
+/// What a share may be off its weight, percent.
+const OFF: f64 = 3.0;
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub(super) fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub(super) fn number(count: u64) -> f64 {
+    count as f64
+}
+
+/// Of times in ns, in ms; not a number without any.
+pub(super) fn mean(times: &[u64]) -> f64 {
+    ms(times.iter().sum()) / number(times.len() as u64)
+}
+
+/// Nearest rank, in ms; not a number without any.
+pub(super) fn percentile(times: &[u64], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).map_or(f64::NAN, |&ns| ms(ns))
+}
+
+fn mean_ms(sample: &Sample) -> f64 {
+    mean(&sample.responses)
+}
+
+fn spread(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
+    let values: Vec<f64> = figures.samples.iter().map(value).collect();
+    Spread::of(&values)
+}
+
+pub(super) fn figure(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Cell {
+    spread(figures, value).map_or(Cell::Empty, Cell::Figure)
+}
+
+pub(super) fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
+    spread(figures, value).map_or(f64::NAN, |spread| spread.median)
+}
+
+/// How far the one that is furthest off its weight is off it.
+pub(super) fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
+    sample.off(weights).into_iter().map(f64::abs).fold(0.0, f64::max)
+}
+
+/// The same over all rounds together: what chance gave one round, it took in another.
+pub(super) fn all_rounds(figures: &Figures, guests: usize) -> Sample {
+    let mut used = vec![0; guests];
+    for sample in &figures.samples {
+        for (sum, ns) in used.iter_mut().zip(&sample.used) {
+            *sum += ns;
+        }
+    }
+    Sample { used, ..Sample::default() }
+}
+
+fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
+    let seconds = |sample: &Sample| sample.time.as_secs_f64();
+    let weights = &measured.weights;
+    let rows = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+        let all = all_rounds(cell, weights.len());
+        vec![
+            Cell::Text(arm.clone()),
+            figure(cell, mean_ms),
+            figure(cell, |sample| percentile(&sample.responses, 50)),
+            figure(cell, |sample| percentile(&sample.responses, 99)),
+            figure(cell, |sample| number(sample.responses.len() as u64) / seconds(sample)),
+            figure(cell, |sample| sample.off(weights)[0]),
+            figure(cell, |sample| furthest(sample, weights)),
+            Cell::Number(all.off(weights)[0]),
+            Cell::Number(furthest(&all, weights)),
+            figure(cell, |sample| {
+                let asked: u64 = sample.boosts.iter().sum();
+                number(sample.boosts[0]) / number(asked.max(1)) * 100.0
+            }),
+            figure(cell, |sample| ms(sample.daemon_ns) / seconds(sample) / 10.0),
+        ]
+    });
+    Table::new(
+        format!("Response and fairness: {}", labels.loads[load]),
+        "scheduler | mean response [ms] | median [ms] | 99th percentile [ms] | I/O [/s] | \
+            guest 1 off its share [%] | furthest off [%] | guest 1, all rounds [%] | \
+            furthest, all rounds [%] | boosts granted [%] | scheduler's CPU [%]",
+        rows.collect(),
+    )
+}
+
+/// Cumulative distribution of all rounds' times.
+pub(super) fn distribution_of(
+    caption: &str,
+    arms: &[String],
+    cells: &[Figures],
+    times: impl Fn(&Sample) -> Vec<u64>,
+) -> Chart {
+    let series = arms.iter().zip(cells).map(|(arm, cell)| {
+        let mut all: Vec<u64> = cell.samples.iter().flat_map(&times).collect();
+        all.sort_unstable();
+        let points = (1..=100_usize).filter_map(|percent| {
+            let rank = (all.len() * percent).div_ceil(100).max(1);
+            let x = ms(*all.get(rank - 1)?);
+            Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
+        });
+        Series::measured(arm.clone(), points.collect())
+    });
+    Chart::steps(caption, Axis::log("response", "ms"), Axis::new("of all responses", "%"), series.collect())
+}
+
+/// Everybody's share, as a part of what its weight entitles it to.
+pub(super) fn shares_of(arms: &[String], cells: &[Figures], weights: &[u32]) -> Chart {
+    let guests = weights.len();
+    let series = arms.iter().zip(cells).map(|(arm, cell)| {
+        let points = (0..guests).filter_map(|guest| {
+            let y = spread(cell, |sample| 100.0 + sample.off(weights)[guest])?;
+            Some(Point { x: number(guest as u64), y })
+        });
+        Series::measured(arm.clone(), points.collect())
+    });
+    Chart::bars(
+        "CPU time, of what the weight entitles to",
+        Axis::new("guest", ""),
+        Axis::new("of the entitlement", "%"),
+        (1..=guests).map(|guest| guest.to_string()).collect(),
+        series.collect(),
+    )
+}
+
+fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
+    let mut lines = Vec::new();
+    let find = |name: &str| labels.arms.iter().position(|arm| arm == name);
+    for (load, under) in labels.loads.iter().enumerate() {
+        let cells = &measured.cells[load];
+        let Some(eevdf) = find("EEVDF").map(|at| median(&cells[at], mean_ms)) else { continue };
+        for name in ["loan", "adaptive"] {
+            let Some(cell) = find(name).map(|at| &cells[at]) else { continue };
+            let mean = median(cell, mean_ms);
+            let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);
+            let verdict = |met: bool| if met { "met" } else { "NOT met" };
+            lines.push(format!(
+                "{name}, {under}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
+                 {}); nobody's share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
+                eevdf / mean,
+                verdict(eevdf / mean >= FASTER),
+                verdict(off <= OFF),
+            ));
+        }
+        if let Some(cell) = find("always-boost").map(|at| &cells[at]) {
+            let off = all_rounds(cell, measured.weights.len()).off(&measured.weights)[0];
+            lines.push(format!("always-boost, {under}: guest 1 has {off:+.1} % of its share."));
+        }
+    }
+    lines
+}
+
+/// The report.
+pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
+    if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
+        return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
+    }
+    let responses = |sample: &Sample| sample.responses.clone();
+    let section = |load: usize| {
+        Section::new(
+            labels.ids[load].clone(),
+            capitalised(&labels.loads[load]),
+            Vec::new(),
+            vec![
+                Block::Table(table(labels, measured, load)),
+                Block::Chart(distribution_of(
+                    "Responses of guest 1",
+                    &labels.arms,
+                    &measured.cells[load],
+                    responses,
+                )),
+                Block::Chart(shares_of(&labels.arms, &measured.cells[load], &measured.weights)),
+            ],
+        )
+    };
+    let mut machine = Machine::describe(&labels.version, &[]);
+    machine.versions.extend(labels.versions.iter().cloned());
+    let note = |severity, text: String| Note { severity, text };
+    let warnings = labels.warnings.iter().map(|text| note(Severity::Warning, text.clone()));
+    let facts = [
+        note(Severity::Info, labels.about.clone()),
+        note(
+            Severity::Info,
+            format!(
+                "{} rounds of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
+                 \"All rounds\" adds up everybody's CPU time over them.",
+                labels.rounds, labels.time
+            ),
+        ),
+    ];
+    Ok(Report {
+        schema: SCHEMA.into(),
+        kind: "loans".into(),
+        title: "Loans, live: response and fairness".into(),
+        summary: summary(labels, measured),
+        command: labels.command.clone(),
+        created: measured.created.clone(),
+        seconds: measured.seconds,
+        machine,
+        notes: warnings.chain(facts).collect(),
+        sections: (0..labels.loads.len()).map(section).collect(),
+    })
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}

@@ -1,0 +1,175 @@
+//! Loans in the simulator: scenarios by host schedulers, and the paper's figures and tables beside what comes out.
+
+mod extras;
+mod sections;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
+
+use vlane_host::error::{Context, ErrorKind, Result};
+use vlane_report::date;
+use vlane_report::machine::Machine;
+use vlane_report::progress::Progress;
+use vlane_report::{Note, Report, SCHEMA, Section, Severity};
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's version.
+    pub version: String,
+    /// The command line, for the report.
+    pub command: String,
+    /// What is simulated, in this order.
+    pub scenarios: Vec<Scenario>,
+    /// With which host schedulers.
+    pub setups: Vec<Setup>,
+    /// With the paper's scenario also: its parameters with one change at a time, and events more and less frequent.
+    pub extras: bool,
+}
+
+/// A run, before and after.
+#[derive(Debug, Clone)]
+struct Run {
+    scenario: String,
+    phase: String,
+    /// Seconds of wall-clock time that it took.
+    seconds: f64,
+    outcome: Outcome,
+}
+
+/// Times between two pings, milliseconds, in the section on rates.
+const RATES: [f64; 7] = [2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0];
+
+/// All runs of a report.
+#[derive(Debug, Default)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    fn of(&self, scenario: &str, phase: &str) -> Vec<&Run> {
+        self.0.iter().filter(|run| run.scenario == scenario && run.phase == phase).collect()
+    }
+
+    fn one(&self, scenario: &str, phase: &str, setup: &str) -> Option<&Outcome> {
+        let run =
+            self.0.iter().find(|r| r.scenario == scenario && r.phase == phase && r.outcome.setup == setup);
+        run.map(|run| &run.outcome)
+    }
+}
+
+/// The paper's scenario with pings so far apart, in the mean.
+fn with_interval(scenario: &Scenario, ms: f64) -> Scenario {
+    let mut changed = scenario.clone();
+    changed.seconds = scenario.seconds.min(60.0);
+    for load in changed.vm.iter_mut().flat_map(|vm| &mut vm.load) {
+        if let Load::Ping { every, .. } = load {
+            *every = Span { us: ms * 1e3, ..*every };
+        }
+    }
+    changed
+}
+
+/// Name under which the runs of the section on rates are kept.
+fn rate(ms: f64) -> String {
+    format!("rates {ms}")
+}
+
+/// Simulates everything, on all CPUs that there are, and makes the report.
+///
+/// # Errors
+///
+/// A scheduler of the ablation cannot be made.
+pub fn run(options: &Options) -> Result<Report> {
+    let (begun, created) = (Instant::now(), date::now());
+    let paper = options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
+    let mut jobs: Vec<(String, String, Scenario, Setup)> = Vec::new();
+    for scenario in &options.scenarios {
+        for (phase, part) in scenario.parts() {
+            for setup in &options.setups {
+                jobs.push((scenario.name.clone(), phase.clone(), part.clone(), setup.clone()));
+            }
+        }
+    }
+    if let Some(paper) = paper {
+        for name in ABLATION {
+            let setup = Setup::named(name).context(ErrorKind::Invalid, || "the ablation")?;
+            for (phase, part) in paper.parts() {
+                jobs.push(("ablation".into(), phase, part, setup.clone()));
+            }
+        }
+        if let Some((phase, part)) = paper.parts().into_iter().next() {
+            for ms in RATES {
+                for setup in &options.setups {
+                    jobs.push((rate(ms), phase.clone(), with_interval(&part, ms), setup.clone()));
+                }
+            }
+        }
+    }
+    let runs = simulate_all(&jobs);
+    let mut sections: Vec<Section> = Vec::new();
+    for scenario in &options.scenarios {
+        for (phase, part) in scenario.parts() {
+            sections.push(sections::part(&runs, scenario, &phase, &part));
+        }
+    }
+    if paper.is_some() {
+        sections.push(extras::ablation(&runs));
+        sections.push(extras::rates(&runs, &options.setups));
+    }
+    sections.push(extras::cost(&runs));
+    let mut notes = vec![Note {
+        severity: Severity::Warning,
+        text: "Simulated: these figures are calculated from a model, the same on every machine; nothing was measured. What the model \
+               leaves out is in docs/src/loan-simulator.md."
+            .into(),
+    }];
+    let seeds: Vec<_> = options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
+    notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}.", seeds.join(", ")) });
+    let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
+    Ok(Report {
+        schema: SCHEMA.into(),
+        kind: "simulate".into(),
+        title: format!("Loans, simulated: {}", names.join(", ")),
+        summary: extras::summary(&runs, options),
+        command: options.command.clone(),
+        created,
+        seconds: begun.elapsed().as_secs_f64(),
+        machine: Machine::describe(&options.version, &[]),
+        notes,
+        sections,
+    })
+}
+
+/// Every job, several at once; the results in the order of the jobs.
+fn simulate_all(jobs: &[(String, String, Scenario, Setup)]) -> Runs {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<Option<Run>>> = Mutex::new(vec![None; jobs.len()]);
+    let progress = Mutex::new(Progress::new(jobs.len()));
+    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs.len());
+    let work = || {
+        while let Some((at, (scenario, phase, part, setup))) = {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            jobs.get(at).map(|job| (at, job))
+        } {
+            if let Ok(mut progress) = progress.lock() {
+                progress.step(format!("{scenario} {phase} {}", setup.name));
+            }
+            let begin = Instant::now();
+            let outcome = vlane_simulate::run(part, setup);
+            let seconds = begin.elapsed().as_secs_f64();
+            let run = Run { scenario: scenario.clone(), phase: phase.clone(), seconds, outcome };
+            if let Ok(mut done) = done.lock() {
+                done[at] = Some(run);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Runs(done.into_iter().flatten().collect())
+}

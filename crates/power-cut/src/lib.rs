@@ -1,0 +1,358 @@
+//! Power cuts: a guest writes, everything that reaches the storage is recorded, and from the record come states in which a power cut could
+//! have left it. In each of them the guest's file system must be sound when it is mounted again, and what the guest was told is durable must
+//! be there. `docs/src/power-cut.md` says which states are possible, and why.
+
+#![forbid(unsafe_code)]
+
+mod file_system;
+mod guest;
+mod load;
+mod report;
+pub mod states;
+pub mod storage;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use vlane_boot::Host;
+use vlane_trace::storage::{Findings, History, Reader, RequestKind, What};
+
+use self::file_system::Bench;
+pub use self::file_system::FileSystem;
+use self::load::Told;
+pub use self::report::report;
+use self::states::{Chance, Strategy, chooser};
+use self::storage::Storage;
+use vlane_host::error::{Context, ErrorKind, Result};
+pub use vlane_host::guests::Machines;
+use vlane_host::image::{Medium, Place};
+use vlane_host::interrupt::Interrupt;
+
+/// What is wrong is told of so many states.
+const TOLD: usize = 5;
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// vlane's own file.
+    pub vlane: PathBuf,
+    /// A volume of the guest for each.
+    pub arms: Vec<Arm>,
+    /// The guest's file systems, one after the other.
+    pub file_systems: Vec<FileSystem>,
+    /// Which guest; if not given, one that has the file system.
+    pub machines: Option<Machines>,
+    /// How many programs write to each volume at once.
+    pub workers: u32,
+    /// What each of them does: steps of four fsyncs.
+    pub steps: u64,
+    /// States of each volume that are looked at.
+    pub states: usize,
+    /// States of each volume that are looked at as if its storage did not do what it was told (see [`Outcome::broken`]).
+    pub broken_states: usize,
+    /// Which states: the same seed draws the same ones from the same record.
+    pub seed: u64,
+    /// Where images and records go: on a disk, since in memory nothing is ever flushed.
+    pub disk_dir: Option<PathBuf>,
+}
+
+/// A way to serve a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arm {
+    /// As `--cache` of `vlane serve` has it.
+    pub cache: String,
+    /// `--journal direct`: the journal is read and written around the page cache.
+    pub is_direct: bool,
+}
+
+impl Arm {
+    /// Its name, also for files.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.cache, if self.is_direct { "-direct" } else { "" })
+    }
+
+    /// What `vlane serve` has to be told.
+    fn words(&self) -> Vec<&str> {
+        let journal: &[&str] = if self.is_direct { &["--journal", "direct"] } else { &[] };
+        ["--cache", &self.cache].into_iter().chain(journal.iter().copied()).collect()
+    }
+}
+
+/// What came of one volume.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Its file system.
+    pub file_system: FileSystem,
+    /// How it was served.
+    pub arm: Arm,
+    /// Whether each flush kept its promise, by the record.
+    pub flushes: Findings,
+    /// Promises that were not kept, in words.
+    pub broken_promises: Vec<String>,
+    /// Durable writes and others.
+    pub writes: [usize; 2],
+    /// Of all of them, those around the page cache, where only a part of the volume is written so.
+    pub direct_writes: Option<usize>,
+    /// The guest's steps.
+    pub steps: u64,
+    /// What its states are like.
+    pub states: Checked,
+    /// What they would be like if no flush did anything and no write were durable: it must be seen that the check sees it.
+    pub broken: Option<Checked>,
+}
+
+/// States that were looked at.
+#[derive(Debug, Clone, Default)]
+pub struct Checked {
+    /// How many.
+    pub states: usize,
+    /// Those with something in them that is not durable, so that there was something to choose.
+    pub open: usize,
+    /// Those in which the file system is not sound.
+    pub unsound: usize,
+    /// Those in which something is not there, or not what it should be.
+    pub lost: usize,
+    /// Some of both, in words.
+    pub told: Vec<String>,
+    /// By strategy: states, unsound ones, those with losses.
+    pub by: Vec<(Strategy, [usize; 3])>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Checked {
+    fn add(&mut self, strategy: Strategy, is_open: bool, is_unsound: bool, has_losses: bool) {
+        self.states += 1;
+        self.open += usize::from(is_open);
+        self.unsound += usize::from(is_unsound);
+        self.lost += usize::from(has_losses);
+        for (_, counts) in self.by.iter_mut().filter(|(known, _)| *known == strategy) {
+            counts[0] += 1;
+            counts[1] += usize::from(is_unsound);
+            counts[2] += usize::from(has_losses);
+        }
+    }
+
+    /// Nothing is wrong with any of them.
+    pub fn is_sound(&self) -> bool {
+        self.unsound == 0 && self.lost == 0
+    }
+}
+
+impl Outcome {
+    /// Everything is as it should be, and the check has shown that it would see it if not.
+    pub fn is_good(&self) -> bool {
+        let sees = self.broken.as_ref().is_none_or(|broken| broken.lost > 0 && broken.unsound > 0);
+        // A guest whose journal has gone through the page cache all the same shows nothing of the other way.
+        let is_as_meant = self.direct_writes != Some(0);
+        self.states.is_sound() && self.flushes.violations.is_empty() && sees && is_as_meant
+    }
+}
+
+/// Has a guest write to volumes, records that, and looks at states of each.
+///
+/// # Errors
+/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and whatever keeps it from being done. What is wrong with
+/// states is no error: [`Outcome::is_good`].
+pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    for file_system in &options.file_systems {
+        outcomes.extend(run_one(options, *file_system, host, interrupt)?);
+    }
+    Ok(outcomes)
+}
+
+fn run_one(
+    options: &Options,
+    file_system: FileSystem,
+    host: &Host,
+    interrupt: &Interrupt,
+) -> Result<Vec<Outcome>> {
+    let dir = {
+        let bytes = file_system.size().saturating_mul(2 * options.arms.len() as u64 + 1);
+        let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
+        tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir())
+            .context(ErrorKind::Io, || format!("{}: no directory can be made there", place.dir().display()))?
+    };
+    let in_memory = Path::new("/dev/shm");
+    let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
+    // Whether it can be done at all, before a guest is started.
+    Bench::new(host, file_system, bench_dir)?;
+    let base = dir.path().join("base");
+    file_system.make(host, &base)?;
+    guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
+    let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
+
+    let volume = |arm: &Arm| -> Result<Outcome> {
+        let history = read(&guest::record_of(dir.path(), arm))?;
+        let bench = Bench::new(host, file_system, bench_dir)?;
+        let states = check(&bench, &history, &base, options.states, options.seed, interrupt)?;
+        let flushes = history.flushes();
+        let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
+        let mut outcome = Outcome {
+            file_system,
+            arm: arm.clone(),
+            broken_promises: words.collect(),
+            flushes,
+            writes: writes(&history),
+            direct_writes: arm.is_direct.then(|| direct_writes(&history)),
+            steps: Told::new(&history).steps(),
+            states,
+            broken: None,
+        };
+        if options.broken_states > 0 {
+            let broken = history.with_nothing_durable();
+            let states = options.broken_states;
+            outcome.broken = Some(check(&bench, &broken, &base, states, options.seed, interrupt)?);
+        }
+        Ok(outcome)
+    };
+    // Mostly they wait for tools.
+    std::thread::scope(|scope| {
+        let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(arm))).collect();
+        let volumes = volumes.into_iter();
+        volumes.map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+fn read(path: &Path) -> Result<History> {
+    let file = std::fs::File::open(path).context(ErrorKind::Io, || format!("{}", path.display()))?;
+    let reader = Reader::new(std::io::BufReader::with_capacity(1 << 20, file));
+    let history = reader.and_then(|reader| {
+        let in_memory = reader.header().in_memory;
+        History::new(reader).map(|history| (history, in_memory))
+    });
+    let (history, in_memory) = history.context(ErrorKind::Format, || format!("{}", path.display()))?;
+    match in_memory {
+        false => Ok(history),
+        true => Err(vlane_host::Error::new(
+            ErrorKind::Invalid,
+            "the image lies in memory, where nothing is ever durable; give a directory on a disk",
+        )),
+    }
+}
+
+/// Durable writes and others.
+fn writes(history: &History) -> [usize; 2] {
+    let mut writes = [0; 2];
+    for operation in &history.operations {
+        if let What::Write { durable, .. } = operation.what {
+            writes[usize::from(!durable)] += 1;
+        }
+    }
+    writes
+}
+
+/// Writes around the page cache, on a volume that has both ways.
+fn direct_writes(history: &History) -> usize {
+    let is_direct = |what: &What| matches!(what, What::Write { file: 0, .. });
+    history.operations.iter().filter(|operation| is_direct(&operation.what)).count()
+}
+
+/// Where the power goes: mostly around the answers of flushes and durable writes, where promises begin; and anywhere. As many as give so many
+/// states, nearly all of them where something is not durable: elsewhere there is one state only.
+fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> Vec<usize> {
+    let mut answers: Vec<usize> = history
+        .requests
+        .iter()
+        .filter(|request| request.kind == RequestKind::Flush || request.durable)
+        .filter_map(|request| request.answer.map(|(at, _)| at))
+        .collect();
+    answers.sort_unstable();
+    let mut drawn: Vec<usize> = (0..states.saturating_mul(4))
+        .map(|index| {
+            let anywhere = chance.below(history.len);
+            if answers.is_empty() || index % 4 == 3 {
+                return anywhere;
+            }
+            let answer = answers[chance.below(answers.len())];
+            // Just before it, at it, and soon after, when the guest goes on because of it.
+            (answer + chance.below(12)).saturating_sub(3)
+        })
+        .collect();
+    drawn.sort_unstable();
+    drawn.dedup();
+    // In the order of time, which of them are open; then, in the order of chance, as many as are needed.
+    let mut storage = Storage::new(history, base.to_vec());
+    let mut found: Vec<(u64, usize, bool)> = Vec::new();
+    for cut in drawn {
+        storage.advance(cut);
+        found.push((chance.draw(), cut, !storage.open().is_empty()));
+    }
+    found.sort_unstable();
+    let settled = found.iter().filter(|(.., is_open)| !is_open).take(states / 20);
+    let mut cuts: Vec<usize> = settled.map(|(_, cut, _)| *cut).collect();
+    let open = (states - cuts.len()).div_ceil(Strategy::ALL.len());
+    cuts.extend(found.iter().filter(|(.., is_open)| *is_open).take(open).map(|(_, cut, _)| *cut));
+    cuts.sort_unstable();
+    cuts
+}
+
+/// Looks at states of a volume: with each cut, at one for each strategy.
+fn check(
+    bench: &Bench,
+    history: &History,
+    base: &[u8],
+    states: usize,
+    seed: u64,
+    interrupt: &Interrupt,
+) -> Result<Checked> {
+    let begin = Instant::now();
+    let mut chance = Chance(seed);
+    let told = Told::new(history);
+    let mut checked =
+        Checked { by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(), ..Checked::default() };
+    let mut storage = Storage::new(history, base.to_vec());
+    for cut in cuts(history, states, base, &mut chance) {
+        storage.advance(cut);
+        let is_open = !storage.open().is_empty();
+        let expected = told.at(cut);
+        // Where there is nothing to choose, all of them are the same.
+        let strategies = if is_open { &Strategy::ALL[..] } else { &[Strategy::None] };
+        for strategy in strategies {
+            interrupt.check()?;
+            let choose = chooser(*strategy, &storage, &mut chance);
+            let image = bench.image();
+            let written = storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
+            written.context(ErrorKind::Io, || format!("{}", image.display()))?;
+            let mut lost = Vec::new();
+            let unsound = bench.check(|files| lost = losses(files, &expected))?;
+            checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
+            if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
+                let what: Vec<String> = unsound.into_iter().chain(lost.into_iter().take(3)).collect();
+                checked.told.push(format!(
+                    "power cut at entry {cut} of {}, seed {seed}, {}: {}",
+                    history.len,
+                    strategy.name(),
+                    what.join("; ")
+                ));
+            }
+        }
+    }
+    checked.took = begin.elapsed();
+    Ok(checked)
+}
+
+/// What is wrong with the files of all workers.
+fn losses(files: &Path, expected: &BTreeMap<u32, u64>) -> Vec<String> {
+    expected
+        .iter()
+        .flat_map(|(worker, told)| load::wrong(&files.join(format!("w{worker}")), *worker, *told))
+        .collect()
+}
+
+fn write_image(
+    path: &Path,
+    len: usize,
+    pieces: &mut dyn Iterator<Item = (usize, &[u8])>,
+) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    // Holes for what is not written, whatever was there before.
+    let file = std::fs::File::create(path)?;
+    file.set_len(len as u64)?;
+    for (at, bytes) in pieces {
+        file.write_all_at(bytes, at as u64)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Exits of a guest's vCPUs to the host, by reason, as KVM counts them.
+//!
+//! KVM has a directory per virtual machine in debugfs (`/sys/kernel/debug/kvm/PID-FD/`, PID the monitor's process) with a file per
+//! figure: `exits`, and what they were for (`io_exits`, `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and
+//! arm64). A vCPU's own figures, where the kernel has them, are in `vcpuN/` below; they are added up. Reading them
+//! needs root. What KVM does not count there, as the write to an MSR that ends an interrupt, is in
+//! `exits` and in no reason: `perf kvm stat` splits it further.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Counted, Tally};
+
+/// Where debugfs shows KVM.
+pub const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
+
+/// What KVM counted for the virtual machines of one process, by the kernel's name for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KvmStats {
+    /// All figures, exits and others.
+    pub by_name: Tally,
+}
+
+impl KvmStats {
+    /// What KVM counted up to now for process `pid`.
+    pub fn take(pid: i32) -> Counted<Self> {
+        Self::read(Path::new(KVM_DEBUGFS), pid)
+    }
+
+    /// As [`KvmStats::take`], from another directory than [`KVM_DEBUGFS`].
+    pub fn read(root: &Path, pid: i32) -> Counted<Self> {
+        let entries = match fs::read_dir(root) {
+            Ok(entries) => entries.flatten(),
+            Err(error) => return Counted::Not(reason(root, &error)),
+        };
+        let prefix = format!("{pid}-");
+        let machines = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        let machines: Vec<PathBuf> =
+            machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+        if machines.is_empty() {
+            return Counted::Not(format!(
+                "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, or ended)"
+            ));
+        }
+        let mut stats = Self::default();
+        for machine in machines {
+            let mut all = Tally::default();
+            for vcpu in fs::read_dir(&machine).into_iter().flatten().flatten() {
+                if vcpu.file_name().to_string_lossy().starts_with("vcpu") {
+                    figures(&vcpu.path()).into_iter().for_each(|(name, value)| all.add(name, value));
+                }
+            }
+            // The machine's figure is the sum over its vCPUs where both have it.
+            all.0.extend(figures(&machine));
+            all.0.into_iter().for_each(|(name, value)| stats.by_name.add(name, value));
+        }
+        Counted::Is(stats)
+    }
+
+    /// What was counted since `before`; what did not change is left out. Figures that can fall (`pages_4k`) do not count as negative.
+    pub fn since(&self, before: &Self) -> Self {
+        Self { by_name: self.by_name.since(&before.by_name) }
+    }
+
+    /// All exits.
+    pub fn exits(&self) -> u64 {
+        self.by_name.of("exits")
+    }
+
+    /// Exits by reason, the most frequent first.
+    pub fn reasons(&self) -> Vec<(&str, u64)> {
+        let is_reason = |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
+        let all = self.by_name.0.iter().map(|(name, count)| (name.as_str(), *count));
+        let mut reasons: Vec<(&str, u64)> = all.filter(|(name, _)| is_reason(name)).collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        reasons
+    }
+}
+
+fn reason(root: &Path, error: &io::Error) -> String {
+    let root = root.display();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("not counted: {root}: KVM's figures are for root"),
+        io::ErrorKind::NotFound => {
+            format!(
+                "not counted: {root} is not there: no KVM, or debugfs is not mounted (as root: mount -t debugfs none /sys/kernel/debug)"
+            )
+        }
+        _ => format!("not counted: {root}: {error}"),
+    }
+}
+
+/// All files of a directory that hold one number.
+fn figures(dir: &Path) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let text = if is_file { fs::read_to_string(entry.path()).ok() } else { None };
+        if let Some(value) = text.and_then(|text| text.trim().parse().ok()) {
+            found.insert(entry.file_name().to_string_lossy().into_owned(), value);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// As the kernel lays it out; negative and empty files are there, too.
+    fn recorded(exits: u64, io: u64) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = dir.path().join("4711-12");
+        for vcpu in ["vcpu0", "vcpu1"] {
+            fs::create_dir_all(machine.join(vcpu)).unwrap();
+            fs::write(machine.join(vcpu).join("tsc-offset"), "-18446744\n").unwrap();
+            fs::write(machine.join(vcpu).join("guest_mode"), "0\n").unwrap();
+            fs::write(machine.join(vcpu).join("halt_wait_ns"), "21\n").unwrap();
+        }
+        for (name, value) in [("exits", exits), ("io_exits", io), ("halt_exits", 5), ("irq_injections", 3)] {
+            fs::write(machine.join(name), format!("{value}\n")).unwrap();
+        }
+        fs::write(machine.join("mmu_rmaps_stat"), "Rmap_Count:\t0\t1\n").unwrap();
+        fs::create_dir(dir.path().join("47110-3")).unwrap();
+        fs::write(dir.path().join("47110-3/exits"), "999999\n").unwrap();
+        fs::write(dir.path().join("exits"), "123456\n").unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_figures_of_one_process_are_read_and_subtracted() {
+        let before = KvmStats::read(recorded(100, 10).path(), 4711);
+        let after = KvmStats::read(recorded(350, 210).path(), 4711);
+        let (before, after) = (before.get().unwrap(), after.get().unwrap());
+        assert_eq!(before.by_name.of("halt_wait_ns"), 42);
+        let used = after.since(before);
+        assert_eq!((used.exits(), used.reasons()), (250, vec![("io_exits", 200)]));
+        // Going back in time is not negative.
+        assert_eq!(before.since(after).exits(), 0);
+    }
+
+    #[test]
+    fn without_kvm_or_the_machine_there_is_a_reason() {
+        let dir = recorded(1, 1);
+        assert!(
+            KvmStats::read(dir.path(), 471).reason().unwrap().contains("no virtual machine of process 471")
+        );
+        let nowhere = dir.path().join("nowhere");
+        assert!(KvmStats::read(&nowhere, 1).reason().unwrap().contains("debugfs"));
+    }
+}
