@@ -3,6 +3,9 @@
 //! A job does what a program with `libaio` does in the guest: it takes what has come back, puts new requests in its
 //! place, `batch` at a time (1: a system call for each, as fio has it by default), and sleeps when nothing has come back. How
 //! requests reach the device is a [`Port`]: [`Own`] here, [`SharedPort`](super::shared::SharedPort) for the Baseline.
+//!
+//! The driver's job (`vlane_driver`) is not used for that: it owns its queue, and submits and publishes in place. Here a batch is sent as one step, because
+//! a step is what the mutex covers, and it has the CPU time of a guest's program in front of it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
