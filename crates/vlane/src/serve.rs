@@ -340,6 +340,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         Some(Count(Some(number))) => ThreadChoice::Number(number),
     };
     let topology = Topology::new(args.queues.0, threads, &args.cpus).map_err(exit::as_usage)?;
+    //= vhost-user Backend program conventions
+    //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
+    //= vhost-user Backend program conventions
+    //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     let opened = open(args)?;
