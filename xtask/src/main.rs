@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bpf;
+mod citations;
 mod claim;
 mod experiment;
 mod page;
@@ -35,6 +36,8 @@ enum Command {
     Tidy,
     /// Draw the crates and their imports again: docs/src/structure.svg
     Structure,
+    /// Make docs/src/specification.md again: which sentence of the specifications is fulfilled where, and tested where
+    Citations,
 }
 
 #[derive(Debug, Args)]
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Bpf => bpf::compile(&root),
         Command::Tidy => tidy::run(&root),
         Command::Structure => structure::run(&root),
+        Command::Citations => citations::run(&root),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -42,6 +42,9 @@ fn a_flush_reaches_the_device_and_a_write_back_write_does_not() {
 }
 
 #[test]
+//= virtio 5.2.6.2, test
+//# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
+//# reporting completion of the write (cases 1 and 2) or the flush (case 3).
 fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
@@ -61,6 +64,9 @@ fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
 }
 
 #[test]
+//= virtio 5.2.6.2, test
+//# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
+//# reporting completion of the write (cases 1 and 2) or the flush (case 3).
 fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_earlier_ones_too() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));

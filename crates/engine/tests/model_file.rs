@@ -227,6 +227,8 @@ fn an_image_in_memory_is_as_the_model() {
 }
 
 #[test]
+//= virtio 5.2.6.2, test
+//# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
 fn a_direct_image_is_as_the_model() {
     let dir = on_disk();
     let path = image(dir.path(), SECTORS * 512);

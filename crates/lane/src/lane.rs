@@ -333,6 +333,9 @@ impl Lane {
                 self.counters.reads += 1;
                 self.counters.read_bytes += request.len();
             }
+            //= virtio 5.2.6.2
+            //# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the VIRTIO_BLK_F_RO
+            //# feature if offered, and MUST NOT write any data.
             Kind::Out if !self.read_only && request.fits(self.sectors) => {
                 self.counters.writes += 1;
                 self.counters.written_bytes += request.len();

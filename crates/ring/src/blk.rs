@@ -375,6 +375,8 @@ impl Request {
     /// status may share one with the data; only the order counts.
     #[inline]
     pub(crate) fn parse(&mut self, walk: Walk) -> Result<(), Broken> {
+        //= virtio 2.7.4.1
+        //# The device MUST NOT make assumptions about the particular arrangement of descriptors.
         let readable = walk.readable;
         self.ranges.clear();
         self.first = 0;
@@ -409,6 +411,11 @@ impl Request {
         // Nor may it have more buffers than one system call takes.
         let overlong = self.len > MAX_REQUEST || count > MAX_BUFFERS;
         // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
+        //= virtio 2.7.5.1
+        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer
+        //# (it MAY do so for debugging or diagnostic purposes).
+        //= virtio 2.8.15
+        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
         const MALFORMED: Kind = Kind::Refused(Status::IoErr);
@@ -427,6 +434,10 @@ impl Request {
             11 | 13 if has_in => MALFORMED,
             11 => self.parse_ranges(Kind::Discard),
             13 => self.parse_ranges(Kind::WriteZeroes),
+            //= virtio 5.2.6.2
+            //# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject VIRTIO_BLK_T_ZONE_REPORT,
+            //# VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE, VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND,
+            //# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
             _ => Kind::Refused(Status::Unsupported),
         };
         Ok(())
@@ -502,6 +513,12 @@ impl Request {
                         self.ranges.clear();
                         return Kind::Refused(Status::IoErr);
                     }
+                    //= virtio 5.2.6.2
+                    //# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard, secure erase and write
+                    //# zeroes commands if any unknown flag is set.
+                    //= virtio 5.2.6.2
+                    //# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if
+                    //# the unmap flag is set.
                     // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2): unsupported.
                     if flags & !1 != 0 || (flags != 0 && kind == Kind::Discard) {
                         self.ranges.clear();

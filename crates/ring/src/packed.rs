@@ -164,6 +164,9 @@ impl PackedQueue {
         // Acquire: the descriptor is read after the flags that make it ours.
         let second = u64::from_le(self.second_at(self.avail.index).load(Ordering::Acquire));
         let flags = (second >> FLAGS_SHIFT) as u16;
+        //= virtio 2.8.15
+        //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed
+        //# (e.g. as compared to the initial zero value).
         (flags & AVAIL != 0) == self.avail.wrap && (flags & USED != 0) != self.avail.wrap
     }
 
@@ -181,6 +184,11 @@ impl PackedQueue {
             // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
             let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
             let (id, flags) = (descriptor.low, descriptor.high);
+            //= virtio 2.8.12
+            //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+            //= virtio 2.8.18
+            //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
+            //# they were made available by the driver.
             position.advance(1, self.size);
             if flags & INDIRECT != 0 {
                 if flags & NEXT != 0 {
@@ -225,6 +233,8 @@ impl PackedQueue {
     /// [`PackedQueue::publish`].
     #[inline]
     pub(crate) fn put_used(&mut self, id: u16, len: u32, descriptors: u16) {
+        //= virtio 2.8.12
+        //# The device MUST start writing device descriptors into the ring in the order in which they complete.
         let Position { index, wrap } = self.used;
         let flags = WRITE | if wrap { AVAIL | USED } else { 0 };
         let second = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << FLAGS_SHIFT;
@@ -236,6 +246,8 @@ impl PackedQueue {
         }
         self.outstanding -= descriptors;
         self.batch = self.batch.saturating_add(descriptors);
+        //= virtio 2.8.15
+        //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in its flags.
         self.used.advance(descriptors, self.size);
     }
 

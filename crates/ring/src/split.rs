@@ -97,6 +97,8 @@ impl SplitQueue {
             }
             self.avail_idx = idx;
         }
+        //= virtio 2.7.10.2
+        //# The device MUST handle spurious notifications from the driver.
         Ok(self.avail_idx.wrapping_sub(self.next_avail))
     }
 
@@ -127,9 +129,15 @@ impl SplitQueue {
                 if flags & NEXT != 0 {
                     return Err(Broken::IndirectWithNext);
                 }
+                //= virtio 2.7.5.3.2
+                //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the descriptor that refers
+                //# to an indirect table.
                 let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
                     return Err(chain.why());
                 };
+                //= virtio 2.7.5.3.2
+                //# The device MUST handle the case of zero or more normal chained descriptors followed by a single
+                //# descriptor with flags&VIRTQ_DESC_F_INDIRECT.
                 walk = whole;
             } else {
                 let Descriptor { addr, len, .. } = descriptor;
@@ -171,15 +179,29 @@ impl SplitQueue {
         if old == new {
             return false;
         }
+        //= virtio 2.7.8.2
+        //# The device MUST set len prior to updating the used idx.
+        //= virtio 2.7.8.2
+        //# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior
+        //# to updating the used idx.
         // Release: the entries are visible before the index.
         self.used_idx().store(new.to_le(), Ordering::Release);
         self.published = new;
         // The index must be visible before the driver's wish is read: it does the two in the other order.
         fence(Ordering::SeqCst);
         if self.event_idx {
+            //= virtio 2.7.7.2
+            //# The device MUST ignore the lower bit of flags.
+            //= virtio 2.7.7.2
+            //# If the idx field in the used ring (which determined where that descriptor index was placed) was equal to
+            //# used_event, the device MUST send a notification.
             let event = self.u16_at(self.parts.avail, RING_HEADER + 2 * usize::from(self.size));
             need_event(u16::from_le(event.load(Ordering::Relaxed)), new, old)
         } else {
+            //= virtio 2.7.7.2
+            //# The device MUST ignore the used_event value.
+            //= virtio 2.7.7.2
+            //# If flags is 0, the device MUST send a notification.
             u16::from_le(self.u16_at(self.parts.avail, 0).load(Ordering::Relaxed)) & AVAIL_NO_INTERRUPT == 0
         }
     }
@@ -200,6 +222,10 @@ impl SplitQueue {
     /// Asks the driver not to kick. With the event index there is nothing to do: the event that
     /// [`SplitQueue::enable_notify`] wrote is passed once and stays behind.
     pub(crate) fn disable_notify(&mut self) {
+        //= virtio 2.7.10.2
+        //# The device MUST set flags to 0 or 1.
+        //= virtio 2.7.10.2
+        //# The device MUST set flags to 0.
         if !self.event_idx {
             self.u16_at(self.parts.used, 0).store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
         }

@@ -200,6 +200,17 @@ proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
+    //= virtio 2.7.7.2, test
+    //# The device MUST ignore the used_event value.
+    //= virtio 2.7.7.2, test
+    //# If flags is 0, the device MUST send a notification.
+    //= virtio 2.7.7.2, test
+    //# The device MUST ignore the lower bit of flags.
+    //= virtio 2.7.7.2, test
+    //# If the idx field in the used ring (which determined where that descriptor index was placed) was equal to
+    //# used_event, the device MUST send a notification.
+    //= virtio 2.7.10.2, test
+    //# The device MUST handle spurious notifications from the driver.
     fn no_interleaving_loses_a_request_or_a_wakeup(shape in shape(), ops in prop::collection::vec(op(), 1..if cfg!(miri) { 60 } else { 300 })) {
         let (_arena, driver, mut device) = pair(shape);
         let mut client = Client::new(driver);
@@ -346,6 +357,11 @@ fn stress(shape: Shape, rounds: u64, polls: u32) {
 }
 
 #[test]
+//= virtio 2.7.8.2, test
+//# The device MUST set len prior to updating the used idx.
+//= virtio 2.7.8.2, test
+//# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior to
+//# updating the used idx.
 fn two_threads_that_sleep_when_they_may_always_wake() {
     let rounds = if cfg!(miri) { 8 } else { 20_000 };
     for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -291,6 +291,15 @@ proptest! {
     #![proptest_config(cases(800))]
 
     #[test]
+    //= virtio 2.8.12, test
+    //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+    //= virtio 2.8.12, test
+    //# The device MUST start writing device descriptors into the ring in the order in which they complete.
+    //= virtio 2.8.15, test
+    //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in its flags.
+    //= virtio 2.8.18, test
+    //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that they were
+    //# made available by the driver.
     fn every_chain_is_seen_once_and_comes_back_once(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
@@ -436,6 +445,9 @@ fn an_old_word_in_the_event_structure_does_not_stop_a_ring_that_shows_its_place(
 /// Position 0 with both counters at 0 is the base of a fresh ring for some front ends, and of one that went round: also
 /// of one whose first descriptor is the middle of a chain, and looks untouched.
 #[test]
+//= virtio 2.8.15, test
+//# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed (e.g. as
+//# compared to the initial zero value).
 fn a_ring_that_went_round_is_not_taken_for_a_fresh_one() {
     let ram = Ram::new(&REGIONS);
     let mut world = World::new(&ram, 3, false);

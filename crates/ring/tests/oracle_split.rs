@@ -342,6 +342,12 @@ proptest! {
     #![proptest_config(cases(1500))]
 
     #[test]
+    //= virtio 2.7.5.3.2, test
+    //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the descriptor that refers to an
+    //# indirect table.
+    //= virtio 2.7.5.3.2, test
+    //# The device MUST handle the case of zero or more normal chained descriptors followed by a single descriptor with
+    //# flags&VIRTQ_DESC_F_INDIRECT.
     fn any_ring_is_read_as_virtio_queue_and_the_model_read_it(
         order in 0u32..7,
         event_idx: bool,

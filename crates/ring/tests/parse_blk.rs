@@ -120,6 +120,8 @@ proptest! {
     #![proptest_config(cases(1500))]
 
     #[test]
+    //= virtio 2.7.4.1, test
+    //# The device MUST NOT make assumptions about the particular arrangement of descriptors.
     fn any_framing_of_a_request_is_that_request(
         request in logical(),
         read_cuts in prop::collection::vec(any::<u32>(), 0..20),
@@ -207,6 +209,21 @@ fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
 }
 
 #[test]
+//= virtio 2.7.5.1, test
+//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer (it MAY
+//# do so for debugging or diagnostic purposes).
+//= virtio 2.8.15, test
+//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer.
+//= virtio 5.2.6.2, test
+//# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard, secure erase and write zeroes commands if
+//# any unknown flag is set.
+//= virtio 5.2.6.2, test
+//# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if the unmap flag is
+//# set.
+//= virtio 5.2.6.2, test
+//# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject VIRTIO_BLK_T_ZONE_REPORT,
+//# VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE, VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND,
+//# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
 fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
     let (io_err, unsupported) = (Kind::Refused(Status::IoErr), Kind::Refused(Status::Unsupported));
     // Data in the wrong direction.
@@ -241,8 +258,8 @@ fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(1)), Kind::WriteZeroes);
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(2)), unsupported);
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 32)], &[flags(0), flags(4)].concat()), unsupported);
-    // Unknown types: SCSI, secure erase, the old barrier.
-    for kind in [2, 3, 9, 10, 12, 14, 0x8000_0000, u32::MAX] {
+    // Unknown types: SCSI, secure erase, zones, the old barrier.
+    for kind in [2, 3, 9, 10, 12, 14, 15, 16, 18, 20, 22, 24, 26, 0x8000_0000, u32::MAX] {
         assert_eq!(kind_of(kind, &[writable(DATA, 512)], &[]), unsupported);
     }
 }

@@ -16,6 +16,8 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     pub(crate) fn new(geometry: &Geometry, queues: u16) -> ConfigSpace {
+        //= virtio 5.2.5.2
+        //# The device MUST initialize padding bytes unused0 and unused1 to 0.
         let mut space = ConfigSpace { bytes: [0; SIZE] };
         let align = (geometry.block_size >> 9) << geometry.physical_exponent;
         space.put(0, &geometry.sectors.to_le_bytes());
@@ -45,11 +47,16 @@ impl ConfigSpace {
     pub fn read(&self, offset: u32, size: u32) -> Option<&[u8]> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(size).ok()?)?;
+        //= vhost-user Front-end message types
+        //# vhost-user back-end's payload size MUST match the front-end's request
         self.bytes.get(start..end)
     }
 
     /// The driver writes; only the write cache's switch can be changed. Returns false for anything else.
     pub fn write(&mut self, offset: u32, bytes: &[u8]) -> bool {
+        //= vhost-user Front-end message types
+        //# The vhost-user back-end must check the flags field, and back-ends MUST NOT accept SET_CONFIG for read-only
+        //# configuration space fields unless the live migration bit is set.
         if offset as usize != WRITEBACK || bytes.len() != 1 || bytes[0] > 1 {
             return false;
         }
@@ -60,6 +67,11 @@ impl ConfigSpace {
     /// Whether the write cache is on.
     pub fn write_back(&self) -> bool {
         self.bytes[WRITEBACK] == 1
+    }
+
+    /// A driver with other features begins: its cache is on or off.
+    pub(crate) fn set_write_back(&mut self, on: bool) {
+        self.bytes[WRITEBACK] = u8::from(on);
     }
 
     /// The volume has another size.

@@ -46,6 +46,11 @@ pub(crate) fn names(features: u64) -> Vec<&'static str> {
 
 /// The virtio features of a volume like this.
 pub(crate) fn offered(geometry: &Geometry) -> u64 {
+    //= virtio 5.2.5.2
+    //# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer VIRTIO_BLK_F_CONFIG_WCE.
+    //= virtio 5.2.6.2
+    //# The flag MUST NOT be offered if the device is backed by storage for which the lifetime metrics described in this
+    //# document cannot be obtained or for which such metrics have no useful meaning.
     let mut features = BLK_SIZE_MAX
         | BLK_SEG_MAX
         | BLK_BLK_SIZE

@@ -179,6 +179,11 @@ impl Session {
                 let _ = watched.set_read_timeout(None);
             }
             match handled {
+                //= vhost-user Front-end message types
+                //# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success,
+                //# non-zero otherwise.
+                //= vhost-user Front-end message types
+                //# If a file descriptor is passed, the back-end MUST close it without using it otherwise.
                 Ok(()) => {}
                 Err(Error::Disconnected) => return End::HungUp,
                 Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
@@ -205,6 +210,8 @@ impl Session {
             true => self.lock().set_mem_table(&table.regions, files, None).map(drop),
             false => Err(refuse("a memory table needs one file for each region")),
         };
+        //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK
+        //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
         padded_table::answer(stream, &table, done.is_ok()).map_err(Error::SocketError)?;
         done
     }
@@ -367,6 +374,9 @@ impl State {
 
     /// Whether writes must be durable when they are answered (5.2.5.2: the driver has to know of a cache to have one).
     fn write_through(&self) -> bool {
+        //= virtio 5.2.6.2
+        //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to
+        //# it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
         !self.has(features::BLK_FLUSH) || (self.has(features::BLK_CONFIG_WCE) && !self.config.write_back())
     }
 
@@ -415,7 +425,12 @@ impl State {
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let vring = &self.vrings[usize::from(index)];
         // Without the protocol features there is no message to enable a ring, and all are.
+        //= vhost-user Ring states
+        //# Upon receiving a VHOST_USER_SET_FEATURES message from the front-end without VHOST_USER_F_PROTOCOL_FEATURES
+        //# set, the back-end must enable all rings immediately.
         let is_enabled = vring.enabled || !self.has(features::PROTOCOL_FEATURES);
+        //= vhost-user Ring states
+        //# stopped: the back-end must not process the ring at all.
         if self.ended || !self.is_negotiated || vring.running || !vring.started || !is_enabled {
             return Ok(());
         }
@@ -470,6 +485,8 @@ impl State {
             return Ok(());
         }
         let mut result = Ok(());
+        //= vhost-user Migration
+        //# No further update must be done before rings are restarted.
         match self.volume.pool.stop(index, &self.calls()) {
             Ok(Some(stopped)) => {
                 self.vrings[usize::from(index)].base = stopped.base;

@@ -29,6 +29,14 @@ fn file_server(read_only: bool, directory: &tempfile::TempDir) -> Server {
 }
 
 #[test]
+//= virtio 5.2.5.2, test
+//# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer VIRTIO_BLK_F_CONFIG_WCE.
+//= virtio 5.2.6.2, test
+//# The flag MUST NOT be offered if the device is backed by storage for which the lifetime metrics described in this
+//# document cannot be obtained or for which such metrics have no useful meaning.
+//= vhost-user Front-end message types, test
+//# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before VHOST_USER_SET_FEATURES
+//# was called.
 fn a_writable_volume_offers_exactly_what_it_can_do() {
     let server = Server::new(null(None), 3, 1);
     let wire = server.connect();
@@ -39,6 +47,9 @@ fn a_writable_volume_offers_exactly_what_it_can_do() {
 }
 
 #[test]
+//= virtio 5.2.6.2, test
+//# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the VIRTIO_BLK_F_RO feature if
+//# offered, and MUST NOT write any data.
 fn a_read_only_volume_offers_nothing_that_writes_and_refuses_writes() {
     let directory = tempfile::tempdir().unwrap();
     let server = file_server(true, &directory);
@@ -79,6 +90,10 @@ fn the_vhost_crates_front_end_gets_along() {
 }
 
 #[test]
+//= virtio 5.2.5.2, test
+//# The device MUST initialize padding bytes unused0 and unused1 to 0.
+//= vhost-user Front-end message types, test
+//# vhost-user back-end's payload size MUST match the front-end's request
 fn the_configuration_space_describes_the_volume() {
     let directory = tempfile::tempdir().unwrap();
     let server = file_server(false, &directory);
@@ -103,6 +118,9 @@ fn the_configuration_space_describes_the_volume() {
 }
 
 #[test]
+//= vhost-user Front-end message types, test
+//# The vhost-user back-end must check the flags field, and back-ends MUST NOT accept SET_CONFIG for read-only
+//# configuration space fields unless the live migration bit is set.
 fn only_the_write_caches_switch_can_be_written() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
@@ -121,6 +139,23 @@ fn only_the_write_caches_switch_can_be_written() {
     let wire = server.connect();
     wire.negotiate(USUAL);
     assert_eq!(wire.config(32, 1), [1]);
+}
+
+#[test]
+//= virtio 5.2.5.2, test
+//# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
+//# writeback to 0.
+fn a_guest_that_cannot_flush_sees_the_write_cache_off_and_the_next_one_on() {
+    let server = Server::new(null(None), 1, 1);
+    let wire = server.connect();
+    wire.negotiate(USUAL & !FLUSH);
+    assert_eq!(wire.config(32, 1), [0]);
+    // The firmware could not; the system that it starts can.
+    assert!(wire.set_features(USUAL));
+    assert_eq!(wire.config(32, 1), [1]);
+    // Nor does it come back on by itself.
+    assert!(wire.set_config(32, &[0]) && wire.set_features(USUAL));
+    assert_eq!(wire.config(32, 1), [0]);
 }
 
 #[test]

@@ -27,6 +27,11 @@ fn a_padded_table_is_taken_and_its_memory_serves_requests() {
 }
 
 #[test]
+//= vhost-user Front-end message types, test
+//# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success, non-zero
+//# otherwise.
+//= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
+//# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
 fn a_padded_table_without_its_file_or_with_a_senseless_region_is_refused_and_the_session_goes_on() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();

@@ -21,6 +21,8 @@ use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 const PACKED: u64 = 1 << 34;
 
 #[test]
+//= vhost-user Ring states, test
+//# stopped: the back-end must not process the ring at all.
 fn rings_start_in_any_order_of_messages() {
     let server = Server::new(null(None), 1, 1);
     type Step = fn(&Wire, &Ring<'_>) -> bool;
@@ -55,6 +57,12 @@ fn rings_start_in_any_order_of_messages() {
 }
 
 #[test]
+//= vhost-user Front-end message types, test
+//# The message payload contains a memory region descriptor struct, describing a region of guest memory which the
+//# back-end device must map in.
+//= vhost-user Front-end message types, test
+//# The message payload contains a memory region descriptor struct, describing a region of guest memory which the
+//# back-end device must unmap.
 fn memory_that_is_added_while_rings_run_can_be_used_and_memory_that_is_removed_cannot() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -113,6 +121,9 @@ fn the_memory_table_can_be_replaced_under_load() {
 
 /// vhost-user, "Ring states": without the protocol features there is no message to enable a ring.
 #[test]
+//= vhost-user Ring states, test
+//# Upon receiving a VHOST_USER_SET_FEATURES message from the front-end without VHOST_USER_F_PROTOCOL_FEATURES set, the
+//# back-end must enable all rings immediately.
 fn without_protocol_features_rings_are_enabled_from_the_start() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
@@ -153,6 +164,9 @@ fn disabling_a_ring_holds_it_and_enabling_lets_it_go_on() {
 }
 
 #[test]
+//= vhost-user Ring states, test
+//# While processing the rings (whether they are enabled or not), the back-end must support changing some configuration
+//# aspects on the fly.
 fn new_kick_and_call_descriptors_take_the_place_of_the_old_ones() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -264,6 +278,8 @@ impl Driven {
 }
 
 #[test]
+//= vhost-user Migration, test
+//# No further update must be done before rings are restarted.
 fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
     let latency = Duration::from_millis(60);
     let server = Server::new(null(Some(latency)), 1, 1);

@@ -92,7 +92,7 @@ pub struct BenchArgs {
     #[arg(long, help_heading = "Guest")]
     packed: bool,
     /// Use the ring's own descriptors even if the back end offers indirect tables
-    #[arg(long, help_heading = "Guest")]
+    #[arg(long = "no-indirect", help_heading = "Guest")]
     direct: bool,
     /// Do without the event index
     #[arg(long, help_heading = "Guest")]

@@ -47,12 +47,12 @@ pub struct BootArgs {
     #[arg(long, value_name = "WORDS", requires = "kernel", allow_hyphen_values = true)]
     append: Option<String>,
 
-    /// Guest memory in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = values::whole::<u32>(64..))]
+    /// Guest memory; a bare number is in MiB
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = values::mebibytes(64..=1 << 22))]
     memory: u32,
 
     /// vCPUs of the guest
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..=255))]
+    #[arg(long = "vcpus", alias = "cpus", value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..=255))]
     cpus: u16,
 
     /// Virtqueues of the disk [default: one for each vCPU]

@@ -29,7 +29,7 @@ pub struct CachesArgs {
     /// the guest's journal]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_mode)]
     modes: Vec<String>,
-    /// Also compare a volume with these options of `vlane serve`, such as "--cache writeback --poll-us 0"; may be given several times
+    /// Also compare a volume with these options of `vlane serve`, such as "--cache writeback --poll-max 0"; may be given several times
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
     /// Options of `vlane serve` that the volume has in every mode
@@ -64,7 +64,7 @@ pub struct CachesArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
     vary_on: Option<u64>,
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
     /// Time before each measurement that does not count
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]

@@ -42,7 +42,7 @@ pub struct CompareArgs {
     #[arg(long)]
     full: bool,
     /// How often everything is measured [default: 2]
-    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=100))]
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
     /// Time of one measurement [default: 700ms]
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(50), Duration::from_secs(600)))]
@@ -304,7 +304,7 @@ mod tests {
         let of = |words: &[&str]| parse(words).options().unwrap();
         assert!(of(&["--quick"]).passes == 1 && of(&[]).passes == 2 && of(&["--full"]).passes == 5);
         assert!(of(&[]).limit.unwrap() < Duration::from_secs(600) && of(&["--full"]).limit.is_none());
-        assert_eq!(of(&["--quick", "--repeats", "3", "--time", "1s"]).passes, 3);
+        assert_eq!(of(&["--quick", "--repeat", "3", "--time", "1s"]).passes, 3);
         assert!(Only::try_parse_from(["vlane", "--quick", "--full"]).is_err());
         assert!(Only::try_parse_from(["vlane", "--time", "1ms"]).is_err());
     }

@@ -54,13 +54,13 @@ struct NativeArgs {
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
     think: Duration,
     /// How long the drive takes for a request: microseconds, or a time such as 1ms
-    #[arg(long, value_name = "US", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: u64,
     /// Requests that the drive works on at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
     /// Time before each measurement that does not count
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
@@ -89,7 +89,7 @@ struct GuestsArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     reads: Option<u32>,
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
 }
 
@@ -118,7 +118,7 @@ struct LaunchArgs {
 #[derive(Debug, Args)]
 struct GuestArgs {
     /// How long the drive takes for a request: microseconds, or a time such as 1ms [default: 1ms in uml, 2ms in qemu]
-    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: Option<u64>,
     /// Requests that the drive works on at the same time [default: 2]
     #[arg(long, value_name = "N", requires = "latency", value_parser = values::whole::<u16>(1..))]

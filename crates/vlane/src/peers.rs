@@ -25,11 +25,11 @@ pub struct PeersArgs {
     /// CPU time and latency per request at given rates, instead of throughput
     #[arg(long)]
     fixed_load: bool,
-    /// With --fixed-load: also measure vlane with further options of `vlane serve`, such as "--poll-us 0"; may be given several times
+    /// With --fixed-load: also measure vlane with further options of `vlane serve`, such as "--poll-max 0"; may be given several times
     #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
     /// Measurements of each contender per row [default: 5; with --fixed-load: 3]
-    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
+    #[arg(long = "repeat", alias = "pairs", value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
     pairs: Option<u32>,
     /// Time of each measurement [default: 3s; with --fixed-load: 1.5s]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
@@ -92,7 +92,7 @@ pub fn parse_also(text: &str) -> Result<Also, String> {
                 format!("no options of `vlane serve`: {}", line.trim_start_matches("error: "))
             })
         }
-        _ => Err(format!("`{text}` is no option of `vlane serve`; write it like \"--poll-us 0\"")),
+        _ => Err(format!("`{text}` is no option of `vlane serve`; write it like \"--poll-max 0\"")),
     }
 }
 

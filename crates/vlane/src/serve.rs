@@ -51,7 +51,7 @@ pub struct ServeArgs {
 
     /// Serve as a model of a device that takes so long for a request: microseconds, or a time such as 1ms. An image's own time is added
     /// [default: nothing]
-    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
+    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
     latency: Option<u64>,
 
     /// Requests that the modelled device works on at the same time
@@ -80,7 +80,7 @@ pub struct ServeArgs {
 
     /// Let each fdatasync of the image take longer by this, to stand for a slower device in experiments: microseconds, or a time such as
     /// 1ms [default: nothing]
-    #[arg(long, value_name = "US", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
+    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
     delay_flush: Option<u64>,
 
     /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
@@ -106,9 +106,9 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value_t = PollArg::Balanced)]
     poll: PollArg,
 
-    /// Longest busy polling for the next request: microseconds, or a time such as 50us; 0 switches it off. How long is really
+    /// Longest busy polling for the next request, such as 50us; 0 switches it off. How long is really
     /// polled adapts to the guest: an idle one is not polled for at all
-    #[arg(long, value_name = "US", default_value_t = 50, value_parser = values::time_in::<u64>("us", 0..=1_000_000))]
+    #[arg(long = "poll-max", alias = "poll-us", value_name = "TIME", default_value = "50us", value_parser = values::time_in::<u64>("us", 0..=1_000_000))]
     poll_us: u64,
 
     /// Tell a vCPU scheduler (vlane sched run) of completed I/O: auto (one that listens at its usual socket, now or later), off,
@@ -340,6 +340,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         Some(Count(Some(number))) => ThreadChoice::Number(number),
     };
     let topology = Topology::new(args.queues.0, threads, &args.cpus).map_err(exit::as_usage)?;
+    //= vhost-user Backend program conventions
+    //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
+    //= vhost-user Backend program conventions
+    //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     let opened = open(args)?;

@@ -12,8 +12,8 @@ use crate::values;
 /// Measure how exactly limits are kept: IOPS and bandwidth, one lane and two, with vlane's driver and with fio, second by second.
 #[derive(Debug, Args)]
 pub struct ThrottleArgs {
-    /// Seconds of each row
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u32>(1..=3600))]
+    /// Time of each row, in whole seconds
+    #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "10s", value_parser = values::time_in::<u32>("s", 1..=3600))]
     seconds: u32,
     /// Install what is missing: programs by apt-get (as root)
     #[arg(long)]

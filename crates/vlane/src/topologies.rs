@@ -38,14 +38,14 @@ pub struct TopologiesArgs {
     /// Time of each measurement [default: 400ms; with --quick 250ms, with --validate 1s]
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(20), Duration::from_secs(3600)))]
     time: Option<Duration>,
-    /// Rounds: how often everything is measured [default: 3; with --quick 2, with --validate 5]
-    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=100))]
+    /// How often everything is measured [default: 3; with --quick 2, with --validate 5]
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
     /// Where jobs and I/O threads run
     #[arg(long, value_enum, default_value_t = PlacementArg::Together)]
     place: PlacementArg,
     /// Numbers of CPUs to predict for, besides this machine's
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = values::whole::<u32>(1..=1024))]
+    #[arg(long = "predict", alias = "cpus", value_name = "LIST", value_delimiter = ',', default_value = "8,64", value_parser = values::whole::<u32>(1..=1024))]
     cpus: Vec<u32>,
 
     #[command(flatten)]

@@ -92,6 +92,25 @@ pub fn seconds(low: f64, high: f64) -> impl Fn(&str) -> Result<f64, String> + Cl
     }
 }
 
+/// Parses a size in whole MiB, which a bare number has: `1024`, `1024M` and `1G` are the same.
+pub fn mebibytes(
+    range: impl RangeBounds<u64>,
+) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    const MIB: u64 = 1 << 20;
+    let (low, high) = ends(&range);
+    move |text| {
+        let count = match text.bytes().all(|c| c.is_ascii_digit()) {
+            true => digits(text, "MiB")?,
+            false => match parse_size(text)? {
+                bytes if bytes % MIB == 0 => bytes / MIB,
+                _ => return Err(format!("`{text}` is no whole number of MiB")),
+            },
+        };
+        let count = within(count, low, high).map_err(|why| format!("{why} (MiB)"))?;
+        u32::try_from(count).map_err(|_| format!("`{text}` is too large"))
+    }
+}
+
 /// Parses how many times as much or as fast something is to be.
 pub fn factor(text: &str) -> Result<f64, String> {
     signed(text)?;

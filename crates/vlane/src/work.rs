@@ -30,7 +30,7 @@ pub struct WorkArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=1024))]
     depth: u16,
     /// How often everything is measured natively
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
     /// Where the data are
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "null,ram")]

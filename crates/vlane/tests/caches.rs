@@ -25,7 +25,7 @@ fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
             "2M",
             "--journals",
             "4M",
-            "--rounds",
+            "--repeat",
             "1",
         ])
         .args(["--also", "--cache pdc --danger-flush-journal-only", "--with", "--delay-flush 1ms"])
@@ -104,7 +104,7 @@ fn what_a_guest_sent_is_sent_again_by_the_driver() {
         "4M",
         "--rates",
         "500",
-        "--rounds",
+        "--repeat",
         "1",
         "--ramp",
         "0",

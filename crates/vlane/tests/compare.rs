@@ -21,7 +21,7 @@ fn small(dir: &Path, time: &str, more: &[&str]) -> Command {
     command
         .args(["compare", "128M", "--dir"])
         .arg(dir)
-        .args(["--repeats", "1", "--install", "--loads", "fio-random-read-4k", "--time", time])
+        .args(["--repeat", "1", "--install", "--loads", "fio-random-read-4k", "--time", time])
         .args(more)
         .current_dir(dir)
         .env("TMPDIR", dir)

@@ -292,7 +292,7 @@ fn mistakes_in_the_topology_are_named() {
         &["--cpus", "x"],
         &["--cpus", "5-2"],
         &["--queues", "many"],
-        &["--poll-us", "9999999"],
+        &["--poll-max", "9999999"],
         &["--null", "1G"],
         &["--cache", "sometimes"],
         &["--parallel", "5"],

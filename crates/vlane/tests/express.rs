@@ -36,7 +36,7 @@ fn every_mode_is_measured_in_turns_and_the_first_one_twice() {
         "--parallel",
         "2",
     ]);
-    command.args(["--loads", "uneven", "--rounds", "1", "--ramp", "50ms", "--time", "300ms", "--think", "0"]);
+    command.args(["--loads", "uneven", "--repeat", "1", "--ramp", "50ms", "--time", "300ms", "--think", "0"]);
     let output = command.arg("--json").arg(&json).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();

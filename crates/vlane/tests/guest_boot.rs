@@ -33,7 +33,7 @@ fn a_dry_run_prints_both_command_lines_and_runs_nothing() {
     let volume = Volume::new(1 << 20);
     let image = volume.image.to_str().unwrap();
     let output = Command::new(vlane())
-        .args(["boot", image, "--dry-run", "--cpus", "3", "--packed", "--read-only", "--accel", "tcg"])
+        .args(["boot", image, "--dry-run", "--vcpus", "3", "--packed", "--read-only", "--accel", "tcg"])
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");

@@ -181,7 +181,7 @@ fn no_command_panics_when_nobody_reads_what_it_prints() {
         &["inspect", &image],
         &["report", &report],
         &["trace", "convert", &trc, &iolog, "--to", "iolog"],
-        &["sched", "simulate", "classes", "--policy", "loan", "--seconds", "1"],
+        &["sched", "simulate", "classes", "--policy", "loan", "--time", "1"],
     ];
     for words in commands {
         let output = vlane().args(words).stdout(gone()).stderr(Stdio::piped()).output().unwrap();
@@ -288,7 +288,7 @@ fn an_interrupted_comparison_keeps_the_measurements_that_it_has() {
         &a_socket,
         "--against",
         &b_socket,
-        "--repeats",
+        "--repeat",
         "100",
         "--ramp",
         "0",
@@ -371,7 +371,7 @@ fn who_gives_the_wrong_socket_or_file_is_told_which_one_it_is() {
         (&["record", &socket, "-o", &out], &["the vhost-user socket of a volume", &control]),
         (&["record", &image, "-o", &out], &["an image", "not a control socket"]),
         (&["bench", &control], &["the control socket of a volume", &socket]),
-        (&["bench", &control, "--repeats", "2"], &["the control socket of a volume", &socket]),
+        (&["bench", &control, "--repeat", "2"], &["the control socket of a volume", &socket]),
         (&["bench", &image], &["an image", "serve it first"]),
         (&["replay", &trc, &control], &["the control socket of a volume", &socket]),
         (&["analyze", &iolog], &["an iolog", "vlane trace convert"]),
@@ -464,7 +464,7 @@ fn shells_and_man_know_every_command_and_option() {
     pages.sort();
     assert_eq!(written, pages);
     let text = std::fs::read_to_string(dir.join("vlane-serve.1")).unwrap();
-    assert!(text.contains(".TH vlane") && text.contains("\\-\\-poll\\-us"), "{text}");
+    assert!(text.contains(".TH vlane") && text.contains("\\-\\-poll\\-max"), "{text}");
     // What is not vlane's is not replaced, and then nothing is.
     std::fs::write(dir.join("vlane-work.1"), "mine").unwrap();
     std::fs::remove_file(dir.join("vlane.1")).unwrap();

@@ -30,7 +30,7 @@ const ZERO: [(&str, &str); 37] = [
     ("express-read", "seed"),
     ("express-read", "mark"),
     ("serve", "delay-flush"),
-    ("serve", "poll-us"),
+    ("serve", "poll-max"),
     ("serve", "stop-timeout"),
     ("serve", "cpus"),
     ("serve", "serial"),
@@ -159,8 +159,8 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
     let cases: [(&str, &str, &str, &[&str]); 16] = [
         ("serve", "queues", "0", &["at least 1", "auto"]),
         ("serve", "queues", "257", &["at most 256"]),
-        ("serve", "poll-us", "50 parsecs", &["no unit of time"]),
-        ("serve", "poll-us", "2s", &["at most 1000000", "us"]),
+        ("serve", "poll-max", "50 parsecs", &["no unit of time"]),
+        ("serve", "poll-max", "2s", &["at most 1000000", "us"]),
         ("bench", "bs", "0", &["multiple of 512"]),
         ("bench", "rw", "randraed", &["`randraed` is no pattern", "trim"]),
         ("bench", "jobs", "0", &["at least 1"]),
@@ -171,7 +171,7 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
         ("topologies", "patterns", "reed", &["`reed` is no pattern", "randread"]),
         ("sched simulate", "policy", "cfs", &["always-boost"]),
         ("peers", "rows", "no-such", &["`no-such` is no row", "null-poll", "uml"]),
-        ("peers", "also", "fast", &["`fast` is no option of `vlane serve`", "--poll-us 0"]),
+        ("peers", "also", "fast", &["`fast` is no option of `vlane serve`", "--poll-max 0"]),
         ("peers", "also", "--pole-us 0", &["no options of `vlane serve`", "--pole-us"]),
     ];
     for (command, option, value, parts) in cases {
@@ -182,7 +182,7 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
     }
     // With a unit, it is the same number.
     let taken = |value: &str| {
-        let words = ["vlane", "serve", "disk", "--socket", "s", "--poll-us", value];
+        let words = ["vlane", "serve", "disk", "--socket", "s", "--poll-max", value];
         *vlane::command()
             .try_get_matches_from(words)
             .unwrap()

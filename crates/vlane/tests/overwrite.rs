@@ -48,7 +48,7 @@ fn what_writes_to_a_volume_that_it_did_not_start_asks_first() {
         &["--rw", "zero"],
         &["--verify"],
         &["--verify", "--state", "st"],
-        &["--rw", "randwrite", "--repeats", "2"],
+        &["--rw", "randwrite", "--repeat", "2"],
         &["--profile", profile.to_str().unwrap()],
     ];
     for words in asked {
@@ -56,7 +56,7 @@ fn what_writes_to_a_volume_that_it_did_not_start_asks_first() {
         assert!(is_precious(&place), "{words:?}");
     }
     assert!(!place.path("st").exists());
-    for words in [&["--rw", "randread"][..], &["--rw", "rw:100"], &["--rw", "randread", "--repeats", "2"]] {
+    for words in [&["--rw", "randread"][..], &["--rw", "rw:100"], &["--rw", "randread", "--repeat", "2"]] {
         let (code, said) = ends(&mut bench(&place.socket, words));
         assert_eq!(code, Some(0), "{words:?}: {said}");
     }
@@ -149,8 +149,8 @@ fn a_conversion_and_every_report_replace_nothing_that_is_not_theirs() {
         &["replay", "a.trc", &socket, "--html", "@.html"],
         &["report", "r.json", "--html", "@.html"],
         &["report", "r.json", "--json", "@.json"],
-        &["bench", &socket, "--time", "10ms", "--repeats", "1", "--save", "@"],
-        &["bench", &socket, "--time", "10ms", "--repeats", "1", "--html", "@.html"],
+        &["bench", &socket, "--time", "10ms", "--repeat", "1", "--save", "@"],
+        &["bench", &socket, "--time", "10ms", "--repeat", "1", "--html", "@.html"],
         &["topologies", "--quick", "--json", "@.json"],
         &["work", "--no-guest", "--json", "@.json"],
         &["peers", "--json", "@"],
@@ -181,7 +181,7 @@ fn a_conversion_and_every_report_replace_nothing_that_is_not_theirs() {
         for words in [
             &["analyze", "a.trc", "--html", "own.html"][..],
             &["report", "r.json", "--html", "own.html", "--json", "own.json", "--svg", "charts"],
-            &["bench", &socket, "--time", "10ms", "--ramp", "0s", "--repeats", "1", "--save", "saved.json"],
+            &["bench", &socket, "--time", "10ms", "--ramp", "0s", "--repeat", "1", "--save", "saved.json"],
         ] {
             let (code, said) = ends(&mut run(words));
             assert_eq!(code, Some(0), "{words:?}: {said}");

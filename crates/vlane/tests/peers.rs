@@ -31,7 +31,7 @@ fn loads_are_measured_on_both_and_judged_and_leave_nothing() {
     let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (single, report) = (dir.path().join("single.json"), dir.path().join("report.json"));
     let output = Command::new(common::vlane())
-        .args(["peers", "--fixed-load", "--pairs", "2", "--also", "--poll-us 0", "--rows", names])
+        .args(["peers", "--fixed-load", "--repeat", "2", "--also", "--poll-max 0", "--rows", names])
         .args(["--time", "500ms", "--ramp", "100ms", "--markdown"])
         .args(["--json".as_ref(), single.as_os_str(), "--html".as_ref(), report.as_os_str()])
         .env("TMPDIR", tmp.path())
@@ -44,7 +44,7 @@ fn loads_are_measured_on_both_and_judged_and_leave_nothing() {
     assert_eq!(rows.len(), if blkio { 2 } else { 1 });
     // Two vlanes are held against the other in each row.
     assert!(said.contains(&format!("Of {} loads both back ends reach", 2 * rows.len())), "{said}");
-    assert!(said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-us 0 |"), "{said}");
+    assert!(said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-max 0 |"), "{said}");
     for row in &rows {
         assert_eq!(row["contenders"].as_array().unwrap().len(), 3);
         for figures in
@@ -77,7 +77,7 @@ fn rows_of_the_other_kind_are_a_usage_error() {
     for words in [
         &["peers", "--fixed-load", "--rows", "ram-write"][..],
         &["peers", "--rows", "null-1k-d1"],
-        &["peers", "--also", "--poll-us 0"],
+        &["peers", "--also", "--poll-max 0"],
         &["peers", "--fixed-load", "--targets"],
     ] {
         let (code, said) = ends(words);

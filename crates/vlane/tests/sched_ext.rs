@@ -56,7 +56,7 @@ fn row<'a>(report: &'a serde_json::Value, section: &str, name: &str) -> &'a Vec<
 
 #[test]
 fn boosts_are_decided_as_the_policy_decides_and_a_killed_loader_leaves_no_scheduler() {
-    let turns = ["--schedulers", "loan", "--repeats", "2", "--seconds", "10", "--kills", "10"];
+    let turns = ["--schedulers", "loan", "--repeat", "2", "--time", "10", "--kills", "10"];
     let Some(report) = prove(&turns) else { return };
     let decided = row(&report, "decisions", "loan");
     // How fast is for the experiment (loan-sched-ext) to say: the machine may be busy.
@@ -75,18 +75,8 @@ fn boosts_are_decided_as_the_policy_decides_and_a_killed_loader_leaves_no_schedu
 
 #[test]
 fn weights_hold_in_a_sched_ext_scheduler() {
-    let turns = [
-        "--schedulers",
-        "loan",
-        "--repeats",
-        "2",
-        "--seconds",
-        "10",
-        "--kills",
-        "0",
-        "--weights",
-        "256,512,128",
-    ];
+    let turns =
+        ["--schedulers", "loan", "--repeat", "2", "--time", "10", "--kills", "0", "--weights", "256,512,128"];
     let Some(report) = prove(&turns) else { return };
     let responses = row(&report, "responses", "loan");
     let farthest = responses[5]["min"].as_f64().unwrap();
@@ -95,8 +85,7 @@ fn weights_hold_in_a_sched_ext_scheduler() {
 
 #[test]
 fn vcpus_that_ordinary_threads_keep_from_the_cpus_compete_with_them_for_a_while() {
-    let turns =
-        ["--schedulers", "loan", "--repeats", "1", "--seconds", "6", "--kills", "0", "--strangers", "4"];
+    let turns = ["--schedulers", "loan", "--repeat", "1", "--time", "6", "--kills", "0", "--strangers", "4"];
     let Some(report) = prove(&turns) else { return };
     let books = row(&report, "books", "loan");
     let (farthest, used) = (books[2].as_f64().unwrap(), books[3].as_f64().unwrap());

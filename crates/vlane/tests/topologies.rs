@@ -22,9 +22,9 @@ fn is_empty(dir: &Path) -> bool {
 fn a_short_run_measures_every_topology_and_predicts_more() {
     let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (json, html) = (dir.path().join("t.json"), dir.path().join("t.html"));
-    let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "60ms", "--repeats", "1"];
+    let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "60ms", "--repeat", "1"];
     let output = topologies(tmp.path(), &words)
-        .args(["--cpus", "8", "--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
+        .args(["--predict", "8", "--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);

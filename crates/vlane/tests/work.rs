@@ -14,7 +14,7 @@ fn work_counts_every_request_of_both_sizes_and_leaves_nothing_behind() {
     let (json, scratch) = (place.path("work.json"), place.path("scratch"));
     std::fs::create_dir(&scratch).unwrap();
     let output = Command::new(vlane())
-        .args(["work", "--no-guest", "--media", "null", "--bytes", "16M", "--repeats", "1", "--json"])
+        .args(["work", "--no-guest", "--media", "null", "--bytes", "16M", "--repeat", "1", "--json"])
         .arg(&json)
         .env("TMPDIR", &scratch)
         .output()

@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 pub(crate) use circles::arrows;
 use source::{Lines, Source};
 
-use crate::structure;
+use crate::{citations, structure};
 
 /// Lines that a file may have, all together, and a function.
 const FILE: usize = 800;
@@ -100,6 +100,16 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
     if files.get(structure::PICTURE) != Some(&structure::draw(files, sources)) {
         let why = "not as the crates are now: cargo xtask structure draws it again";
         faults.push((structure::PICTURE.to_owned(), 1, why.to_owned()));
+    }
+    match citations::page(files) {
+        Ok((page, wrong)) => {
+            faults.extend(wrong);
+            if files.get(citations::PAGE) != Some(&page) {
+                let why = "not as the quotations are now: cargo xtask citations makes it again";
+                faults.push((citations::PAGE.to_owned(), 1, why.to_owned()));
+            }
+        }
+        Err(error) => faults.push(("specification".to_owned(), 1, format!("{error:#}"))),
     }
     let contents = files.get("docs/src/SUMMARY.md").map_or("", String::as_str);
     for (name, _) in pages {
@@ -204,6 +214,7 @@ mod tests {
             ("docs/src/a.md", "leads nowhere"),
             ("docs/src/lost.md", "does not name it"),
             ("docs/src/structure.svg", "draws it again"),
+            ("docs/src/specification.md", "makes it again"),
             ("crates/ring/src/queue.rs", "is not there"),
         ] {
             let is_found = found.iter().any(|(at, _, what)| at == place && what.contains(why));

@@ -38,7 +38,7 @@ impl Lines {
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) line: usize,
-    /// From its head to its last brace.
+    /// From its head to its last brace, without what it quotes of a specification.
     pub(crate) lines: usize,
     pub(crate) body: TokenStream,
 }
@@ -143,6 +143,11 @@ fn parse(name: &str, home: &str, rest: &str, text: &str) -> Result<Source> {
         }
     }
     source.lines = count(text, &file.to_token_stream(), &tests);
+    for function in &mut source.functions {
+        let lines = text.lines().skip(function.line - 1).take(function.lines).map(str::trim_start);
+        let quoted = lines.filter(|line| line.starts_with("//= ") || line.starts_with("//# ")).count();
+        function.lines -= quoted;
+    }
     Ok(source)
 }
 

@@ -492,7 +492,12 @@ impl FileChannel {
                 self.notice(request, decisions);
                 self.transfer(slot, request, decisions, operations)
             }
+            //= virtio 5.2.6.2
+            //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed
+            //# to it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
             Kind::Flush => self.flush(slot, operations),
+            //= virtio 5.2.6.2
+            //# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
             Kind::Discard | Kind::WriteZeroes => {
                 self.notice(request, decisions);
                 self.at(slot).stage = Stage::Range;

@@ -82,7 +82,7 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
     if outcome.passes == 1 {
         add(
             Severity::Warning,
-            "every figure was measured once: its spread is not known; --repeats measures more often".into(),
+            "every figure was measured once: its spread is not known; --repeat measures more often".into(),
         );
     }
     add(Severity::Info, outcome.settings.cache.about().into());

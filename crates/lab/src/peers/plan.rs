@@ -209,7 +209,7 @@ pub fn rows() -> Vec<Row> {
             title: "null, 4K random read, depth 1, vlane without polling",
             medium: Medium::Null,
             load: Some(Load { depth: 1, ..RANDOM_READ }),
-            contenders: vec![("vlane --poll-us 0", Contender::Vlane(&["--poll-us", "0"])), QSD],
+            contenders: vec![("vlane --poll-max 0", Contender::Vlane(&["--poll-max", "0"])), QSD],
             claims: vec![against(P50, 1, AtMost(0.9))],
         },
         large(

@@ -39,7 +39,7 @@ pub fn report(
     }];
     if rounds < 5 {
         let text = format!(
-            "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--pairs 5)."
+            "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--repeat 5)."
         );
         notes.push(Note { severity: Severity::Warning, text });
     }

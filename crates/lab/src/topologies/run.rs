@@ -74,7 +74,7 @@ fn jobs(options: &Options, cpus: usize) -> Result<Vec<u16>> {
         return invalid("a number of jobs is between 1 and 64; change --jobs");
     }
     if options.repeats == 0 || options.time < Duration::from_millis(20) {
-        return invalid("measure at least once, and for 20 ms; change --repeats or --time");
+        return invalid("measure at least once, and for 20 ms; change --repeat or --time");
     }
     if !(1..=256).contains(&options.depth) {
         return invalid("a job's depth is between 1 and 256; change --depth");

@@ -110,7 +110,7 @@ pub struct PlaceResult {
 impl Options {
     fn check(&self) -> Result<()> {
         if self.variants.is_empty() || self.places.is_empty() || self.rounds == 0 {
-            let text = "nothing is left to be measured: give --variants, --where and --rounds";
+            let text = "nothing is left to be measured: give --variants, --where and --repeat";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         check_fg(&self.fg, &self.variants)

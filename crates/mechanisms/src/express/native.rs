@@ -161,7 +161,7 @@ impl Options {
     fn check(&self) -> Result<()> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, text));
         if self.modes.is_empty() || self.loads.is_empty() || self.rounds == 0 {
-            return usage("nothing is left to be measured: give --modes, --loads and --rounds");
+            return usage("nothing is left to be measured: give --modes, --loads and --repeat");
         }
         if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
             return usage(

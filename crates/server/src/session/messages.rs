@@ -68,6 +68,13 @@ impl VhostUserBackendReqHandlerMut for State {
         }
         self.features = wanted;
         self.is_negotiated = true;
+        if changed & (features::BLK_FLUSH | features::BLK_CONFIG_WCE) != 0 {
+            //= virtio 5.2.5.2
+            //# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
+            //# writeback to 0.
+            let cannot_flush = self.has(features::BLK_CONFIG_WCE) && !self.has(features::BLK_FLUSH);
+            self.config.set_write_back(self.volume.geometry().write_cache && !cannot_flush);
+        }
         for index in running {
             self.update_log(index)?;
         }
@@ -156,6 +163,9 @@ impl VhostUserBackendReqHandlerMut for State {
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let fd = self.signal_fd(Use::Call, index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
+        //= vhost-user Ring states
+        //# While processing the rings (whether they are enabled or not), the back-end must support changing some
+        //# configuration aspects on the fly.
         let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let old = std::mem::replace(&mut vring.call, fd);
         if vring.running {
@@ -175,6 +185,9 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        //= vhost-user Front-end message types
+        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
+        //# VHOST_USER_SET_FEATURES was called.
         Ok(features::protocol())
     }
 
@@ -245,6 +258,9 @@ impl VhostUserBackendReqHandlerMut for State {
         if self.memory.len() >= MAX_REGIONS {
             return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
         }
+        //= vhost-user Front-end message types
+        //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
+        //# the back-end device must map in.
         let memory = self.memory.with(region(spec, &fd)?).map_err(refuse)?;
         // What was there stays there: lanes need not wait.
         self.use_memory(memory, false)?;
@@ -252,6 +268,9 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
+        //= vhost-user Front-end message types
+        //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
+        //# the back-end device must unmap.
         let memory = self.memory.without(spec.guest_phys_addr, spec.memory_size).map_err(refuse)?;
         self.use_memory(memory, true)
     }

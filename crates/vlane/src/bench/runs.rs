@@ -34,7 +34,7 @@ pub(super) struct RunsArgs {
     )]
     profile: Option<String>,
     /// Measurements of each load on each target [default: 5, or the profile's]
-    #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=10_000), conflicts_with_all = ["verify", "verify_only", "state"])]
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<usize>(1..=10_000), conflicts_with_all = ["verify", "verify_only", "state"])]
     repeats: Option<usize>,
     /// Another back end to measure in turns with the first: A B, B A, ...
     #[arg(long, value_name = "SOCKET", requires = "socket", conflicts_with_all = ["verify", "verify_only", "state"])]
@@ -106,7 +106,7 @@ impl BenchArgs {
     /// The command line's load.
     fn load(&self) -> anyhow::Result<Load> {
         for (set, name) in [
-            (self.direct, "--direct"),
+            (self.direct, "--no-indirect"),
             (self.no_event_idx, "--no-event-idx"),
             (self.queue_size.is_some(), "--queue-size"),
             (self.ios.is_some(), "--ios"),
@@ -309,18 +309,18 @@ mod tests {
             &["s", "--profile", "quick", "--rate", "5"],
             &["--profile", "quick", "--against", "t"],
             &["s", "--compare", "f", "--against", "t"],
-            &["s", "--verify", "--repeats", "3"],
-            &["s", "--repeats", "0"],
-            &["s", "--repeats", "3", "--bs", "1000"],
+            &["s", "--verify", "--repeat", "3"],
+            &["s", "--repeat", "0"],
+            &["s", "--repeat", "3", "--bs", "1000"],
             &["s", "--arrivals", "poisson"],
             &["s", "--ram-dir", "/dev/shm"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");
         }
         for words in [
-            &["s", "--repeats", "3", "--direct"] as &[&str],
-            &["s", "--repeats", "3", "--ios", "5"],
-            &["s", "--repeats", "3", "--rw", "idle"],
+            &["s", "--repeat", "3", "--no-indirect"] as &[&str],
+            &["s", "--repeat", "3", "--ios", "5"],
+            &["s", "--repeat", "3", "--rw", "idle"],
             &["s", "--against", "s"],
             &["s", "--profile", "no-such-profile"],
             &["s", "--profile", "quick", "--install"],
@@ -334,7 +334,7 @@ mod tests {
     fn options_become_the_load_that_a_single_run_would_have() {
         let words = [
             "s",
-            "--repeats",
+            "--repeat",
             "3",
             "--rw",
             "randrw:70",

@@ -55,8 +55,8 @@ pub struct ProveArgs {
     /// Time of each measurement
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(200), Duration::from_secs(3600)), default_value = "8s")]
     time: Duration,
-    /// Rounds: how often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<usize>(1..=1000))]
+    /// How often everything is measured
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 3, value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
     /// Only these: eevdf, credit, always-boost, loan, adaptive
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_arm)]

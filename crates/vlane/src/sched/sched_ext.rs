@@ -20,10 +20,10 @@ fn parse_scheduler(text: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 pub struct ProveArgs {
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
     /// How long each measurement takes
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = values::seconds(0.1, 3600.0))]
+    #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "6s", value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
     /// The schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
     #[arg(
@@ -34,11 +34,11 @@ pub struct ProveArgs {
         value_parser = parse_scheduler
     )]
     schedulers: Vec<String>,
-    /// Mean time between two events: milliseconds, or a time such as 20ms
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = values::time_in::<u64>("ms", 1..=60_000))]
+    /// Mean time between two events
+    #[arg(long = "every", alias = "every-ms", value_name = "TIME", default_value = "20ms", value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
-    /// The longest boost, microseconds or a time such as 4ms: an emulated CPU needs about ten times as long as a real one to serve an event
-    #[arg(long, value_name = "US", default_value_t = 4000, value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    /// The longest boost: an emulated CPU needs about ten times as long as a real one to serve an event
+    #[arg(long = "boost", alias = "boost-us", value_name = "TIME", default_value = "4ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     boost_us: u64,
     /// How often the loader is killed
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<u32>(0..=100_000))]
@@ -66,10 +66,10 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     turns: Vec<String>,
     /// How long each takes
-    #[arg(long, default_value_t = 6.0, value_parser = values::seconds(0.1, 3600.0))]
+    #[arg(long = "time", default_value = "6s", value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
-    /// Mean time between two events: milliseconds, or a time such as 20ms
-    #[arg(long, default_value_t = 20, value_parser = values::time_in::<u64>("ms", 1..=60_000))]
+    /// Mean time between two events
+    #[arg(long = "every", default_value = "20ms", value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
     /// Threads that compute, besides the one with events
     #[arg(long, default_value_t = 12, value_parser = values::whole::<usize>(0..=100_000))]
@@ -80,8 +80,8 @@ pub struct MeasureArgs {
     /// Weights of the threads, in turns
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
-    /// The longest boost, microseconds or a time such as 4ms
-    #[arg(long, default_value_t = 500, value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    /// The longest boost
+    #[arg(long = "boost", default_value = "500us", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     boost_us: u64,
     /// How often the loader is started and killed
     #[arg(long, default_value_t = 0, value_parser = values::whole::<u32>(0..=100_000))]
@@ -265,7 +265,7 @@ mod with {
         let weights =
             if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
         let measures = format!(
-            "--turns {turns} --seconds {} --every-ms {} --boost-us {} --strangers {} {weights}",
+            "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} {weights}",
             args.seconds, args.every_ms, args.boost_us, args.strangers
         );
         let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };

@@ -21,13 +21,13 @@ pub struct SimulateArgs {
     #[arg(long = "policy", value_name = "NAME", value_parser = parse_setup)]
     policies: Vec<String>,
     /// Physical CPUs, instead of the scenario's
-    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
+    #[arg(long = "host-cpus", alias = "cpus", value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
     cpus: Option<u32>,
     /// Virtual machines in all: changes how many there are of the last kind of which there are several
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     vms: Option<u32>,
-    /// Simulated seconds that are measured, instead of the scenario's
-    #[arg(long, value_name = "S", value_parser = values::seconds(0.1, 100_000.0))]
+    /// Simulated time that is measured, instead of the scenario's
+    #[arg(long = "time", alias = "seconds", value_name = "TIME", value_parser = values::seconds(0.1, 100_000.0))]
     seconds: Option<f64>,
     /// All chance follows from it, instead of the scenario's
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]

@@ -164,7 +164,7 @@ pub fn run(
 fn chosen(options: &Options) -> Result<Vec<Row>> {
     let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
     if options.pairs == 0 {
-        return invalid("--pairs 0: there must be at least one".into());
+        return invalid("--repeat 0: there must be at least one".into());
     }
     let all = rows();
     if let Some(unknown) = options.rows.iter().find(|name| !all.iter().any(|row| row.is_called(name))) {

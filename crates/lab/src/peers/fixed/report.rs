@@ -262,7 +262,7 @@ pub fn report(
     ))];
     if options.pairs < 3 {
         notes.push(Note::warning(format!(
-            "{} of each: less than three tell little of the noise (--pairs 3).",
+            "{} of each: less than three tell little of the noise (--repeat 3).",
             options.pairs
         )));
     }
