@@ -87,9 +87,9 @@ impl std::error::Error for Error {
     }
 }
 
-impl From<vlane_ring::driver::Error> for Error {
-    fn from(source: vlane_ring::driver::Error) -> Self {
-        use vlane_ring::driver::Error as E;
+impl From<crate::ring::Error> for Error {
+    fn from(source: crate::ring::Error) -> Self {
+        use crate::ring::Error as E;
         match source {
             E::Device(_) => Self::with(ErrorKind::Queue, "a virtqueue failed", source),
             E::Memory { .. } | E::Exhausted { .. } => {
