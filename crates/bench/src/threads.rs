@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use vlane_driver::ring::Kind;
 use vlane_driver::{Buckets, Mix, Region, Requests};
-use vlane_ring::driver::Kind;
 
 use super::profile::{Load, Storage};
 use super::saved::{Flushing, Run};

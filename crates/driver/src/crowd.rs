@@ -8,8 +8,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
-use vlane_ring::driver::{Completion, Kind, Request};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};

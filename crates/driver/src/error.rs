@@ -1,6 +1,5 @@
 //! The crate's one error: a kind to match on, what was being done on what, and the cause.
 
-use std::fmt;
 use std::path::Path;
 
 /// What sort of failure it was.
@@ -27,27 +26,9 @@ pub enum ErrorKind {
     State,
 }
 
-/// A failure: kind, context, source.
-#[derive(Debug)]
-pub struct Error {
-    kind: ErrorKind,
-    context: String,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
+vlane_error::error!(ErrorKind);
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), source: None }
-    }
-
-    pub(crate) fn with(
-        kind: ErrorKind,
-        context: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self { kind, context: context.into(), source: Some(source.into()) }
-    }
-
     /// A failed step of the protocol on `socket`.
     pub(crate) fn protocol(socket: &Path, step: &str, source: vhost::Error) -> Self {
         use vhost::vhost_user::Error as E;
@@ -61,12 +42,7 @@ impl Error {
             ErrorKind::Gone => "the back end hung up",
             _ => "the back end failed",
         };
-        Self::with(kind, format!("{}: {what} at {step}", socket.display()), source)
-    }
-
-    /// What sort of failure it was.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
+        Self::caused_by(kind, format!("{}: {what} at {step}", socket.display()), source)
     }
 
     /// Whether the back end is gone: a run under which it was killed ends so.
@@ -75,27 +51,15 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.context)
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as _)
-    }
-}
-
-impl From<vlane_ring::driver::Error> for Error {
-    fn from(source: vlane_ring::driver::Error) -> Self {
-        use vlane_ring::driver::Error as E;
+impl From<crate::ring::Error> for Error {
+    fn from(source: crate::ring::Error) -> Self {
+        use crate::ring::Error as E;
         match source {
-            E::Device(_) => Self::with(ErrorKind::Queue, "a virtqueue failed", source),
+            E::Device(_) => Self::caused_by(ErrorKind::Queue, "a virtqueue failed", source),
             E::Memory { .. } | E::Exhausted { .. } => {
-                Self::with(ErrorKind::System, "no guest memory", source)
+                Self::caused_by(ErrorKind::System, "no guest memory", source)
             }
-            _ => Self::with(ErrorKind::Invalid, "the virtqueue refuses the request", source),
+            _ => Self::caused_by(ErrorKind::Invalid, "the virtqueue refuses the request", source),
         }
     }
 }

@@ -9,9 +9,9 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
-use vlane_ring::driver::{Completion, Kind, Request};
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};

@@ -52,7 +52,7 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
     }
     sched_setaffinity(None, &set).map_err(|e| {
         let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
-        Error::with(
+        Error::caused_by(
             ErrorKind::Invalid,
             format!("cannot run on CPU {}", cpus.join(",")),
             std::io::Error::from(e),

@@ -10,13 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::ring::{Arena, BlkOptions, BlkQueue, Format};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format};
 
 use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature};
 use crate::error::{Error, ErrorKind};
@@ -197,7 +197,7 @@ fn signal(eventfd: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
-    move |e| Error::with(ErrorKind::System, format!("cannot {what}"), io::Error::from(e))
+    move |e| Error::caused_by(ErrorKind::System, format!("cannot {what}"), io::Error::from(e))
 }
 
 /// Wakes the threads that wait for interrupts: at the end of a run, or when the back end is gone.
@@ -251,7 +251,7 @@ impl Session {
         let stream = open(socket)?;
         let twin = stream
             .try_clone()
-            .map_err(|e| Error::with(ErrorKind::System, "cannot duplicate the socket", e))?;
+            .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
         within(options.timeout, socket, &twin, || Self::negotiate(stream, socket, options))
     }
 
@@ -260,7 +260,7 @@ impl Session {
             rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_nonzero().get());
         let twin = stream
             .try_clone()
-            .map_err(|e| Error::with(ErrorKind::System, "cannot duplicate the socket", e))?;
+            .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
         let mut frontend = Frontend::from_stream(twin, 256);
         let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
         let lacks = |what: &str| {
@@ -438,7 +438,7 @@ impl Session {
         };
         let sent = |step: &'static str| {
             let context = format!("{}: cannot send {step} to the back end", socket.display());
-            move |e: io::Error| Error::with(ErrorKind::Gone, context, e)
+            move |e: io::Error| Error::caused_by(ErrorKind::Gone, context, e)
         };
         let fd = arena.fd().ok_or_else(|| Error::new(ErrorKind::System, "the memory has no file"))?;
         let region = VhostUserMemoryRegionInfo {
@@ -517,7 +517,7 @@ fn open(socket: &Path) -> Result<UnixStream, Error> {
     let fail = |why: String, source: Option<io::Error>| {
         let context = format!("{}: {why}", socket.display());
         match source {
-            Some(source) => Error::with(ErrorKind::Connect, context, source),
+            Some(source) => Error::caused_by(ErrorKind::Connect, context, source),
             None => Error::new(ErrorKind::Connect, context),
         }
     };

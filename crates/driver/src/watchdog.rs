@@ -51,7 +51,7 @@ pub(crate) fn within<T>(
                 socket.display(),
                 timeout.as_secs_f64()
             );
-            Err(Error::with(ErrorKind::Timeout, context, cause))
+            Err(Error::caused_by(ErrorKind::Timeout, context, cause))
         }
         result => result,
     }

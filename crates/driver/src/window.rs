@@ -10,7 +10,7 @@ pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
 /// A histogram for latencies in ns.
 pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
     Histogram::new_with_bounds(1, LONGEST_NS, 3)
-        .map_err(|e| Error::with(ErrorKind::System, "cannot make a histogram", e))
+        .map_err(|e| Error::caused_by(ErrorKind::System, "cannot make a histogram", e))
 }
 
 /// When a job measures, in ns of the run's clock, and how many requests it makes.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::ring::Kind;
 use serde::{Deserialize, Serialize};
-use vlane_ring::driver::Kind;
 
 use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};

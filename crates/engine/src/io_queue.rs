@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{opcode, squeue, types};
-use vlane_ring::{
-    Broken, DirtyLog, GuestMemory, Kind, Queue, QueueConfig, QueueError, Request, SECTOR, Slot, Status,
-};
+use vlane_memory::{DirtyLog, GuestMemory};
+use vlane_ring::{Broken, Kind, Queue, QueueConfig, QueueError, Request, SECTOR, Slot, Status};
 
 use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};

@@ -23,7 +23,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vlane_ring::shared::SharedWords;
+use vlane_memory::shared::SharedWords;
 use vlane_ring::{Kind, PriorityClass, Request};
 
 use crate::error::HintError;

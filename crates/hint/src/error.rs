@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vlane_ring::shared::SharedError;
+use vlane_memory::shared::SharedError;
 
 /// Why a back end and a scheduler do not come together.
 #[derive(Debug, thiserror::Error)]

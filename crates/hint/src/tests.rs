@@ -293,6 +293,6 @@ fn a_board_is_refused_that_is_not_what_was_announced() {
         let (_board, fd) = Board::create(1, has_express).unwrap();
         assert_eq!(Board::open(fd.as_fd(), 1).unwrap().has_express(), has_express);
     }
-    let (_other, fd) = vlane_ring::shared::SharedWords::create("x", 4096).unwrap();
+    let (_other, fd) = vlane_memory::shared::SharedWords::create("x", 4096).unwrap();
     assert!(Board::open(fd.as_fd(), 4).is_err());
 }

@@ -24,39 +24,7 @@ pub enum ErrorKind {
     Timeout,
 }
 
-/// An error of this crate. The text never repeats the source's text: print the whole chain to see both.
-#[derive(Debug, thiserror::Error)]
-#[error("{context}")]
-pub struct Error {
-    kind: ErrorKind,
-    context: String,
-    #[source]
-    source: Option<Box<dyn StdError + Send + Sync>>,
-}
-
-/// This crate's result.
-pub type Result<T> = std::result::Result<T, Error>;
-
-impl Error {
-    /// An error without a cause of its own.
-    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), source: None }
-    }
-
-    /// An error with what caused it.
-    pub fn caused_by(
-        kind: ErrorKind,
-        context: impl Into<String>,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        Self { kind, context: context.into(), source: Some(source.into()) }
-    }
-
-    /// What kind of failure it is.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-}
+vlane_error::error!(ErrorKind);
 
 impl From<vlane_boot::Error> for Error {
     fn from(error: vlane_boot::Error) -> Self {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Uring};
 use vlane_policy::express::{Class, Express, Mode};
 use vlane_policy::throttle::ExpressBudget;
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::cost::device;
 use crate::lane::{Lane, Settled};

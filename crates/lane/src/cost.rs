@@ -7,13 +7,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+use vlane_ring::{Layout, Queue, QueueConfig};
 
 use crate::lane::Lane;
 use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};

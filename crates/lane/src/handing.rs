@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::NullEngine;
 use vlane_engine::{
@@ -14,7 +15,6 @@ use vlane_engine::{
     Request as Taken, Slot, Status, StorageFile,
 };
 use vlane_policy::express::{Express, Mode};
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 use crate::{Counters, LaneConfig, PollMode, Pool, PoolConfig, Stopped, Topology, event_channel};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use vlane_hint::LaneHint;
-use vlane_ring::{DirtyLog, GuestMemory};
+use vlane_memory::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::lane::{Lane, LaneConfig};

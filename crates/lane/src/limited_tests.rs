@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use vlane_driver::ring::{Format, Kind, Request};
 use vlane_engine::Uring;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::{ExpressBudget, Limits};
-use vlane_ring::driver::{Format, Kind, Request};
 
 use crate::lane::{Lane, Settled};
 use crate::limits::Budget;

@@ -13,16 +13,17 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
     Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation, Outcome,
     Request as Taken, Slot, Status, StorageFile, What,
 };
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::Limits;
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+use vlane_ring::{Layout, Queue, QueueConfig};
 
 use crate::{
     Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder,

@@ -11,8 +11,8 @@ use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
 use vlane_engine::{Seat, Uring, seats};
 use vlane_hint::LaneHint;
+use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_policy::throttle::Limits;
-use vlane_ring::{DirtyLog, GuestMemory};
 
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Inbox, Message, Outbox, pair};

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
     Slot, Status, Uring,
 };
 use vlane_policy::express::Express;
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_trace::{Entry, Magic};
 
 use crate::cost::device;

@@ -1,4 +1,4 @@
-//! What each of vlane's mechanisms is worth, in real guests: cache modes with and without the journal bypass, express, loans, limits.
+//! What each of vlane's mechanisms is worth, in real guests: cache modes with and without the journal bypass, express, loans, the sched_ext vehicle, limits.
 //!
 //! Each module is one experiment: what is measured, how, and its report.
 
@@ -7,4 +7,6 @@
 pub mod caches;
 pub mod express;
 pub mod loans;
+#[cfg(feature = "sched-ext")]
+pub mod sched_ext;
 pub mod throttle;

@@ -2,8 +2,8 @@
 
 use crate::chain::{MAX_BUFFERS, Walk, read_words};
 use crate::error::Broken;
-use crate::fault;
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
+use vlane_memory::fault;
 
 /// Bytes of a virtio-blk sector; every offset and length on the wire counts in these.
 pub const SECTOR: u64 = 512;

@@ -1,7 +1,7 @@
 //! Descriptors, and the buffers of one chain of them.
 
 use crate::error::Broken;
-use crate::memory::{GuestMemory, Window};
+use vlane_memory::{GuestMemory, Window};
 
 /// Data buffers that one request may have: what one `preadv` takes (`IOV_MAX`).
 pub const MAX_BUFFERS: usize = 1024;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::blk::Request;
 use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE, Walk};
 use crate::error::Broken;
-use crate::memory::GuestMemory;
 use crate::split::need_event;
+use vlane_memory::GuestMemory;
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;

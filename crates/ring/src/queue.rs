@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::blk::{Kind, Request, Status};
-use crate::dirty::DirtyLog;
 use crate::error::{Broken, Layout, QueueError};
-use crate::fault;
-use crate::memory::GuestMemory;
 use crate::packed::{self, PackedQueue};
 use crate::probes;
 use crate::split::{self, SplitQueue};
+use vlane_memory::DirtyLog;
+use vlane_memory::GuestMemory;
+use vlane_memory::fault;
 
 /// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
 pub const MAX_QUEUE_SIZE: u16 = 32768;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use crate::blk::Request;
 use crate::chain::{Collector, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE, Walk};
 use crate::error::Broken;
-use crate::memory::GuestMemory;
+use vlane_memory::GuestMemory;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;

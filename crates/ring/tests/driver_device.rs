@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use common::cases;
 use proptest::prelude::*;
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec, Slot, Status};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
+use vlane_ring::{Layout, Queue, QueueConfig, Slot, Status};
 
 /// The longest request. Under Miri the bytes are what takes the time.
 const SECTORS: u32 = if cfg!(miri) { 1 } else { 4 };

@@ -14,9 +14,8 @@ use std::sync::Arc;
 use common::packed::PackedDriver;
 use common::{Desc, NEXT, Ram, WRITE, cases, config, header};
 use proptest::prelude::*;
-use vlane_ring::{
-    Broken, DirtyLog, GuestMemory, Kind, Layout, MemoryError, Queue, Region, RegionSpec, Slot, Status,
-};
+use vlane_memory::{DirtyLog, GuestMemory, MemoryError, Region, RegionSpec};
+use vlane_ring::{Broken, Kind, Layout, Queue, Slot, Status};
 
 const PAGE: u64 = 4096;
 

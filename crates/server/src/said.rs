@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vlane_ring::GuestMemory;
+use vlane_memory::GuestMemory;
 
 use crate::volume::Volume;
 

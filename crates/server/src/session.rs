@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
-use vlane_ring::{Broken, DirtyLog, GuestMemory, Layout, Queue, probes};
+use vlane_memory::{DirtyLog, GuestMemory};
+use vlane_ring::{Broken, Layout, Queue, probes};
 
 mod messages;
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::*;
 use rustix::fs::{MemfdFlags, memfd_create};
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
 /// A dirty bitmap for the first 4 GiB plus 64 MiB.
 struct Log(File);

@@ -130,8 +130,8 @@ fn hang_ups_under_full_load_one_after_another() {
         let (mut queues, _waker) = session.start().unwrap();
         for queue in &mut queues {
             for slot in 0..32 {
-                let kind = vlane_ring::driver::Kind::Read;
-                let request = vlane_ring::driver::Request { kind, sector: 0, len: 4096, ioprio: 0 };
+                let kind = vlane_driver::ring::Kind::Read;
+                let request = vlane_driver::ring::Request { kind, sector: 0, len: 4096, ioprio: 0 };
                 queue.blk.submit(slot, request).unwrap();
             }
             queue.blk.publish();

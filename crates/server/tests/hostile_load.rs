@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::event::{PollFd, PollFlags};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Buf, Format, Kind, Queue, Request, Segment};
 use vlane_engine::file::{FileEngine, FileOptions};
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Buf, Format, Kind, Queue, Request, Segment};
 use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
 use vlane_ring::{MAX_BUFFERS, SECTOR};
 

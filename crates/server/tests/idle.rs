@@ -53,8 +53,8 @@ fn idles(server: &Server, packed: Want, event_idx: Want, threads: usize, calms: 
     for _ in 0..300 {
         for queue in &mut queues {
             for slot in 0..8 {
-                let request = vlane_ring::driver::Request {
-                    kind: vlane_ring::driver::Kind::Read,
+                let request = vlane_driver::ring::Request {
+                    kind: vlane_driver::ring::Kind::Read,
                     sector: 0,
                     len: 4096,
                     ioprio: 0,

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind};
 use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
     Status,
 };
-use vlane_ring::driver::{Arena, BlkOptions, BlkQueue, Format, Kind};
 
 const PACKED: u64 = 1 << 34;
 
@@ -247,7 +247,7 @@ impl Driven {
 
     fn submit(&mut self, slots: std::ops::Range<u16>, kick: bool) {
         for slot in slots {
-            let request = vlane_ring::driver::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
+            let request = vlane_driver::ring::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
             self.queue.submit(slot, request).unwrap();
         }
         if self.queue.publish() && kick {

@@ -4,8 +4,6 @@ mod guard;
 mod prove;
 mod run;
 mod sched_ext;
-#[cfg(feature = "sched-ext")]
-mod sched_ext_report;
 mod settings;
 mod simulate;
 mod status;

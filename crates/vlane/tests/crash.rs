@@ -18,10 +18,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use served::{Place, going_on, stop};
 use vlane_boot::Backend;
+use vlane_driver::ring::{Kind, Request};
 use vlane_driver::{
     Limit, Session, SessionOptions, VerifyOptions, VerifyState, Want, verify_check, verify_load,
 };
-use vlane_ring::driver::{Kind, Request};
 use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use served::{LIMIT, vlane};
 use tempfile::TempDir;
 use vlane_boot::{Backend, Ready, Spec};
+use vlane_driver::ring::{Kind, Request};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
-use vlane_ring::driver::{Kind, Request};
 use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use served::{LIMIT, fails, vlane};
 use tempfile::TempDir;
+use vlane_driver::ring::{Kind, Request};
 use vlane_driver::{Session, SessionOptions};
-use vlane_ring::driver::{Kind, Request};
 use vlane_testing::skip;
 
 fn run(program: &str, words: &[&str]) -> Result<String, String> {

@@ -31,7 +31,7 @@ const LONGER: &[(&str, &str, usize)] = &[
     ("crates/lab/src/peers/mod.rs", "measure", 83),
     ("crates/lab/src/peers/plan.rs", "rows", 131),
     ("crates/capture/src/record.rs", "record", 78),
-    ("crates/sched/src/ext/measure.rs", "carried", 114),
+    ("crates/mechanisms/src/sched_ext/turn.rs", "carried", 114),
     ("crates/server/src/session.rs", "serve", 87),
     ("crates/vlane/src/bench.rs", "report_text", 84),
     ("crates/vlane/src/sched/run.rs", "run", 83),

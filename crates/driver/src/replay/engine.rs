@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use vlane_ring::driver::{Completion, Kind, Request};
 
 use super::plan::{ReplayPlan, State};
 use super::{AHEAD, ReplayKind};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use vlane_ring::driver::{Completion, Kind, Request};
+use crate::ring::{Completion, Kind, Request};
 
 use super::model::{Block, Mismatch};
 use super::{FIRST, VerifyOptions, VerifyReport, sector};

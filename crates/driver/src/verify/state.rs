@@ -30,7 +30,11 @@ pub(super) fn save(state: &VerifyState, path: &Path) -> Result<(), Error> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.new", std::process::id()));
     let failed = |e| {
-        Error::with(ErrorKind::State, format!("{}: cannot write the verification state", path.display()), e)
+        Error::caused_by(
+            ErrorKind::State,
+            format!("{}: cannot write the verification state", path.display()),
+            e,
+        )
     };
     let mut file = File::create_new(&beside).map_err(failed)?;
     let written = file.write_all(&bytes).and_then(|()| file.sync_all());
@@ -42,7 +46,11 @@ pub(super) fn save(state: &VerifyState, path: &Path) -> Result<(), Error> {
 
 pub(super) fn load(path: &Path) -> Result<VerifyState, Error> {
     let bytes = std::fs::read(path).map_err(|e| {
-        Error::with(ErrorKind::State, format!("{}: cannot read the verification state", path.display()), e)
+        Error::caused_by(
+            ErrorKind::State,
+            format!("{}: cannot read the verification state", path.display()),
+            e,
+        )
     })?;
     parse(&bytes).ok_or_else(|| {
         let context = format!("{}: not a verification state, or a damaged one", path.display());

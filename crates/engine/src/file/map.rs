@@ -2,13 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::SeekFrom;
-use rustix::mm::{MapFlags, ProtFlags};
-use vlane_ring::fault::Guard;
+use vlane_memory::Mapping;
 
 /// Bytes that one bit stands for. The system's pages may be larger, never smaller.
 const PAGE: u64 = 4096;
@@ -19,47 +16,16 @@ const PIECES_AT_OPEN: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Map {
-    pages: Pages,
+    pages: Mapping,
     /// One bit per page that is known to exist. Losing a bit costs a system call, nothing else.
     present: Box<[AtomicU64]>,
-}
-
-/// Mapped pages, unmapped on drop.
-#[derive(Debug)]
-struct Pages {
-    base: *mut u8,
-    len: usize,
-    guard: ManuallyDrop<Guard>,
-}
-
-// SAFETY: shared memory accessed through raw copies only; unmapped once, in `Drop`.
-unsafe impl Send for Pages {}
-// SAFETY: as above; concurrent requests to the same blocks race as they do on any disk.
-unsafe impl Sync for Pages {}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
-        unsafe { ManuallyDrop::drop(&mut self.guard) };
-        // SAFETY: what `mmap` returned, unmapped once.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
-    }
 }
 
 impl Map {
     /// Maps the file for reading: nothing in this process can write to it by accident.
     pub(super) fn new(file: &File, size: u64) -> io::Result<Map> {
         let len = usize::try_from(size.next_multiple_of(PAGE)).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)
-        }?
-        .cast::<u8>();
-        let guard = Guard::new(base, len).inspect_err(|_| {
-            // SAFETY: what `mmap` returned, which nobody uses yet.
-            let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
-        })?;
-        let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };
+        let pages = Mapping::read_only(file, len)?;
         let words = (len / 4096).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
         let map = Map { pages, present };
@@ -78,24 +44,24 @@ impl Map {
     /// [`Map::is_lost`] after the access.
     #[inline]
     pub(super) fn address(&self, offset: u64, len: u64) -> Option<*const u8> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.pages.len as u64);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.pages.len() as u64);
         if !inside || !self.is_present(offset, len) || self.is_lost() {
             return None;
         }
         // SAFETY: inside the mapping, as just checked.
         #[allow(clippy::cast_possible_truncation)]
-        Some(unsafe { self.pages.base.add(offset as usize).cast_const() })
+        Some(unsafe { self.pages.base().as_ptr().add(offset as usize).cast_const() })
     }
 
     /// Whether pages vanished under the mapping: an access before that may have met zeroes, or have been lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        self.pages.guard.tripped()
+        self.pages.is_lost()
     }
 
     /// Bytes of the mapping.
     pub(super) fn len(&self) -> u64 {
-        self.pages.len as u64
+        self.pages.len() as u64
     }
 
     /// A read of `len` bytes at `offset` met a page that is not known: looks at the file.
@@ -201,7 +167,8 @@ mod tests {
         let file = memfd(PAGE);
         let map = Map::new(&file, PAGE).expect("map");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-        let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", map.pages.base as usize)));
+        let line =
+            maps.lines().find(|line| line.starts_with(&format!("{:x}-", map.pages.base().as_ptr() as usize)));
         assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("r--s"));
     }
 

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vlane_driver::ring::{self as driver, Arena, Buf, Format, Segment};
 use vlane_engine::{ChannelStats, Engine, Slot, Status};
-use vlane_ring::RegionSpec;
-use vlane_ring::driver::{self, Arena, Buf, Format, Segment};
+use vlane_memory::RegionSpec;
 
 use super::lane::Lane;
 

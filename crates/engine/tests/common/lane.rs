@@ -5,9 +5,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vlane_driver::ring::{self as driver, Arena};
 use vlane_engine::{Channel, Decisions, Engine, Event, IoQueue, Operation, Outcome, Slot, Uring};
-use vlane_ring::driver::{self, Arena};
-use vlane_ring::{GuestMemory, Layout, Queue, QueueConfig, Region, RegionSpec};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
+use vlane_ring::{Layout, Queue, QueueConfig};
 
 const DOORBELL: u32 = 1;
 /// Any number: it comes back with each operation.

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lane::Lane;
+use vlane_driver::ring::{self as driver, Arena, Buf, Format, Segment};
 use vlane_engine::{Channel, ChannelStats, Engine, Status};
-use vlane_ring::driver::{self, Arena, Buf, Format, Segment};
 
 /// Requests that can be out at once.
 pub const PLACES: usize = 8;

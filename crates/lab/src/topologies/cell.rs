@@ -7,8 +7,8 @@ use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use vlane_driver::observe::Snapshot;
+use vlane_driver::ring::{Arena, BlkOptions, Format};
 use vlane_driver::{GuestQueue, Region, Session, SessionOptions, Workload};
-use vlane_ring::driver::{Arena, BlkOptions, Format};
 
 use super::device::{Counters, Device, DeviceConfig};
 use super::guest::{DRAIN, Job, JobStats, Own, Shared, Waker};

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use vlane_driver::GuestQueue;
+use vlane_driver::ring::{Arena, Format};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Channel, Engine, Outcome};
-use vlane_ring::driver::{Arena, Format};
-use vlane_ring::{GuestMemory, Kind, Layout, Queue, QueueConfig, Region, RegionSpec, Slot, Status};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
+use vlane_ring::{Kind, Layout, Queue, QueueConfig, Slot, Status};
 
 use super::lock::{FifoLock, LockUse};
 use vlane_host::error::{Context, Error, ErrorKind, Result};

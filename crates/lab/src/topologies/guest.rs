@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use vlane_driver::ring::{Completion, Kind, Request};
 use vlane_driver::{GuestQueue, Region, Requests, Workload, pin};
-use vlane_ring::driver::{Completion, Kind, Request};
 
 use super::lock::{FifoLock, LockUse};
 use vlane_host::error::{Context, Error, ErrorKind, Result};

@@ -13,7 +13,7 @@ use std::thread::Thread;
 
 use rustix::event::epoll;
 use vlane_driver::GuestQueue;
-use vlane_ring::driver::{Completion, Request};
+use vlane_driver::ring::{Completion, Request};
 
 use super::guest::{Port, PortCounts};
 use super::lock::{FifoLock, LockUse};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use vlane_driver::ring::{Arena, BlkOptions, Format};
 use vlane_driver::{GuestQueue, Region, Workload};
-use vlane_ring::driver::{Arena, BlkOptions, Format};
 
 use super::device::{Device, DeviceConfig};
 use super::guest::{Job, JobStats, Shared};

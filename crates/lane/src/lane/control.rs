@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use vlane_engine::{Decisions, Uring};
 use vlane_hint::LaneHint;
-use vlane_ring::{Broken, GuestMemory, probes};
+use vlane_memory::GuestMemory;
+use vlane_ring::{Broken, probes};
 
 use super::Lane;
 use super::events::LaneEvent;
@@ -189,7 +190,7 @@ impl Lane {
         self.write_call();
     }
 
-    pub(crate) fn set_log(&mut self, log: Option<Arc<vlane_ring::DirtyLog>>, ring: Option<u64>) {
+    pub(crate) fn set_log(&mut self, log: Option<Arc<vlane_memory::DirtyLog>>, ring: Option<u64>) {
         self.queue.set_log(log, ring);
     }
 

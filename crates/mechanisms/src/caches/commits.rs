@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use vlane_driver::ring::{Completion, Kind, Request};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
-use vlane_ring::driver::{Completion, Kind, Request};
 
 use vlane_host::error::{Error, ErrorKind, Result};
 

@@ -10,7 +10,8 @@ use std::alloc::{Layout as HeapLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use vlane_ring::{GuestMemory, Layout, QueueConfig, Region, RegionSpec};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
+use vlane_ring::{Layout, QueueConfig};
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;

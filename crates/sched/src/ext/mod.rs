@@ -10,8 +10,6 @@ mod probe;
 #[cfg(feature = "sched-ext")]
 mod bytes;
 #[cfg(feature = "sched-ext")]
-pub mod measure;
-#[cfg(feature = "sched-ext")]
 mod notices;
 #[cfg(feature = "sched-ext")]
 mod program;

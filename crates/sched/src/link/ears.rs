@@ -328,7 +328,7 @@ mod tests {
             now += 1000;
         }
         // As a lane does it: one event, which came at 1.
-        let words = vlane_ring::shared::SharedWords::open(fd.as_fd(), 4096).unwrap();
+        let words = vlane_memory::shared::SharedWords::open(fd.as_fd(), 4096).unwrap();
         for (word, value) in [(64, 1), (65, 1)] {
             words.word(word).unwrap().store(value, std::sync::atomic::Ordering::SeqCst);
         }

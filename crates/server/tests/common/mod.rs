@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::TempDir;
+use vlane_driver::ring::{Arena, Layout};
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
 use vlane_policy::express::{Express, Mode};
-use vlane_ring::driver::{Arena, Layout};
 use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
 
 /// Whatever takes longer hangs.

@@ -75,8 +75,8 @@ pub struct MeasureArgs {
     #[arg(long, default_value_t = 12, value_parser = values::whole::<usize>(0..=100_000))]
     hogs: usize,
     /// Threads of the ordinary class, besides
-    #[arg(long, default_value_t = 0, value_parser = values::whole::<usize>(0..=10_000))]
-    strangers: usize,
+    #[arg(long, default_value_t = 0, value_parser = values::whole::<u32>(0..=10_000))]
+    strangers: u32,
     /// Weights of the threads, in turns
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
@@ -114,194 +114,55 @@ pub use with::{measure, prove};
 
 #[cfg(feature = "sched-ext")]
 mod with {
-    use std::io::{BufRead, BufReader, Write};
-    use std::path::Path;
-    use std::process::{Command, Stdio};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
-    use anyhow::{Context, bail};
-    use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Install, Kernel, Qemu, QemuProgram};
+    use anyhow::Context;
+    use vlane_boot::{Host, Install};
+    use vlane_mechanisms::sched_ext::{self, Load, Options};
 
-    use vlane_sched::ext::measure::{Turn, hold, turn, unloaded};
-
-    use super::super::sched_ext_report::Kills;
     use super::{MeasureArgs, ProveArgs};
-
-    fn policy(name: &str) -> anyhow::Result<Option<vlane_policy::loan::Policy>> {
-        if name == "eevdf" { Ok(None) } else { Ok(Some(name.parse()?)) }
-    }
+    use crate::output::command_line;
 
     /// Measures here, and prints `RESULT` lines.
     pub fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
         if args.hold {
-            return Ok(hold(args.hogs)?);
+            return Ok(sched_ext::wait_for_a_kill(args.hogs)?);
         }
-        for (place, name) in args.turns.iter().enumerate() {
-            let shown = turn(&Turn {
-                policy: policy(name)?,
-                seconds: args.seconds,
-                hogs: args.hogs,
-                every_ns: args.every_ms * 1_000_000,
-                boost_max_ns: args.boost_us * 1000,
-                strangers: args.strangers,
-                weights: args.weights.clone(),
-            })?;
-            println!("RESULT turn_{place}={}", serde_json::to_string(&shown)?);
-        }
-        if args.kills > 0 {
-            kill(args.kills)?;
-        }
-        Ok(())
-    }
-
-    /// Starts the loader and kills it, at any moment of its life.
-    fn kill(times: u32) -> anyhow::Result<()> {
         let own = std::env::current_exe().context("cannot find this program's own file")?;
-        let (mut while_loaded, mut slowest) = (0, Duration::ZERO);
-        let mut random = 0x2545_f491_4f6c_dd1d_u64;
-        let mut longest = Duration::from_millis(500);
-        for n in 0..times {
-            let begun = Instant::now();
-            let mut child = Command::new(&own)
-                .args(["sched", "measure-sched-ext", "--hold", "--hogs", "4"])
-                .stdout(Stdio::piped())
-                .spawn()
-                .context("the loader cannot be started")?;
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            // Half of them when it is loaded and schedules, half of them at any time before.
-            if n % 2 == 0 {
-                let mut line = String::new();
-                let out = child.stdout.take().context("the loader has no output")?;
-                BufReader::new(out).read_line(&mut line)?;
-                if line.trim() != "loaded" {
-                    let _ = child.kill();
-                    bail!("the loader said {line:?} instead of `loaded` and ended with {}", child.wait()?);
-                }
-                longest = begun.elapsed();
-                while_loaded += 1;
-                std::thread::sleep(Duration::from_micros(random % 50_000));
-            } else {
-                let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
-                std::thread::sleep(Duration::from_micros(random % micros));
-            }
-            child.kill().context("the loader cannot be killed")?;
-            child.wait()?;
-            slowest = slowest.max(unloaded(Duration::from_secs(5))?);
-            if (n + 1) % 50 == 0 {
-                println!("{} of {times} loaders killed", n + 1);
-            }
-        }
-        println!("RESULT kills={times}");
-        println!("RESULT kills_while_loaded={while_loaded}");
-        println!("RESULT unload_ms={}", slowest.as_millis());
-        std::io::stdout().flush()?;
-        Ok(())
+        let load = Load {
+            turns: args.turns.clone(),
+            seconds: args.seconds,
+            every: Duration::from_millis(args.every_ms),
+            boost: Duration::from_micros(args.boost_us),
+            strangers: args.strangers,
+            weights: args.weights.clone(),
+            kills: args.kills,
+        };
+        Ok(sched_ext::measure(&load, args.hogs, &own)?)
     }
 
-    /// What guests are started with.
-    struct Bed<'a> {
-        host: &'a Host,
-        kernel: &'a Kernel,
-        own: &'a Path,
-        limit: Duration,
-    }
-
-    impl Bed<'_> {
-        /// Runs `vlane sched measure-sched-ext` in a guest of its own.
-        fn run(
-            &self,
-            machine: Qemu,
-            arguments: &str,
-            crashes: &mut u32,
-        ) -> anyhow::Result<vlane_boot::Report> {
-            let script = format!(
-                "vlane sched measure-sched-ext {arguments} 2>&1 || exit 1\n\
-                 echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
-            );
-            let guest = Initramfs::new(script).program_at("vlane", self.own);
-            loop {
-                let guest =
-                    machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
-                let report = guest.wait()?;
-                // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a kernel crashed, a CPU stood one
-                // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
-                // meanwhile after the kernel had seen to it that nobody can. That is QEMU's emulation of CPUs on several threads, not
-                // the kernel and not the scheduler. The report counts these crashes.
-                if report.console.contains("Kernel panic") && report.result("state").is_err() && *crashes < 3
-                {
-                    *crashes += 1;
-                    let at = report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
-                    eprintln!("the guest's kernel crashed; again ({crashes} of 3): {}", at.trim());
-                    continue;
-                }
-                report.script_ok()?;
-                return Ok(report);
-            }
-        }
-    }
-
-    /// Progress.
-    fn show(line: &str) {
-        if line.contains(" loaders killed") {
-            eprintln!("{}", line.trim());
-        }
-    }
-
-    /// Boots the guest, and makes a report of what it shows.
+    /// Boots the guest, and shows the report of what it did.
     pub fn prove(args: &ProveArgs) -> anyhow::Result<()> {
-        for name in &args.schedulers {
-            policy(name)?;
-        }
         args.output.check()?;
-        let (begun, created) = (Instant::now(), vlane_report::date::now());
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-        let (program, kernel) = (QemuProgram::find(&host)?, Kernel::with_sched_ext(&host)?);
         let own = std::env::current_exe().context("cannot find this program's own file")?;
-        // In turns: what changes on the host meanwhile changes for all.
-        let turns = vec![args.schedulers.join(","); usize::from(args.repeats)].join(",");
-        let weights: Vec<String> = args.weights.iter().map(ToString::to_string).collect();
-        let weights =
-            if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
-        let measures = format!(
-            "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} {weights}",
-            args.seconds, args.every_ms, args.boost_us, args.strangers
-        );
-        let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
-        let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
-        machine.disks.clear();
-        machine.memory_mib = 1024;
-        let bed = Bed { host: &host, kernel: &kernel, own: &own, limit: Duration::from_secs(args.limit) };
-        let mut crashes = 0;
-        let report = bed.run(machine.clone(), &measures, &mut crashes)?;
-        let count = args.schedulers.len() * usize::from(args.repeats);
-        let mut shown = Vec::with_capacity(count);
-        for place in 0..count {
-            shown.push(serde_json::from_str(report.result(&format!("turn_{place}"))?)?);
-        }
-        // Loading and unloading a scheduler changes the kernel's code.
-        machine.in_turns = true;
-        let report = match args.kills {
-            0 => report,
-            kills => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
+        let load = Load {
+            turns: args.schedulers.clone(),
+            seconds: args.seconds,
+            every: Duration::from_millis(args.every_ms),
+            boost: Duration::from_micros(args.boost_us),
+            strangers: args.strangers,
+            weights: args.weights.clone(),
+            kills: args.kills,
         };
-        let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
-        let kills = Kills {
-            all: number("kills"),
-            while_loaded: number("kills_while_loaded"),
-            unload_ms: number("unload_ms"),
-            state: report.result("state")?.to_string(),
-            crashes,
+        let options = Options {
+            load,
+            repeats: args.repeats,
+            limit: Duration::from_secs(args.limit),
+            program: &own,
+            version: env!("CARGO_PKG_VERSION"),
+            command: &command_line(),
         };
-        let report = super::super::sched_ext_report::report(
-            args.schedulers.as_slice(),
-            &shown,
-            &kills,
-            &kernel.version,
-            created,
-            begun.elapsed(),
-        );
-        args.output.show(&report)
+        args.output.show(&sched_ext::prove(&options, &host)?)
     }
 }

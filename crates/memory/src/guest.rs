@@ -5,17 +5,13 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::MapFlags;
 
-use crate::fault::Guard;
-
-/// Bytes of the system's smallest page; every larger one is a multiple.
-const PAGE: usize = 4096;
+use crate::mapping::{Mapping, PAGE};
 
 /// Where a region lies, as the front end describes it (vhost-user, "Memory region description").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,66 +81,6 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
-}
-
-/// A file mapped readable, writable and shared, and guarded against its truncation.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    pages: Pages,
-}
-
-impl Mapping {
-    /// Maps `len` bytes of `file` from `offset` on.
-    pub(crate) fn new(file: &File, offset: u64, len: usize, flags: MapFlags) -> io::Result<Mapping> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | flags,
-                file.as_fd(),
-                offset,
-            )
-        }?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
-        let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE)).inspect_err(|_| {
-            // SAFETY: what `mmap` returned, which nobody uses yet.
-            let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
-        })?;
-        let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };
-        Ok(Mapping { pages })
-    }
-
-    /// Address of the first byte.
-    pub(crate) fn base(&self) -> NonNull<u8> {
-        self.pages.base
-    }
-}
-
-/// Mapped pages, unmapped on drop.
-#[derive(Debug)]
-struct Pages {
-    base: NonNull<u8>,
-    len: usize,
-    guard: ManuallyDrop<Guard>,
-}
-
-// SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers and volatile or
-// atomic operations, and unmapped once, by the last owner.
-unsafe impl Send for Pages {}
-// SAFETY: as above: no operation on the mapping itself needs exclusive access.
-unsafe impl Sync for Pages {}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
-        unsafe { ManuallyDrop::drop(&mut self.guard) };
-        // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
-            debug_assert!(false, "munmap: {error}");
-        }
-    }
 }
 
 /// One mapped region.
@@ -250,7 +186,7 @@ impl Region {
 
 /// Where one region lies.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
+pub struct Window {
     guest: u64,
     size: u64,
     host: *mut u8,
@@ -261,7 +197,7 @@ impl Window {
 
     /// Host address of `len` bytes at `guest`, if the region holds them all, and there is at least one.
     #[inline]
-    pub(crate) fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
+    pub fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
         // What lies before the region wraps around to beyond any, and so does no byte.
         let offset = guest.wrapping_sub(self.guest);
         let is_inside = offset < self.size && u64::from(len).wrapping_sub(1) < self.size - offset;
@@ -329,7 +265,7 @@ impl GuestMemory {
 
     /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
     pub fn is_lost(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.pages.guard.tripped()))
+        self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.is_lost()))
     }
 
     /// Guest physical addresses at which regions begin.
@@ -361,7 +297,7 @@ impl GuestMemory {
     /// Host address of `len` bytes at `guest`, if one region holds them all. `hint` is the index of the region that
     /// answered last; the right one nearly always answers next.
     #[inline]
-    pub(crate) fn translate(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
+    pub fn translate(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
         if let Some(region) = self.regions.get(*hint)
             && region.holds(guest, len)
         {
@@ -379,7 +315,7 @@ impl GuestMemory {
 
     /// The region that answered last, for several questions in a row.
     #[inline]
-    pub(crate) fn window(&self, hint: usize) -> Window {
+    pub fn window(&self, hint: usize) -> Window {
         self.regions.get(hint).map_or(Window::NONE, |region| Window {
             guest: region.spec.guest,
             size: region.spec.size,
@@ -389,7 +325,7 @@ impl GuestMemory {
 
     /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side by side. Returns
     /// the first address that no region holds.
-    pub(crate) fn pieces(&self, guest: u64, len: u64, mut each: impl FnMut(*mut u8, u64)) -> Result<(), u64> {
+    pub fn pieces(&self, guest: u64, len: u64, mut each: impl FnMut(*mut u8, u64)) -> Result<(), u64> {
         let mut at = guest;
         let mut left = len;
         while left > 0 {
@@ -407,7 +343,7 @@ impl GuestMemory {
     }
 
     /// Guest physical address of a host address inside a region: the way back, for dirty logging.
-    pub(crate) fn guest_of_host(&self, host: *const u8) -> Option<u64> {
+    pub fn guest_of_host(&self, host: *const u8) -> Option<u64> {
         self.regions.iter().find_map(|r| {
             let offset = (host as u64).checked_sub(r.host.as_ptr() as u64)?;
             (offset < r.spec.size).then(|| r.spec.guest + offset)

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::SealFlags;
 use rustix::mm::MapFlags;
 
-use crate::memory::Mapping;
+use crate::mapping::Mapping;
 
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();

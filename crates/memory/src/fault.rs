@@ -45,7 +45,7 @@ pub fn trips() -> u64 {
 }
 
 /// Whether a mapping that holds some of the `len` bytes at `address` has lost pages.
-pub(crate) fn has_tripped(address: usize, len: usize) -> bool {
+pub fn has_tripped(address: usize, len: usize) -> bool {
     TABLE.iter().any(|entry| {
         let start = entry.start.load(Ordering::SeqCst);
         start > CLAIMED

@@ -1,4 +1,4 @@
-//! What `vlane sched prove-sched-ext` has seen, as a report.
+//! What was seen, as a report.
 
 use std::time::Duration;
 
@@ -6,31 +6,38 @@ use vlane_report::Machine;
 use vlane_report::{
     Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
 };
-use vlane_sched::ext::measure::Shown;
+
+use super::turn::{Kept, Shown};
 
 /// What came of killing the loader.
 #[derive(Debug)]
-pub struct Kills {
-    pub all: f64,
-    pub while_loaded: f64,
-    pub unload_ms: f64,
+pub(super) struct Kills {
+    pub(super) all: f64,
+    pub(super) while_loaded: f64,
+    pub(super) unload_ms: f64,
     /// The state of sched_ext at the end.
-    pub state: String,
+    pub(super) state: String,
     /// Guests whose kernel crashed under emulation before one went through.
-    pub crashes: u32,
+    pub(super) crashes: u32,
+}
+
+/// What a report says of how it was made.
+#[derive(Debug)]
+pub(super) struct Head<'a> {
+    pub(super) command: &'a str,
+    pub(super) version: &'a str,
+    pub(super) created: String,
+    pub(super) took: Duration,
 }
 
 /// Makes the report.
-pub fn report(
+pub(super) fn report(
     schedulers: &[String],
     shown: &[Shown],
     kills: &Kills,
     kernel: &str,
-    created: String,
-    took: Duration,
+    head: Head<'_>,
 ) -> Report {
-    let words: Vec<String> =
-        std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
     let of = |name: &str| -> Vec<&Shown> { shown.iter().filter(|one| one.scheduler == name).collect() };
     let all = |name: &str| figure(&of(name), |one| percentile(&one.responses_us, 50));
     let granted = |name: &str| figure(&of(name), |one| percentile(&one.granted_us, 50));
@@ -57,10 +64,10 @@ pub fn report(
         kind: "sched-ext".into(),
         title: "vCPUs in a sched_ext scheduler".into(),
         summary,
-        command: format!("vlane {}", words.join(" ")),
-        created,
-        seconds: took.as_secs_f64(),
-        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-system-x86_64"]),
+        command: head.command.to_owned(),
+        created: head.created,
+        seconds: head.took.as_secs_f64(),
+        machine: Machine::describe(head.version, &["qemu-system-x86_64"]),
         notes: vec![Note {
             severity: Severity::Warning,
             text: format!(
@@ -147,7 +154,7 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
 #[expect(clippy::cast_precision_loss, reason = "figures to look at")]
 fn books(shown: &[Shown]) -> Table {
     let rows = shown.iter().map(|one| {
-        let sum = |of: fn(&vlane_sched::ext::measure::Kept) -> u64| {
+        let sum = |of: fn(&Kept) -> u64| {
             if one.books.is_empty() {
                 Cell::Empty
             } else {

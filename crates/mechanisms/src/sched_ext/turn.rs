@@ -17,10 +17,13 @@ use vlane_policy::loan::record::replay;
 use vlane_policy::loan::units::{DEFAULT_WEIGHT, MS};
 use vlane_policy::loan::{Account, Claim, Decision, Params, Policy, VcpuId};
 
-use super::vehicle::{Counters, Recorded, SchedExt};
-use super::{Options, State, failed, state, sys};
-use crate::ext::program::Trigger;
-use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
+use vlane_sched::ext::{Counters, Options, Recorded, SchedExt, State, Trigger, state};
+use vlane_sched::sys::{self, Attr};
+use vlane_sched::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
+
+fn failed(kind: ErrorKind, what: &str, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::caused_by(kind, format!("sched_ext: {what}"), cause)
+}
 
 /// What one turn is like.
 #[derive(Debug, Clone)]
@@ -396,7 +399,7 @@ fn lane(
     report: &mpsc::Sender<Answer>,
 ) -> Result<u64> {
     let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-    sys::set_policy(tid, (libc::SCHED_FIFO, 10))
+    sys::set(tid, &Attr::round_robin(10))
         .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
     let mut random = 88_172_645_463_325_252_u64;
     let mut due = now();

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::mm::MapFlags;
 
-use crate::memory::{Mapping, MemoryError};
+use crate::guest::MemoryError;
+use crate::mapping::Mapping;
 
 /// Bytes that one bit stands for (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;

@@ -5,8 +5,8 @@
 //! and speaks virtio-blk with a fixed number of request slots, whose descriptors are built once and used again.
 //!
 //! The module knows nothing of vhost-user: whoever holds the memory's file descriptor and a queue's
-//! [`Layout`] can be the device, a thread of the same process included. It is used by the `vlane-driver` crate (which
-//! adds the connection) and by the property tests of the device side.
+//! [`Layout`] can be the device, a thread of the same process included. The rest of the crate adds
+//! the connection; the property tests of the device side use it, too.
 //!
 //! A ring belongs to one thread ([`BlkQueue`] may go from one to another); the peer is reached only through atomics in the shared
 //! memory, so a device that misbehaves yields an [`Error`], never undefined behaviour.

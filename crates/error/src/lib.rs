@@ -1,0 +1,73 @@
+//! The error of a crate: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//!
+//! Each crate has kinds of its own, so each has a type of its own; [`error!`] makes it. A type with the kind as its parameter would be foreign to
+//! the crates, which could not convert each other's errors into it.
+
+#![forbid(unsafe_code)]
+
+/// Makes `Error` and `Result` for a crate with these kinds.
+///
+/// ```
+/// /// What went wrong.
+/// #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// pub enum ErrorKind {
+///     /// A file or the system refused.
+///     Io,
+/// }
+///
+/// vlane_error::error!(ErrorKind);
+///
+/// let cause = std::io::Error::other("no");
+/// let error = Error::caused_by(ErrorKind::Io, "disk.raw: cannot read it", cause);
+/// assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Io, "disk.raw: cannot read it"));
+/// assert_eq!(std::error::Error::source(&error).map(ToString::to_string).as_deref(), Some("no"));
+/// ```
+#[macro_export]
+macro_rules! error {
+    ($kind:ty) => {
+        /// An error of this crate. The text never repeats the source's text: print the whole chain to see both.
+        #[derive(Debug)]
+        pub struct Error {
+            kind: $kind,
+            context: String,
+            source: Option<Box<dyn std::error::Error + Send + Sync>>,
+        }
+
+        /// This crate's result.
+        pub type Result<T> = std::result::Result<T, Error>;
+
+        #[allow(dead_code, reason = "not every crate has both")]
+        impl Error {
+            /// An error without a cause of its own.
+            pub fn new(kind: $kind, context: impl Into<String>) -> Self {
+                Self { kind, context: context.into(), source: None }
+            }
+
+            /// An error with what caused it.
+            pub fn caused_by(
+                kind: $kind,
+                context: impl Into<String>,
+                source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+            ) -> Self {
+                Self { kind, context: context.into(), source: Some(source.into()) }
+            }
+
+            /// What kind of failure it is.
+            pub fn kind(&self) -> $kind {
+                self.kind
+            }
+        }
+
+        impl std::fmt::Display for Error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.context)
+            }
+        }
+
+        impl std::error::Error for Error {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                self.source.as_ref().map(|source| &**source as _)
+            }
+        }
+    };
+}

@@ -1,0 +1,249 @@
+//! The sched_ext vehicle, measured in a guest whose kernel has sched_ext, against that kernel's own scheduler.
+//!
+//! [`prove`] boots the guest, which runs [`measure`] of the same program: threads that only compute and one that also gets events, on two
+//! CPUs, in turns. Then it kills the loader of the scheduler, again and again.
+
+mod report;
+mod turn;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Kernel, Qemu, QemuProgram};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_policy::loan::Policy;
+use vlane_report::Report;
+
+use self::report::{Head, Kills};
+use self::turn::{Turn, hold, turn, unloaded};
+
+/// What a turn is like, and how many of which there are.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// The schedulers, each for a turn, in this order: `eevdf` (the kernel's own) or a policy's name.
+    pub turns: Vec<String>,
+    /// How long each takes, seconds.
+    pub seconds: f64,
+    /// Mean time between two events.
+    pub every: Duration,
+    /// The longest boost.
+    pub boost: Duration,
+    /// Threads of the ordinary class besides, on the same CPUs.
+    pub strangers: u32,
+    /// Weights of the threads, in turns; empty: all the same.
+    pub weights: Vec<u32>,
+    /// How often the loader is started and killed.
+    pub kills: u32,
+}
+
+/// What [`prove`] measures.
+#[derive(Debug)]
+pub struct Options<'a> {
+    /// What is measured; each turn is repeated.
+    pub load: Load,
+    /// How often.
+    pub repeats: u16,
+    /// Give up after so long.
+    pub limit: Duration,
+    /// The program that the guest runs: vlane's own file.
+    pub program: &'a Path,
+    /// Its version.
+    pub version: &'a str,
+    /// The command line, for the report.
+    pub command: &'a str,
+}
+
+fn policy(name: &str) -> Result<Option<Policy>> {
+    match name {
+        "eevdf" => Ok(None),
+        name => name.parse().map(Some).context(ErrorKind::Usage, || "no such scheduler"),
+    }
+}
+
+fn sched(error: vlane_sched::Error) -> Error {
+    Error::caused_by(ErrorKind::Process, "the scheduler", error)
+}
+
+/// Loads the vehicle, gives it `hogs` threads that compute, says `loaded`, and goes on until this process is killed.
+///
+/// # Errors
+/// The vehicle cannot be loaded, or is thrown out.
+pub fn wait_for_a_kill(hogs: usize) -> Result<()> {
+    hold(hogs).map_err(sched)
+}
+
+/// Measures on the kernel that this runs on, with `hogs` threads that compute besides the one with events, and prints `RESULT` lines. `own` is
+/// this program's file.
+///
+/// # Errors
+/// What the vehicle says.
+pub fn measure(load: &Load, hogs: usize, own: &Path) -> Result<()> {
+    for (place, name) in load.turns.iter().enumerate() {
+        let shown = turn(&Turn {
+            policy: policy(name)?,
+            seconds: load.seconds,
+            hogs,
+            every_ns: nanos(load.every),
+            boost_max_ns: nanos(load.boost),
+            strangers: load.strangers as usize,
+            weights: load.weights.clone(),
+        })
+        .map_err(sched)?;
+        let text = serde_json::to_string(&shown).context(ErrorKind::Format, || "what a turn has shown")?;
+        println!("RESULT turn_{place}={text}");
+    }
+    if load.kills > 0 { kill(own, load.kills) } else { Ok(()) }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Starts the loader and kills it, at any moment of its life.
+fn kill(own: &Path, times: u32) -> Result<()> {
+    let (mut while_loaded, mut slowest) = (0, Duration::ZERO);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut longest = Duration::from_millis(500);
+    for n in 0..times {
+        let begun = Instant::now();
+        let mut child = Command::new(own)
+            .args(["sched", "measure-sched-ext", "--hold", "--hogs", "4"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .context(ErrorKind::Process, || "the loader cannot be started")?;
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // Half of them when it is loaded and schedules, half of them at any time before.
+        if n % 2 == 0 {
+            let mut line = String::new();
+            let no_output = || Error::new(ErrorKind::Process, "the loader has no output");
+            let out = child.stdout.take().ok_or_else(no_output)?;
+            BufReader::new(out)
+                .read_line(&mut line)
+                .context(ErrorKind::Process, || "the loader says nothing")?;
+            if line.trim() != "loaded" {
+                let _ = child.kill();
+                let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+                let said = format!("the loader said {line:?} instead of `loaded` and ended with {end}");
+                return Err(Error::new(ErrorKind::Process, said));
+            }
+            longest = begun.elapsed();
+            while_loaded += 1;
+            std::thread::sleep(Duration::from_micros(random % 50_000));
+        } else {
+            let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
+            std::thread::sleep(Duration::from_micros(random % micros));
+        }
+        child
+            .kill()
+            .and_then(|()| child.wait())
+            .context(ErrorKind::Process, || "the loader cannot be killed")?;
+        slowest = slowest.max(unloaded(Duration::from_secs(5)).map_err(sched)?);
+        if (n + 1) % 50 == 0 {
+            println!("{} of {times} loaders killed", n + 1);
+        }
+    }
+    println!("RESULT kills={times}");
+    println!("RESULT kills_while_loaded={while_loaded}");
+    println!("RESULT unload_ms={}", slowest.as_millis());
+    std::io::stdout().flush().context(ErrorKind::Io, || "standard output")
+}
+
+/// What guests are started with.
+struct Bed<'a> {
+    host: &'a Host,
+    kernel: &'a Kernel,
+    own: &'a Path,
+    limit: Duration,
+}
+
+impl Bed<'_> {
+    /// Runs `vlane sched measure-sched-ext` in a guest of its own.
+    fn run(&self, machine: Qemu, arguments: &str, crashes: &mut u32) -> Result<vlane_boot::Report> {
+        let script = format!(
+            "vlane sched measure-sched-ext {arguments} 2>&1 || exit 1\n\
+             echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
+        );
+        let guest = Initramfs::new(script).program_at("vlane", self.own);
+        loop {
+            let guest = machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
+            let report = guest.wait()?;
+            // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a kernel crashed, a CPU stood one
+            // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
+            // meanwhile after the kernel had seen to it that nobody can. That is QEMU's emulation of CPUs on several threads, not
+            // the kernel and not the scheduler. The report counts these crashes.
+            if report.console.contains("Kernel panic") && report.result("state").is_err() && *crashes < 3 {
+                *crashes += 1;
+                let at = report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
+                eprintln!("the guest's kernel crashed; again ({crashes} of 3): {}", at.trim());
+                continue;
+            }
+            report.script_ok()?;
+            return Ok(report);
+        }
+    }
+}
+
+/// Progress.
+fn show(line: &str) {
+    if line.contains(" loaders killed") {
+        eprintln!("{}", line.trim());
+    }
+}
+
+/// Boots the guest, and makes a report of what it shows.
+///
+/// # Errors
+/// What is missing on the host; what the guest says.
+pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
+    let Options { load, repeats, .. } = options;
+    let schedulers = &load.turns;
+    for name in schedulers {
+        policy(name)?;
+    }
+    let (begun, created) = (Instant::now(), vlane_report::date::now());
+    let (program, kernel) = (QemuProgram::find(host)?, Kernel::with_sched_ext(host)?);
+    // In turns: what changes on the host meanwhile changes for all.
+    let turns = vec![schedulers.join(","); usize::from(*repeats)].join(",");
+    let weights: Vec<String> = load.weights.iter().map(ToString::to_string).collect();
+    let weights = if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
+    let measures = format!(
+        "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} {weights}",
+        load.seconds,
+        load.every.as_millis(),
+        load.boost.as_micros(),
+        load.strangers
+    );
+    let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+    let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
+    machine.disks.clear();
+    machine.memory_mib = 1024;
+    let bed = Bed { host, kernel: &kernel, own: options.program, limit: options.limit };
+    let mut crashes = 0;
+    let report = bed.run(machine.clone(), &measures, &mut crashes)?;
+    let read = |place| {
+        let text = report.result(&format!("turn_{place}"))?;
+        serde_json::from_str(text)
+            .context(ErrorKind::Format, || format!("what turn {place} has shown: {text}"))
+    };
+    let shown = (0..schedulers.len() * usize::from(*repeats)).map(read).collect::<Result<Vec<_>>>()?;
+    // Loading and unloading a scheduler changes the kernel's code.
+    machine.in_turns = true;
+    let report = match load.kills {
+        0 => report,
+        kills => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
+    };
+    let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
+    let kills = Kills {
+        all: number("kills"),
+        while_loaded: number("kills_while_loaded"),
+        unload_ms: number("unload_ms"),
+        state: report.result("state")?.to_string(),
+        crashes,
+    };
+    let head = Head { command: options.command, version: options.version, created, took: begun.elapsed() };
+    Ok(report::report(schedulers, &shown, &kills, &kernel.version, head))
+}

@@ -1,0 +1,15 @@
+//! Memory that vlane shares with others.
+//!
+//! [`GuestMemory`] is a guest's, mapped from the files that its front end sends; [`SharedWords`](shared::SharedWords) is what lanes and the scheduler
+//! tell each other in; [`DirtyLog`] is the front end's map of changed pages. All stand on [`Mapping`], the one place that maps files, whose
+//! [guard](fault) turns the loss of pages into an answer instead of a SIGBUS.
+
+mod dirty;
+pub mod fault;
+mod guest;
+mod mapping;
+pub mod shared;
+
+pub use dirty::DirtyLog;
+pub use guest::{GuestMemory, MemoryError, Region, RegionSpec, Window};
+pub use mapping::{Mapping, PAGE};
