@@ -19,7 +19,7 @@ const PROGRAMS: [Program; 2] = [
         name: "loan",
         sources: &["account.h", "kernel.h", "loan.bpf.c", "state.h"],
     },
-    Program { folder: "crates/sched/src/watch/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
+    Program { folder: "crates/watch/src/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
 ];
 
 /// Compiles, strips, and notes from which source.

@@ -20,7 +20,10 @@ fn hear(level: PrintLevel, text: String) {
 }
 
 /// Loads an object after `prepare` has set its constants. `whose` comes first in errors.
-pub(crate) fn load(
+///
+/// # Errors
+/// What `prepare` says; what the kernel does not take, with the last that libbpf said.
+pub fn load(
     whose: &str,
     object: &[u8],
     prepare: impl FnOnce(&mut OpenObject) -> Result<()>,
@@ -37,7 +40,7 @@ pub(crate) fn load(
 }
 
 /// What the kernel did not take, with the last that libbpf said of it.
-pub(crate) fn refused(whose: &str, what: &str, cause: libbpf_rs::Error) -> Error {
+pub fn refused(whose: &str, what: &str, cause: libbpf_rs::Error) -> Error {
     let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
     let kind = match cause.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Permission,

@@ -7,7 +7,7 @@ use std::path::Path;
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The kernel's release as it calls itself, and its version.
-pub(crate) fn kernel(root: &Path) -> (String, (u32, u32)) {
+pub fn kernel(root: &Path) -> (String, (u32, u32)) {
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = release.trim().to_string();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
@@ -16,7 +16,7 @@ pub(crate) fn kernel(root: &Path) -> (String, (u32, u32)) {
 }
 
 /// Which of these capabilities this process lacks; none if the kernel does not tell.
-pub(crate) fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) -> Vec<&'static str> {
+pub fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) -> Vec<&'static str> {
     let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let Some(bits) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
@@ -26,6 +26,6 @@ pub(crate) fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) 
 }
 
 /// Whether process ids are here what they are to the kernel; also if it does not tell.
-pub(crate) fn in_first_pid_namespace(root: &Path) -> bool {
+pub fn in_first_pid_namespace(root: &Path) -> bool {
     fs::read_link(root.join("proc/self/ns/pid")).map_or(true, |name| name.as_os_str() == FIRST_PID_NAMESPACE)
 }

@@ -5,12 +5,12 @@
 
 mod adopt;
 #[cfg(feature = "bpf")]
-mod bpf;
+pub mod bpf;
 pub mod discover;
 mod error;
 pub mod ext;
 pub mod hold;
-mod host;
+pub mod host;
 pub mod link;
 pub mod live;
 pub mod realtime;
@@ -18,7 +18,6 @@ pub mod realtime;
 pub mod sys;
 pub mod thread;
 mod vehicle;
-pub mod watch;
 
 pub use error::{Error, ErrorKind, Result};
 pub use vehicle::{Counter, VcpuThreads, Vehicle};

@@ -15,7 +15,7 @@ fn folder() -> PathBuf {
 
 #[test]
 fn the_objects_were_made_from_the_present_source() {
-    let watch = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/watch/bpf");
+    let watch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../watch/src/bpf");
     let programs = [
         (folder(), "loan.bpf.o", &["account.h", "kernel.h", "loan.bpf.c", "state.h"][..]),
         (watch, "watch.bpf.o", &["kernel.h", "watch.bpf.c"]),

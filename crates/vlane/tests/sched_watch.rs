@@ -16,9 +16,10 @@ use common::Scheduler;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use vlane_sched::VcpuThreads;
+use vlane_sched::live::backends::Silence;
 use vlane_sched::live::source::{Mark, Source};
-use vlane_sched::watch::Silence;
-use vlane_sched::{VcpuThreads, watch};
+use vlane_watch as watch;
 
 /// The name of the test that is the machine's program, and what tells it to be that.
 const MACHINE: &str = "a_machine_when_it_is_asked_to_be_one";

@@ -20,7 +20,6 @@ use crate::discover::{self, Machine};
 use crate::link::{Door, Link, Notice, Registered, SessionId};
 use crate::realtime::{describe, monotonic_ns};
 use crate::thread::{Thread, process_of};
-use crate::watch::Silence;
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
 /// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
@@ -52,6 +51,12 @@ struct Tracked {
 struct Joined {
     user: u32,
     threads: Vec<Arc<Thread>>,
+}
+
+/// Whose interrupts are not told, because the back end tells of its I/O itself.
+pub trait Silence: Send {
+    /// Signals of the process `backend` to the machine that is process `machine` are ignored, or not any more.
+    fn silence(&self, backend: u32, machine: u32, silent: bool);
 }
 
 /// The scheduler's end of all back ends.

@@ -514,7 +514,7 @@ impl RealTime {
 }
 
 /// An error and all that caused it, on one line.
-pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

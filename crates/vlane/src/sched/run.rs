@@ -320,7 +320,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     {
         probe::real_time()?;
     }
-    let watch = args.watch_io.then(|| vlane_sched::watch::open(settings.params.boost_max_ns)).transpose()?;
+    let watch = args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
     let socket =

@@ -4,6 +4,8 @@
 //! `program` is the kernel's side (`bpf/watch.bpf.c`), `scan` finds the machines' eventfds in `/proc`, `source` tells the daemon. All of
 //! it lives in file descriptors of this process: when it ends, however it ends, nothing stays in the kernel.
 
+#![forbid(unsafe_code)]
+
 mod probe;
 
 #[cfg(feature = "bpf")]
@@ -15,21 +17,16 @@ mod source;
 
 pub use probe::probe;
 
-use crate::Result;
-use crate::live::source::Source;
-
-/// Whose interrupts are not told, because the back end tells of its I/O itself.
-pub trait Silence: Send {
-    /// Signals of the process `backend` to the machine that is process `machine` are ignored, or not any more.
-    fn silence(&self, backend: u32, machine: u32, silent: bool);
-}
+use vlane_sched::Result;
+use vlane_sched::live::backends::Silence;
+use vlane_sched::live::source::Source;
 
 /// A source that watches every vCPU of the daemon that it is added to, and what silences it. An event that was not served within
 /// `boost_ns` is forgotten.
 ///
 /// # Errors
 ///
-/// [`probe`]'s, and [`crate::ErrorKind::Unsupported`] or [`crate::ErrorKind::Permission`] when the kernel refuses the programs; nothing
+/// [`probe`]'s, and [`vlane_sched::ErrorKind::Unsupported`] or [`vlane_sched::ErrorKind::Permission`] when the kernel refuses the programs; nothing
 /// is attached then.
 pub fn open(boost_ns: u64) -> Result<(Box<dyn Source>, Box<dyn Silence>)> {
     probe()?;
@@ -42,6 +39,6 @@ pub fn open(boost_ns: u64) -> Result<(Box<dyn Source>, Box<dyn Silence>)> {
     #[cfg(not(feature = "bpf"))]
     {
         let _ = boost_ns;
-        Err(crate::Error::new(crate::ErrorKind::Unsupported, probe::NOT_BUILT))
+        Err(vlane_sched::Error::new(vlane_sched::ErrorKind::Unsupported, probe::NOT_BUILT))
     }
 }

@@ -8,14 +8,14 @@ use std::sync::mpsc::{Sender, channel};
 
 use super::program::{MAX_VCPUS, Program, Silencer, Told, Vcpu};
 use super::scan::{Order, scan};
-use crate::live::source::{Mark, Source};
-use crate::realtime::describe;
-use crate::vehicle::{Counter, VcpuThreads};
-use crate::{Error, ErrorKind, Result};
+use vlane_sched::live::source::{Mark, Source};
+use vlane_sched::realtime::describe;
+use vlane_sched::{Counter, VcpuThreads};
+use vlane_sched::{Error, ErrorKind, Result};
 
 /// Watches the eventfds of all machines that the daemon schedules.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     program: Program,
     /// Ends when this does.
     scanner: Sender<Order>,
@@ -28,7 +28,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn load(boost_ns: u64) -> Result<Self> {
+    pub(crate) fn load(boost_ns: u64) -> Result<Self> {
         let program = Program::load(boost_ns)?;
         let (eventfds, unseen) = (program.eventfds()?, program.unseen()?);
         let (scanner, orders) = channel();
@@ -49,7 +49,7 @@ impl Watch {
         })
     }
 
-    pub(super) fn silencer(&self) -> Result<Silencer> {
+    pub(crate) fn silencer(&self) -> Result<Silencer> {
         self.program.silencer()
     }
 

@@ -5,18 +5,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
 
-use super::Silence;
-use crate::bpf;
-use crate::realtime::describe;
-use crate::vehicle::Counter;
-use crate::{Error, ErrorKind, Result};
+use vlane_sched::Counter;
+use vlane_sched::bpf;
+use vlane_sched::live::backends::Silence;
+use vlane_sched::realtime::describe;
+use vlane_sched::{Error, ErrorKind, Result};
 
 /// Compiled from `bpf/watch.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes!("bpf/watch.bpf.o");
 /// First in errors.
 const WHOSE: &str = "watching I/O";
 /// `MAX_VCPUS` there.
-pub(super) const MAX_VCPUS: usize = 256;
+pub(crate) const MAX_VCPUS: usize = 256;
 /// `struct vcpu`, `struct machine` without its vCPUs, `struct mark`.
 const VCPU: usize = 24;
 const MACHINE: usize = 8;
@@ -39,20 +39,20 @@ const WITH_KVM: &str = "raised";
 
 /// What the programs tell of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(crate) enum Told {
     Event { token: u64 },
     Served { token: u64, response_ns: u64 },
 }
 
 /// A vCPU as the programs know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Vcpu {
-    pub(super) tid: u32,
-    pub(super) token: u64,
+pub(crate) struct Vcpu {
+    pub(crate) tid: u32,
+    pub(crate) token: u64,
 }
 
 /// The loaded and attached programs.
-pub(super) struct Program {
+pub(crate) struct Program {
     // The order matters when it is dropped: what is attached goes first.
     _links: Vec<Link>,
     ring: RingBuffer<'static>,
@@ -81,7 +81,7 @@ fn wrong_object() -> Error {
 }
 
 impl Program {
-    pub(super) fn load(boost_ns: u64) -> Result<Self> {
+    pub(crate) fn load(boost_ns: u64) -> Result<Self> {
         // Loaded, or built in.
         if std::path::Path::new("/sys/module/kvm").exists() {
             match Self::load_with(boost_ns, true) {
@@ -126,19 +126,19 @@ impl Program {
     }
 
     /// Readable when there is something to take.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.marks.as_fd()
     }
 
     /// What was told since the last time.
-    pub(super) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
+    pub(crate) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
         self.ring.consume().map_err(failed("what the programs tell cannot be read"))?;
         told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }
 
     /// These are the vCPUs of the machine that is process `pid`; none forgets it.
-    pub(super) fn set_machine(&self, pid: u32, vcpus: &[Vcpu]) -> Result<()> {
+    pub(crate) fn set_machine(&self, pid: u32, vcpus: &[Vcpu]) -> Result<()> {
         if vcpus.is_empty() {
             // It may not have been known.
             let _ = self.machines.delete(&pid.to_ne_bytes());
@@ -156,25 +156,25 @@ impl Program {
     }
 
     /// This thread is no vCPU any more.
-    pub(super) fn forget_thread(&self, tid: u32) {
+    pub(crate) fn forget_thread(&self, tid: u32) {
         let _ = self.threads.delete(&tid.to_ne_bytes());
     }
 
     /// The table of eventfds, for whoever looks for them.
-    pub(super) fn eventfds(&self) -> Result<Eventfds> {
+    pub(crate) fn eventfds(&self) -> Result<Eventfds> {
         Ok(Eventfds(map(&self.object, "eventfds")?))
     }
 
     /// The table of interrupts that machines raise without an eventfd.
-    pub(super) fn unseen(&self) -> Result<Unseen> {
+    pub(crate) fn unseen(&self) -> Result<Unseen> {
         Ok(Unseen(map(&self.object, "unseen")?))
     }
 
-    pub(super) fn silencer(&self) -> Result<Silencer> {
+    pub(crate) fn silencer(&self) -> Result<Silencer> {
         Ok(Silencer(map(&self.object, "silenced")?))
     }
 
-    pub(super) fn counters(&self) -> Vec<Counter> {
+    pub(crate) fn counters(&self) -> Vec<Counter> {
         let bytes =
             self.counts.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
         let (values, _) = bytes.as_chunks();
@@ -234,11 +234,11 @@ fn mark(bytes: &[u8]) -> Option<Told> {
 
 /// The table of eventfds that are machines'.
 #[derive(Debug)]
-pub(super) struct Eventfds(MapHandle);
+pub(crate) struct Eventfds(MapHandle);
 
 impl Eventfds {
     /// This eventfd is this machine's; nothing if it is known.
-    pub(super) fn add(&self, id: u32, machine: u32) -> Result<()> {
+    pub(crate) fn add(&self, id: u32, machine: u32) -> Result<()> {
         // `uses` and `looked_at` are the programs'.
         let value = [machine, 0, 0, 0].map(u32::to_ne_bytes).concat();
         match self.0.update(&id.to_ne_bytes(), &value, MapFlags::NO_EXIST) {
@@ -250,29 +250,29 @@ impl Eventfds {
     }
 
     /// It is nobody's any more.
-    pub(super) fn remove(&self, id: u32) {
+    pub(crate) fn remove(&self, id: u32) {
         let _ = self.0.delete(&id.to_ne_bytes());
     }
 }
 
 /// Interrupts that machines raise without an eventfd, so that nobody can be told of them.
 #[derive(Debug)]
-pub(super) struct Unseen(MapHandle);
+pub(crate) struct Unseen(MapHandle);
 
 impl Unseen {
     /// Counts them for this machine from now on.
-    pub(super) fn watch(&self, machine: u32) {
+    pub(crate) fn watch(&self, machine: u32) {
         if let Err(error) = self.0.update(&machine.to_ne_bytes(), &0_u64.to_ne_bytes(), MapFlags::ANY) {
             tracing::debug!("process {machine}: its unseen interrupts are not counted: {error}");
         }
     }
 
-    pub(super) fn forget(&self, machine: u32) {
+    pub(crate) fn forget(&self, machine: u32) {
         let _ = self.0.delete(&machine.to_ne_bytes());
     }
 
     /// How many there were.
-    pub(super) fn count(&self, machine: u32) -> u64 {
+    pub(crate) fn count(&self, machine: u32) -> u64 {
         let bytes = self.0.lookup(&machine.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
         bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
     }
@@ -280,7 +280,7 @@ impl Unseen {
 
 /// Back ends that tell of their I/O themselves.
 #[derive(Debug)]
-pub(super) struct Silencer(MapHandle);
+pub(crate) struct Silencer(MapHandle);
 
 impl Silence for Silencer {
     fn silence(&self, backend: u32, machine: u32, silent: bool) {

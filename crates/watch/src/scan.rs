@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use vlane_hint::ProcessId;
+use vlane_sched::ProcessId;
 
 use super::program::{Eventfds, Unseen};
-use crate::realtime::describe;
+use vlane_sched::realtime::describe;
 
 /// Machines are looked at so often: eventfds come and go with devices.
 const EVERY: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const MANY_UNSEEN: u64 = 100;
 
 /// What the scanner is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Watch(u32),
     Forget(u32),
 }
@@ -37,7 +37,7 @@ struct Machine {
 }
 
 /// Looks until nobody can give orders any more. `found` is how many eventfds are known.
-pub(super) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unseen, found: &Arc<AtomicU64>) {
+pub(crate) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unseen, found: &Arc<AtomicU64>) {
     let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
     let mut pause = EVERY;
     loop {

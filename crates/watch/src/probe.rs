@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::host;
-use crate::{Error, ErrorKind, Result};
+use vlane_sched::host;
+use vlane_sched::{Error, ErrorKind, Result};
 
 /// From this one on the kernel's own signals all go through one function.
 const SINCE: (u32, u32) = (6, 8);
@@ -11,7 +11,7 @@ const SINCE: (u32, u32) = (6, 8);
 /// `include/uapi/linux/capability.h`.
 const CAPABILITIES: [(&str, u32); 3] = [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_SYS_PTRACE", 19)];
 
-pub(super) const NOT_BUILT: &str = "watching I/O: this vlane was built without it; build it with `cargo build --features bpf` (needs make, \
+pub(crate) const NOT_BUILT: &str = "watching I/O: this vlane was built without it; build it with `cargo build --features bpf` (needs make, \
                                     pkg-config, libelf-dev and zlib1g-dev)";
 
 /// Whether I/O can be watched here, as far as can be seen without trying.
