@@ -288,12 +288,7 @@ impl Session {
             false => 1,
         };
         let config = read_config(&mut frontend, offered).map_err(at("GET_CONFIG"))?;
-        if u64::from(options.queues) > most || options.queues == 0 {
-            let most = most.min(config.num_queues.into());
-            let context =
-                format!("{}: {} queues asked for, the back end has {most}", socket.display(), options.queues);
-            return Err(Error::new(ErrorKind::Invalid, context));
-        }
+        check_queues(options.queues, most, &config, socket)?;
 
         let bits = wanted(options, offered, socket)?;
         let blk = BlkOptions {
@@ -535,6 +530,16 @@ fn segments(options: &SessionOptions, config: &BlkConfig, socket: &Path) -> Resu
         );
         Error::new(ErrorKind::Invalid, context)
     })
+}
+
+/// Refuses more queues than there are.
+fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Result<(), Error> {
+    if u64::from(wanted) <= most && wanted > 0 {
+        return Ok(());
+    }
+    let most = most.min(config.num_queues.into());
+    let context = format!("{}: {wanted} queues asked for, the back end has {most}", socket.display());
+    Err(Error::new(ErrorKind::Invalid, context))
 }
 
 /// What a back end must offer and does not.
