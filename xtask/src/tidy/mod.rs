@@ -21,11 +21,8 @@ const FUNCTION: usize = 75;
 
 /// Functions from before there was a rule, with the lines that each may have. None is added; one that was shortened is taken off.
 const LONGER: &[(&str, &str, usize)] = &[
-    ("crates/engine/src/file/open.rs", "open", 100),
     ("crates/engine/src/file/transfer.rs", "completed", 76),
     ("crates/lab/src/compare/mod.rs", "measure", 170),
-    ("crates/server/src/session.rs", "serve", 87),
-    ("crates/vlane/src/serve.rs", "serve", 94),
 ];
 
 /// Checks the repository below `root`, and prints how many lines each crate has.
