@@ -432,11 +432,12 @@ impl State {
         let vring = &self.vrings[usize::from(index)];
         // Without the protocol features there is no message to enable a ring, and all are.
         //= vhost-user Ring states
-        //# Upon receiving a VHOST_USER_SET_FEATURES message from the front-end without VHOST_USER_F_PROTOCOL_FEATURES
-        //# set, the back-end must enable all rings immediately.
+        //# In addition, upon receiving a VHOST_USER_SET_FEATURES message from the front-end without
+        //# VHOST_USER_F_PROTOCOL_FEATURES set, the back-end must enable all rings immediately.
         let is_enabled = vring.enabled || !self.has(features::PROTOCOL_FEATURES);
         //= vhost-user Ring states
-        //# stopped: the back-end must not process the ring at all.
+        //# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled
+        //# or disabled.
         if self.ended || !self.is_negotiated || vring.running || !vring.started || !is_enabled {
             return Ok(());
         }
