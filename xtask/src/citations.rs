@@ -130,8 +130,8 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
     let [all, code, tests, different] = counts;
     let page = format!(
         "# The specification, sentence by sentence\n\n\
-         vlane's guests and front ends rely on two texts: the virtio standard and the vhost-user protocol. This page has each sentence in them that a back end of a disk must\n\
-         follow, the place in the code that does so, and the tests that show it.\n\n\
+         vlane's guests and front ends rely on two texts: the virtio standard and the vhost-user protocol. This page has the sentences that a back end of a disk must\n\
+         follow, of the virtio chapters on both kinds of virtqueues and on the block device, and of the protocol: the place in the code that does so, and the tests that show it.\n\n\
          Of {all} sentences {code} are quoted in the code, and {tests} above a test; {different} more are not followed, each for the reason that stands there. The page is made by\n\
          `cargo xtask citations` from `specification/` and from the comments in the code (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
     );

@@ -104,16 +104,12 @@ pub fn record(
         }
         interrupt.is_raised() || options.time.is_some_and(|time| now.elapsed >= time)
     };
-    let format = |error: vlane_trace::Error| match error.kind() {
-        vlane_trace::ErrorKind::Io => Error::caused_by(ErrorKind::Io, "the recording broke off", error),
-        _ => Error::caused_by(ErrorKind::Format, "the server sends what is no trace", error),
-    };
     let stopped = Cell::new(false);
     let stop = || {
         stopped.set(stopped.get() || is_enough());
         stopped.get()
     };
-    let mut reader = Reader::new(Until { from: stream, stop }).map_err(format)?;
+    let mut reader = Reader::new(Until { from: stream, stop }).map_err(damaged)?;
     let to = BufWriter::with_capacity(1 << 20, file);
     let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
     let count = options.count.unwrap_or(u64::MAX);
@@ -128,7 +124,7 @@ pub fn record(
             // The end in the middle of an entry is where we stopped; or where the server died.
             Some(Err(error)) if error.kind() == vlane_trace::ErrorKind::Truncated => break,
             Some(Err(error)) => {
-                damage = Some(format(error));
+                damage = Some(damaged(error));
                 break;
             }
             None => break,
@@ -175,5 +171,13 @@ fn check_image(image: &Path, output: &Path) -> Result<()> {
                 format!("{}: is the image that is to be recorded; choose another name", output.display());
             Err(Error::new(ErrorKind::Invalid, context))
         }
+    }
+}
+
+/// Why a recording ended before its end.
+fn damaged(error: vlane_trace::Error) -> Error {
+    match error.kind() {
+        vlane_trace::ErrorKind::Io => Error::caused_by(ErrorKind::Io, "the recording broke off", error),
+        _ => Error::caused_by(ErrorKind::Format, "the server sends what is no trace", error),
     }
 }

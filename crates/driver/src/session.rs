@@ -263,12 +263,7 @@ impl Session {
             .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
         let mut frontend = Frontend::from_stream(twin, 256);
         let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
-        let lacks = |what: &str| {
-            Error::new(
-                ErrorKind::Unsupported,
-                format!("{}: the back end does not offer {what}", socket.display()),
-            )
-        };
+        let lacks = |what: &str| lacks(socket, what);
 
         frontend.set_owner().map_err(at("SET_OWNER"))?;
         let offered = frontend.get_features().map_err(at("GET_FEATURES"))?;
@@ -293,38 +288,9 @@ impl Session {
             false => 1,
         };
         let config = read_config(&mut frontend, offered).map_err(at("GET_CONFIG"))?;
-        if u64::from(options.queues) > most || options.queues == 0 {
-            let most = most.min(config.num_queues.into());
-            let context =
-                format!("{}: {} queues asked for, the back end has {most}", socket.display(), options.queues);
-            return Err(Error::new(ErrorKind::Invalid, context));
-        }
+        check_queues(options.queues, most, &config, socket)?;
 
-        let choose = |want, bit, what: &str| match (want, offered & bit != 0) {
-            (Want::No, _) | (Want::IfOffered, false) => Ok(0),
-            (Want::IfOffered | Want::Must, true) => Ok(bit),
-            (Want::Must, false) => Err(lacks(what)),
-        };
-        let bits = feature::VERSION_1
-            | feature::PROTOCOL_FEATURES
-            | choose(options.packed, feature::RING_PACKED, "packed rings (VIRTIO_F_RING_PACKED)")?
-            | choose(options.event_idx, feature::EVENT_IDX, "the event index (VIRTIO_F_EVENT_IDX)")?
-            | choose(
-                options.indirect,
-                feature::INDIRECT_DESC,
-                "indirect descriptors (VIRTIO_F_INDIRECT_DESC)",
-            )?
-            | offered
-                & (feature::SIZE_MAX
-                    | feature::SEG_MAX
-                    | feature::RO
-                    | feature::BLK_SIZE
-                    | feature::FLUSH
-                    | feature::TOPOLOGY
-                    | feature::CONFIG_WCE
-                    | feature::MQ
-                    | feature::DISCARD
-                    | feature::WRITE_ZEROES);
+        let bits = wanted(options, offered, socket)?;
         let blk = BlkOptions {
             format: if bits & feature::RING_PACKED != 0 { Format::Packed } else { Format::Split },
             size: options.queue_size,
@@ -564,4 +530,45 @@ fn segments(options: &SessionOptions, config: &BlkConfig, socket: &Path) -> Resu
         );
         Error::new(ErrorKind::Invalid, context)
     })
+}
+
+/// Refuses more queues than there are.
+fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Result<(), Error> {
+    if u64::from(wanted) <= most && wanted > 0 {
+        return Ok(());
+    }
+    let most = most.min(config.num_queues.into());
+    let context = format!("{}: {wanted} queues asked for, the back end has {most}", socket.display());
+    Err(Error::new(ErrorKind::Invalid, context))
+}
+
+/// What a back end must offer and does not.
+fn lacks(socket: &Path, what: &str) -> Error {
+    let context = format!("{}: the back end does not offer {what}", socket.display());
+    Error::new(ErrorKind::Unsupported, context)
+}
+
+/// The features to negotiate, of those that are offered.
+fn wanted(options: &SessionOptions, offered: u64, socket: &Path) -> Result<u64, Error> {
+    let choose = |want, bit, what: &str| match (want, offered & bit != 0) {
+        (Want::No, _) | (Want::IfOffered, false) => Ok(0),
+        (Want::IfOffered | Want::Must, true) => Ok(bit),
+        (Want::Must, false) => Err(lacks(socket, what)),
+    };
+    Ok(feature::VERSION_1
+        | feature::PROTOCOL_FEATURES
+        | choose(options.packed, feature::RING_PACKED, "packed rings (VIRTIO_F_RING_PACKED)")?
+        | choose(options.event_idx, feature::EVENT_IDX, "the event index (VIRTIO_F_EVENT_IDX)")?
+        | choose(options.indirect, feature::INDIRECT_DESC, "indirect descriptors (VIRTIO_F_INDIRECT_DESC)")?
+        | offered
+            & (feature::SIZE_MAX
+                | feature::SEG_MAX
+                | feature::RO
+                | feature::BLK_SIZE
+                | feature::FLUSH
+                | feature::TOPOLOGY
+                | feature::CONFIG_WCE
+                | feature::MQ
+                | feature::DISCARD
+                | feature::WRITE_ZEROES))
 }

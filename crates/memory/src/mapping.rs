@@ -1,4 +1,4 @@
-//! A mapped file: the one place that maps and unmaps.
+//! A mapped file of somebody else's, or an image. (What a driver makes for itself, under Miri from the heap, is `vlane_driver::ring::Arena`.)
 
 use std::io;
 use std::mem::ManuallyDrop;

@@ -54,9 +54,6 @@ impl ConfigSpace {
 
     /// The driver writes; only the write cache's switch can be changed. Returns false for anything else.
     pub fn write(&mut self, offset: u32, bytes: &[u8]) -> bool {
-        //= vhost-user Front-end message types
-        //# The vhost-user back-end must check the flags field, and back-ends MUST NOT accept SET_CONFIG for read-only
-        //# configuration space fields unless the live migration bit is set.
         if offset as usize != WRITEBACK || bytes.len() != 1 || bytes[0] > 1 {
             return false;
         }

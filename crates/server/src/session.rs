@@ -179,28 +179,33 @@ impl Session {
                 // It has spoken, and may take its time from now on.
                 let _ = watched.set_read_timeout(None);
             }
-            match handled {
-                //= vhost-user Front-end message types
-                //# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success,
-                //# non-zero otherwise.
-                //= vhost-user Front-end message types
-                //# If a file descriptor is passed, the back-end MUST close it without using it otherwise.
-                Ok(()) => {}
-                Err(Error::Disconnected) => return End::HungUp,
-                Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
-                    return End::HungUp;
-                }
-                // Refused, and said so to a front end that asked for an answer.
-                Err(error @ (Error::ReqHandlerError(_) | Error::InvalidOperation(_))) => {
-                    tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
-                    refused += 1;
-                    if refused > MAX_REFUSED {
-                        return End::Failed(error);
-                    }
-                }
-                // Malformed, or lost: no answer was sent, and one may be waited for.
-                Err(error) => return End::Failed(error),
+            if let Some(end) = self.end_after(handled, &mut refused) {
+                return end;
             }
+        }
+    }
+
+    /// Whether a message ends the session. `refused` counts those that were refused.
+    fn end_after(&self, handled: Result<()>, refused: &mut u32) -> Option<End> {
+        match handled {
+            //= vhost-user Front-end message types
+            //# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success,
+            //# non-zero otherwise.
+            //= vhost-user Front-end message types
+            //# If a file descriptor is passed, the back-end MUST close it without using it otherwise.
+            Ok(()) => None,
+            Err(Error::Disconnected) => Some(End::HungUp),
+            Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
+                Some(End::HungUp)
+            }
+            // Refused, and said so to a front end that asked for an answer.
+            Err(error @ (Error::ReqHandlerError(_) | Error::InvalidOperation(_))) => {
+                tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
+                *refused += 1;
+                (*refused > MAX_REFUSED).then_some(End::Failed(error))
+            }
+            // Malformed, or lost: no answer was sent, and one may be waited for.
+            Err(error) => Some(End::Failed(error)),
         }
     }
 
@@ -427,11 +432,12 @@ impl State {
         let vring = &self.vrings[usize::from(index)];
         // Without the protocol features there is no message to enable a ring, and all are.
         //= vhost-user Ring states
-        //# Upon receiving a VHOST_USER_SET_FEATURES message from the front-end without VHOST_USER_F_PROTOCOL_FEATURES
-        //# set, the back-end must enable all rings immediately.
+        //# In addition, upon receiving a VHOST_USER_SET_FEATURES message from the front-end without
+        //# VHOST_USER_F_PROTOCOL_FEATURES set, the back-end must enable all rings immediately.
         let is_enabled = vring.enabled || !self.has(features::PROTOCOL_FEATURES);
         //= vhost-user Ring states
-        //# stopped: the back-end must not process the ring at all.
+        //# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled
+        //# or disabled.
         if self.ended || !self.is_negotiated || vring.running || !vring.started || !is_enabled {
             return Ok(());
         }

@@ -145,8 +145,6 @@ fn oversized_messages_end_the_session_at_once() {
 }
 
 #[test]
-//= vhost-user Front-end message types, test
-//# If a file descriptor is passed, the back-end MUST close it without using it otherwise.
 //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
 //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
 fn wrong_numbers_of_descriptors_are_refused_and_not_leaked() {

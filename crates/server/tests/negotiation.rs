@@ -118,9 +118,6 @@ fn the_configuration_space_describes_the_volume() {
 }
 
 #[test]
-//= vhost-user Front-end message types, test
-//# The vhost-user back-end must check the flags field, and back-ends MUST NOT accept SET_CONFIG for read-only
-//# configuration space fields unless the live migration bit is set.
 fn only_the_write_caches_switch_can_be_written() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();

@@ -22,7 +22,8 @@ const PACKED: u64 = 1 << 34;
 
 #[test]
 //= vhost-user Ring states, test
-//# stopped: the back-end must not process the ring at all.
+//# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled or
+//# disabled.
 fn rings_start_in_any_order_of_messages() {
     let server = Server::new(null(None), 1, 1);
     type Step = fn(&Wire, &Ring<'_>) -> bool;
@@ -122,8 +123,8 @@ fn the_memory_table_can_be_replaced_under_load() {
 /// vhost-user, "Ring states": without the protocol features there is no message to enable a ring.
 #[test]
 //= vhost-user Ring states, test
-//# Upon receiving a VHOST_USER_SET_FEATURES message from the front-end without VHOST_USER_F_PROTOCOL_FEATURES set, the
-//# back-end must enable all rings immediately.
+//# In addition, upon receiving a VHOST_USER_SET_FEATURES message from the front-end without
+//# VHOST_USER_F_PROTOCOL_FEATURES set, the back-end must enable all rings immediately.
 fn without_protocol_features_rings_are_enabled_from_the_start() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();

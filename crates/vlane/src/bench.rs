@@ -387,7 +387,8 @@ fn plural(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-fn report_text(r: &Report) -> String {
+/// What was driven, and how.
+fn setting_text(r: &Report) -> String {
     let yes = |on: bool, what: &'static str| on.then_some(what);
     let ring: Vec<_> = [
         Some(if r.negotiated.packed { "packed ring" } else { "split ring" }),
@@ -402,7 +403,7 @@ fn report_text(r: &Report) -> String {
     if r.batch > 0 {
         wait += &format!(", batches of at most {}", r.batch);
     }
-    let mut out = format!(
+    format!(
         "{}: {}{}, blocks of {} bytes; {} of {} entries, {}\n\
          {} of {}, depth {}, {}, {wait}, {:.2} s measured\n\n",
         r.socket,
@@ -417,7 +418,11 @@ fn report_text(r: &Report) -> String {
         r.depth,
         plural(r.jobs.into(), "job"),
         r.seconds
-    );
+    )
+}
+
+fn report_text(r: &Report) -> String {
+    let mut out = setting_text(r);
     out += &format!(
         "  throughput   {} IOPS   {:.1} MB/s   ({} requests)\n",
         group(r.iops),

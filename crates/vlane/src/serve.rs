@@ -333,13 +333,45 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     })
 }
 
-fn serve(args: &ServeArgs) -> Result<()> {
-    let threads = match args.threads {
+/// How many threads there are to be.
+fn threads(args: &ServeArgs) -> ThreadChoice {
+    match args.threads {
         None => ThreadChoice::PerQueue,
         Some(Count(None)) => ThreadChoice::Auto,
         Some(Count(Some(number))) => ThreadChoice::Number(number),
-    };
-    let topology = Topology::new(args.queues.0, threads, &args.cpus).map_err(exit::as_usage)?;
+    }
+}
+
+/// What serves the requests, and what writes down what reaches the storage.
+fn engine(
+    args: &ServeArgs,
+    opened: &Opened,
+) -> (Arc<dyn Engine>, Option<Arc<vlane_engine::StorageRecorder>>) {
+    match opened {
+        Opened::Null(engine) => (engine.clone(), None),
+        Opened::File(engine) => {
+            let served: Arc<dyn Engine> = match model(args) {
+                Some(model) => Arc::new(Behind::new(engine.clone(), model)),
+                None => engine.clone(),
+            };
+            (served, engine.recorder().cloned())
+        }
+    }
+}
+
+/// What it means that not everything could be written.
+fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
+    let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
+    match volume.lost_write() {
+        Some(_) => {
+            format!("{image}: writes that were answered are lost; the guest must check its file systems")
+        }
+        None => format!("{image}: cannot write everything to the device; what was not flushed may be lost"),
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
+    let topology = Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
     //= vhost-user Backend program conventions
     //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
     //= vhost-user Backend program conventions
@@ -347,17 +379,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     let opened = open(args)?;
-    let engine: Arc<dyn Engine> = match &opened {
-        Opened::Null(engine) => engine.clone(),
-        Opened::File(engine) => match model(args) {
-            Some(model) => Arc::new(Behind::new(engine.clone(), model)),
-            None => engine.clone(),
-        },
-    };
-    let recorder = match &opened {
-        Opened::File(engine) => engine.recorder().cloned(),
-        Opened::Null(_) => None,
-    };
+    let (engine, recorder) = engine(args, &opened);
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
     let status = format!("serving {name} on {}", args.socket.display());
@@ -417,17 +439,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     listener.close();
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-    synced.with_context(|| {
-        let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
-        match volume.lost_write() {
-            Some(_) => {
-                format!("{image}: writes that were answered are lost; the guest must check its file systems")
-            }
-            None => {
-                format!("{image}: cannot write everything to the device; what was not flushed may be lost")
-            }
-        }
-    })?;
+    synced.with_context(|| unwritten(args, &volume))?;
     recorded.context("the record of what reached the storage (--danger-record-storage) is not complete")?;
     result
 }

@@ -21,6 +21,8 @@ fn signal(backend: &Backend, signal: Signal) {
 }
 
 #[test]
+//= vhost-user Backend program conventions, test
+//# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
 fn an_idle_server_ends_at_once() {
     let place = Place::new(MIB);
     assert!(stop(place.serve(&[])) < Duration::from_secs(2), "nobody connected");
@@ -33,8 +35,6 @@ fn an_idle_server_ends_at_once() {
 }
 
 #[test]
-//= vhost-user Backend program conventions, test
-//# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
 fn sigint_ends_it_as_sigterm_does() {
     let place = Place::new(MIB);
     let mut server = place.serve(&[]);

@@ -29,6 +29,51 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 const EXT4_MAGIC: i64 = 0xef53;
 const XFS_MAGIC: i64 = 0x5846_5342;
 
+/// What decides the ways to an image.
+struct Asked {
+    cache: Cache,
+    read_only: bool,
+    is_device: bool,
+    in_memory: bool,
+    size: u64,
+}
+
+/// The files through which an image is reached, and the cache mode that comes of it: with a second file the first one is direct.
+fn ways(
+    path: &Path,
+    asked: Asked,
+    buffered: File,
+    direct: Option<File>,
+) -> Result<(File, Option<File>, Cache), EngineError> {
+    let Asked { cache, read_only, is_device, in_memory, size } = asked;
+    Ok(match cache {
+        // In memory the page cache is the storage: there is nothing to go around.
+        _ if in_memory => {
+            (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
+        }
+        Cache::Writeback | Cache::WriteThrough | Cache::Pdc => match direct {
+            Some(direct) => (direct, Some(buffered), cache),
+            None => (buffered, None, cache),
+        },
+        Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
+            Ok(direct) => (direct, Some(buffered), Cache::None),
+            Err(refusal) if cache == Cache::Auto => {
+                tracing::info!("{}: {}; using --cache writeback", path.display(), refusal.why);
+                (buffered, None, Cache::Writeback)
+            }
+            Err(refusal) => return Err(refusal.into_error(path)),
+        },
+    })
+}
+
+/// The mapping of an image in memory; without one there are system calls.
+fn map(path: &Path, file: &File, size: u64) -> Option<map::Map> {
+    let told = |error: &io::Error| {
+        tracing::warn!("{}: cannot be mapped ({error}); going on with system calls", path.display());
+    };
+    map::Map::new(file, size).inspect_err(told).ok()
+}
+
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
     let FileOptions { cache, read_only, raw, journal: journal_way, flush_delay, .. } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
@@ -45,38 +90,19 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let in_memory = file_system == TMPFS_MAGIC;
-    let (mut direct, refusal) = match cache == Cache::Pdc && !in_memory && !read_only {
+    let (direct, refusal) = match cache == Cache::Pdc && !in_memory && !read_only {
         true => regions::open(path, &buffered, journal_way, (is_device, file_system), size),
         false => (None, None),
     };
-    let (file, second, cache) = match cache {
-        // In memory the page cache is the storage: there is nothing to go around.
-        _ if in_memory => {
-            (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
-        }
-        Cache::Writeback | Cache::WriteThrough | Cache::Pdc => match direct.take() {
-            Some(direct) => (direct, Some(buffered), cache),
-            None => (buffered, None, cache),
-        },
-        Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
-            Ok(direct) => (direct, Some(buffered), Cache::None),
-            Err(refusal) if cache == Cache::Auto => {
-                tracing::info!("{}: {}; using --cache writeback", path.display(), refusal.why);
-                (buffered, None, Cache::Writeback)
-            }
-            Err(refusal) => return Err(refusal.into_error(path)),
-        },
-    };
+    let asked = Asked { cache, read_only, is_device, in_memory, size };
+    let (file, second, cache) = ways(path, asked, buffered, direct)?;
     let file = match is_device && !read_only {
         true => claim(path, second.is_some(), &file)?,
         false => file,
     };
     lock::acquire(path, &file, read_only)?;
 
-    let witness = match read_only {
-        true => None,
-        false => Some(open_again(path, &file, 0)?),
-    };
+    let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
 
     let align = match second {
         Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
@@ -88,14 +114,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     };
     let durability = Arc::new(durability::Durability::new(witness));
     let (block_size, physical) = block_sizes(&file, is_device, align.block);
-    let map = match in_memory {
-        true => map::Map::new(&file, size)
-            .inspect_err(|error| {
-                tracing::warn!("{}: cannot be mapped ({error}); going on with system calls", path.display());
-            })
-            .ok(),
-        false => None,
-    };
+    let map = in_memory.then(|| map(path, &file, size)).flatten();
     let (journal, placements) = match cache == Cache::Pdc && !read_only {
         true => {
             let regions = second.is_some().then_some(align);

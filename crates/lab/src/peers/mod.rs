@@ -214,6 +214,18 @@ impl<'a> Bench<'a> {
         Ok(Measured { rounds: all })
     }
 
+    /// A session that does nothing.
+    fn idle(&self, session: vlane_driver::Session) -> Result<Figures> {
+        let look = &mut |_: vlane_driver::Progress| match self.interrupt.is_raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let (used, _) = vlane_driver::idle(session, IDLE.0, IDLE.1, look)?;
+        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+        let switches = used.switches as f64;
+        Ok(Figures { cpu_ms: used.cpu_seconds * 1e3, switches, ..Figures::default() })
+    }
+
     /// One measurement.
     fn measure(&mut self, row: &Row, contender: Contender) -> Result<Figures> {
         let load = row.load.as_ref();
@@ -252,17 +264,7 @@ impl<'a> Bench<'a> {
             ..SessionOptions::default()
         };
         let session = server.connect(&session_options)?;
-        let Some(load) = load else {
-            let interrupt = self.interrupt;
-            let (used, _) =
-                vlane_driver::idle(session, IDLE.0, IDLE.1, &mut |_| match interrupt.is_raised() {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                })?;
-            #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-            let switches = used.switches as f64;
-            return Ok(Figures { cpu_ms: used.cpu_seconds * 1e3, switches, ..Figures::default() });
-        };
+        let Some(load) = load else { return self.idle(session) };
         let pattern = load.pattern.parse::<Pattern>().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let workload = Workload {
             pattern,

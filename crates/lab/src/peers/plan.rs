@@ -115,59 +115,67 @@ fn absolute(metric: Metric, bound: Bound) -> Claim {
     Claim { metric, of: 0, over: None, bound, headline: None }
 }
 
+/// A row of vlane and qemu-storage-daemon.
+fn pair(id: &'static str, title: &'static str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
+    Row { id, title, medium, load: Some(load), contenders: vec![VLANE, QSD], claims }
+}
+
+/// A row on a RAM disk, also against a loop of system calls on the host.
+fn ram(id: &'static str, title: &'static str, pattern: &'static str, headline: &'static str) -> Row {
+    let contenders = vec![VLANE, QSD, ("plain loop", Contender::Loop)];
+    let claims = vec![
+        against(Metric::Iops, 1, Bound::AtLeast(3.5)).told(headline),
+        against(Metric::Iops, 2, Bound::AtLeast(0.85)),
+    ];
+    Row { contenders, ..pair(id, title, Medium::Ram, Load { pattern, ..RANDOM_READ }, claims) }
+}
+
+/// Two jobs on two queues: two threads, one, and qemu-storage-daemon.
+fn two_lanes(id: &'static str, title: &'static str, medium: Medium, qsd: Claim) -> Row {
+    let load = Load { jobs: 2, pinned: false, ..RANDOM_READ };
+    let contenders = vec![
+        ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
+        ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
+        QSD,
+    ];
+    let claims = vec![
+        against(Metric::Iops, 1, Bound::AtLeast(1.0)),
+        qsd,
+        against(Metric::SwitchesPerIo, 2, Bound::AtMost(0.25)),
+    ];
+    Row { contenders, ..pair(id, title, medium, load, claims) }
+}
+
 /// Every row.
 pub fn rows() -> Vec<Row> {
-    use Bound::{AtLeast, AtMost};
-    use Metric::{CpuPerIo, IdleCpu, IdleSwitches, Iops, P50, SwitchesPerIo};
+    let mut rows = small();
+    rows.extend(others());
+    rows
+}
 
-    let two_lanes = |id, title, medium, qsd: Claim| Row {
-        id,
-        title,
-        medium,
-        load: Some(Load { jobs: 2, pinned: false, ..RANDOM_READ }),
-        contenders: vec![
-            ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
-            ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
-            QSD,
-        ],
-        claims: vec![against(Iops, 1, AtLeast(1.0)), qsd, against(SwitchesPerIo, 2, AtMost(0.25))],
-    };
-    let ram = |id, title, pattern, headline| Row {
-        id,
-        title,
-        medium: Medium::Ram,
-        load: Some(Load { pattern, ..RANDOM_READ }),
-        contenders: vec![VLANE, QSD, ("plain loop", Contender::Loop)],
-        claims: vec![against(Iops, 1, AtLeast(3.5)).told(headline), against(Iops, 2, AtLeast(0.85))],
-    };
-    let large = |id, title, pattern, claim: Claim| Row {
-        id,
-        title,
-        medium: Medium::Ram,
-        load: Some(Load { pattern, block: 32768, ..RANDOM_READ }),
-        contenders: vec![VLANE, QSD],
-        claims: vec![claim],
-    };
+/// Requests of 4K by one job.
+fn small() -> Vec<Row> {
+    use Bound::{AtLeast, AtMost};
+    use Metric::{CpuPerIo, Iops, P50};
+    let one = Load { depth: 1, ..RANDOM_READ };
     vec![
-        Row {
-            id: "null",
-            title: "null, 4K random read, depth 32",
-            medium: Medium::Null,
-            load: Some(RANDOM_READ),
-            contenders: vec![VLANE, QSD],
-            claims: vec![
+        pair(
+            "null",
+            "null, 4K random read, depth 32",
+            Medium::Null,
+            RANDOM_READ,
+            vec![
                 against(Iops, 1, AtLeast(6.0)).told("no medium, random reads of 4K, 32 at once: IOPS"),
                 against(CpuPerIo, 1, AtMost(1.0 / 6.0)).told("the same: back end's CPU time per request"),
             ],
-        },
-        Row {
-            id: "null-poll",
-            title: "null, 4K random read, depth 32, driver polls",
-            medium: Medium::Null,
-            load: Some(Load { wait: Wait::Poll, ..RANDOM_READ }),
-            contenders: vec![VLANE, QSD],
-            claims: vec![absolute(Iops, AtLeast(2.0e6)), against(Iops, 1, AtLeast(6.0))],
-        },
+        ),
+        pair(
+            "null-poll",
+            "null, 4K random read, depth 32, driver polls",
+            Medium::Null,
+            Load { wait: Wait::Poll, ..RANDOM_READ },
+            vec![absolute(Iops, AtLeast(2.0e6)), against(Iops, 1, AtLeast(6.0))],
+        ),
         ram(
             "ram-read",
             "RAM disk, 4K random read, depth 32",
@@ -181,48 +189,62 @@ pub fn rows() -> Vec<Row> {
             "RAM disk, random writes of 4K, 32 at once: IOPS",
         ),
         Row {
-            id: "disk-read",
-            title: "disk, direct, 4K random read, depth 32",
-            medium: Medium::Disk,
-            load: Some(RANDOM_READ),
             contenders: vec![VLANE, QSD, ("fio on the host", Contender::Fio)],
-            claims: vec![
-                against(Iops, 2, AtLeast(0.98))
-                    .told("disk, random reads of 4K, 32 at once, against no guest at all: IOPS"),
-                against(Iops, 1, AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
-                against(CpuPerIo, 1, AtMost(1.0)),
-            ],
+            ..pair(
+                "disk-read",
+                "disk, direct, 4K random read, depth 32",
+                Medium::Disk,
+                RANDOM_READ,
+                vec![
+                    against(Iops, 2, AtLeast(0.98))
+                        .told("disk, random reads of 4K, 32 at once, against no guest at all: IOPS"),
+                    against(Iops, 1, AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
+                    against(CpuPerIo, 1, AtMost(1.0)),
+                ],
+            )
         },
-        Row {
-            id: "latency",
-            title: "null, 4K random read, depth 1",
-            medium: Medium::Null,
-            load: Some(Load { depth: 1, ..RANDOM_READ }),
-            contenders: vec![VLANE, QSD],
-            claims: vec![
+        pair(
+            "latency",
+            "null, 4K random read, depth 1",
+            Medium::Null,
+            one,
+            vec![
                 against(P50, 1, AtMost(0.4))
                     .told("no medium, random reads of 4K, one at a time: median latency"),
             ],
-        },
+        ),
         Row {
-            id: "latency-no-poll",
-            title: "null, 4K random read, depth 1, vlane without polling",
-            medium: Medium::Null,
-            load: Some(Load { depth: 1, ..RANDOM_READ }),
             contenders: vec![("vlane --poll-max 0", Contender::Vlane(&["--poll-max", "0"])), QSD],
-            claims: vec![against(P50, 1, AtMost(0.9))],
+            ..pair(
+                "latency-no-poll",
+                "null, 4K random read, depth 1, vlane without polling",
+                Medium::Null,
+                one,
+                vec![against(P50, 1, AtMost(0.9))],
+            )
         },
-        large(
+    ]
+}
+
+/// Large requests, none, and two jobs.
+fn others() -> Vec<Row> {
+    use Bound::{AtLeast, AtMost};
+    use Metric::{IdleCpu, IdleSwitches, Iops};
+    let large = |pattern| Load { pattern, block: 32768, ..RANDOM_READ };
+    vec![
+        pair(
             "ram-read-32k",
             "RAM disk, 32K sequential read, depth 32",
-            "read",
-            against(Iops, 1, AtLeast(1.7)).told("RAM disk, sequential reads of 32K, 32 at once: IOPS"),
+            Medium::Ram,
+            large("read"),
+            vec![against(Iops, 1, AtLeast(1.7)).told("RAM disk, sequential reads of 32K, 32 at once: IOPS")],
         ),
-        large(
+        pair(
             "ram-write-32k",
             "RAM disk, 32K sequential write, depth 32",
-            "write",
-            against(Iops, 1, AtLeast(1.7)),
+            Medium::Ram,
+            large("write"),
+            vec![against(Iops, 1, AtLeast(1.7))],
         ),
         Row {
             id: "idle",

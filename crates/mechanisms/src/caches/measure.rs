@@ -405,13 +405,7 @@ impl Bed<'_> {
     ) -> Result<Sample> {
         let session = self.session(cell, neighbour)?;
         let hot = neighbour.pid();
-        let workload = Workload {
-            block: READ,
-            limit: Limit::Time(window.until - window.from),
-            ramp: window.from.saturating_duration_since(Instant::now()),
-            rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
-            ..Workload::default()
-        };
+        let workload = neighbour_load(cell, window);
         let mut roles = Role::program("neighbour", hot.cast_signed());
         let writer = volume.map(|(_, server)| server.pid());
         if let Some(pid) = writer {
@@ -495,6 +489,17 @@ fn per(bytes: u64, seconds: f64) -> f64 {
 /// A part of all, 0 to 1; of nothing, nothing. Readahead can fetch more than was asked for.
 fn share(part: f64, all: f64) -> f64 {
     if all > 0.0 { (part / all).clamp(0.0, 1.0) } else { 0.0 }
+}
+
+/// What the neighbour does in the window.
+fn neighbour_load(cell: &Cell, window: Window) -> Workload {
+    Workload {
+        block: READ,
+        limit: Limit::Time(window.until - window.from),
+        ramp: window.from.saturating_duration_since(Instant::now()),
+        rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
+        ..Workload::default()
+    }
 }
 
 #[cfg(test)]

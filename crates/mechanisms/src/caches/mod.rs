@@ -214,22 +214,29 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         replays.push(replay.about.clone());
         bed.recorded.insert(volume.journal, replay);
     }
-    let mut results: Vec<CellResult> = cells
-        .iter()
-        .map(|cell| CellResult {
-            cell: *cell,
-            expected: Expected::of(options.cache, options.hot, cell.journal),
-            arms: arms
-                .iter()
-                .take(if cell.job.is_some() { arms.len() } else { 1 })
-                .map(|arm| Measured { arm: arm.name.clone(), has_goals: arm.has_goals(), rounds: Vec::new() })
-                .collect(),
-        })
-        .collect();
+    let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell, &arms)).collect();
+    measure_all(&mut bed, &mut volumes, &arms, &mut results, &mut progress)?;
+    progress.clear();
+    let guests = guests.map(|maker| maker.describe());
+    let is_apart = !neighbour_cpus.is_empty();
+    let about = About { guests, replays, has_device: device.is_some(), is_apart };
+    let machine = Machine::describe(&options.version, &["sqlite3"]);
+    Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
+}
+
+/// Every round of every cell, in turns.
+fn measure_all(
+    bed: &mut Bed<'_>,
+    volumes: &mut [Volume],
+    arms: &[Arm],
+    results: &mut [CellResult],
+    progress: &mut Progress,
+) -> Result<()> {
+    let options = bed.options;
     for round in 0..options.rounds {
-        for result in &mut results {
+        for result in results.iter_mut() {
             let cell = result.cell;
-            let unthrottled = match (&device, cell.throttled) {
+            let unthrottled = match (bed.device, cell.throttled) {
                 (_, true) => None,
                 (Some(device), false) => Some(Unthrottled::on(device)?),
                 (None, false) => {
@@ -239,7 +246,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             };
             let order = if cell.job.is_some() { options.order(round) } else { vec![0] };
             for place in order {
-                interrupt.check()?;
+                bed.interrupt.check()?;
                 let arm = &arms[place];
                 let who = if cell.job.is_some() { arm.name.as_str() } else { "alone" };
                 progress.step(format!("round {}: {}: {who}", round + 1, cell.title()));
@@ -251,12 +258,19 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
             drop(unthrottled);
         }
     }
-    progress.clear();
-    let guests = guests.map(|maker| maker.describe());
-    let is_apart = !neighbour_cpus.is_empty();
-    let about = About { guests, replays, has_device: device.is_some(), is_apart };
-    let machine = Machine::describe(&options.version, &["sqlite3"]);
-    Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
+    Ok(())
+}
+
+/// A cell before it is measured.
+fn nothing_yet(options: &Options, cell: Cell, arms: &[Arm]) -> CellResult {
+    let count = if cell.job.is_some() { arms.len() } else { 1 };
+    let empty =
+        |arm: &Arm| Measured { arm: arm.name.clone(), has_goals: arm.has_goals(), rounds: Vec::new() };
+    CellResult {
+        cell,
+        expected: Expected::of(options.cache, options.hot, cell.journal),
+        arms: arms.iter().take(count).map(empty).collect(),
+    }
 }
 
 /// CPUs of the neighbour's side and of the writer's: half each, if there are two; empty: any.

@@ -236,6 +236,14 @@ impl Running {
     }
 }
 
+/// Waits, unless it is interrupted.
+fn pause(time: Duration, interrupt: &Interrupt) {
+    let until = Instant::now() + time;
+    while Instant::now() < until && !interrupt.is_raised() {
+        std::thread::sleep((until - Instant::now()).min(Duration::from_millis(100)));
+    }
+}
+
 /// One measurement.
 fn measure(
     options: &Options,
@@ -291,27 +299,17 @@ fn measure(
     let used = || -> Vec<u64> {
         threads.iter().map(|thread| thread.clock().map_or(0, |clock| clock.ran_ns)).collect()
     };
-    let wait = |time: Duration| {
-        let until = Instant::now() + time;
-        while Instant::now() < until && !interrupt.is_raised() {
-            std::thread::sleep((until - Instant::now()).min(Duration::from_millis(100)));
-        }
-    };
-    wait(options.ramp);
+    pause(options.ramp, interrupt);
     shared.counting.store(true, Ordering::Relaxed);
     let (begin, before) = (Instant::now(), used());
-    wait(options.time);
+    pause(options.time, interrupt);
     shared.counting.store(false, Ordering::Relaxed);
     let (time, after) = (begin.elapsed(), used());
     let ended = running.map(Running::end);
     shared.stop.store(true, Ordering::Relaxed);
-    let mut responses = Vec::new();
-    for (number, guest) in guests.into_iter().enumerate() {
-        let seen = guest.join().map_err(|_| Error::new(ErrorKind::Process, "a guest panicked"))?;
-        if number == 0 {
-            responses = seen;
-        }
-    }
+    let panicked = |_| Error::new(ErrorKind::Process, "a guest panicked");
+    let seen = guests.into_iter().map(JoinHandle::join).collect::<std::result::Result<Vec<_>, _>>();
+    let responses = seen.map_err(panicked)?.into_iter().next().unwrap_or_default();
     let _ = disk.join();
     let (daemon_ns, boosts) = ended.transpose()?.unwrap_or_default();
     interrupt.check()?;

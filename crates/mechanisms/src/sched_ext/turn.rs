@@ -52,7 +52,7 @@ impl Turn {
 }
 
 /// What one turn has shown.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Shown {
     /// `eevdf`, or the policy's name.
     pub scheduler: String,
@@ -180,6 +180,31 @@ pub fn turn(turn: &Turn) -> Result<Shown> {
     Ok(shown)
 }
 
+/// Gives the threads to the vehicle, each as a vCPU of a machine of its own.
+fn join(vehicle: &mut SchedExt, turn: &Turn, found: &[(usize, u32)]) -> Result<Vec<VcpuId>> {
+    let add = |&(place, tid): &(usize, u32)| {
+        let vm = u32::try_from(place).unwrap_or(u32::MAX);
+        let name = format!("hog {place}");
+        let threads = VcpuThreads { pid: std::process::id(), index: 0, tids: vec![tid], name };
+        vehicle.add(&threads, Claim { weight: turn.weight(place), ..Claim::of(vm) })
+    };
+    found.iter().map(add).collect()
+}
+
+/// What an account did between two looks, and what the kernel says that its thread used.
+fn kept(from: &Account, to: &Account, kernel_ns: u64) -> Kept {
+    let (was, is) = (&from.totals, &to.totals);
+    Kept {
+        kernel_ns,
+        charged_ns: is.used_ns - was.used_ns,
+        boosted_ns: is.boosted_ns - was.boosted_ns,
+        allotted_ns: is.allotted_ns - was.allotted_ns,
+        expired_ns: is.expired_ns - was.expired_ns,
+        forgiven_ns: is.forgiven_ns - was.forgiven_ns,
+        credit_ns: [from.credit_ns, to.credit_ns],
+    }
+}
+
 /// The part of a turn in which the threads run: with a vehicle or without.
 fn carried(
     turn: &Turn,
@@ -187,44 +212,12 @@ fn carried(
     found: &[(usize, u32)],
     seen: std::os::fd::OwnedFd,
 ) -> Result<(Shown, Vec<u64>)> {
-    let mut shown = Shown {
-        scheduler: turn.policy.map_or("eevdf", Policy::name).to_string(),
-        responses_us: Vec::new(),
-        granted_us: Vec::new(),
-        shares: Vec::new(),
-        granted: 0,
-        denied: 0,
-        lent_us_per_boost: 0.0,
-        replayed: 0,
-        mismatch: None,
-        moved: 0,
-        missed: 0,
-        overtime: 0,
-        sheltered: 0,
-        tell_us: 0.0,
-        late_ms: 0.0,
-        books: Vec::new(),
-    };
-    let mut vehicle = match turn.policy {
-        None => None,
-        Some(policy) => {
-            let options = Options { params: params(turn, policy), record: true, ..Options::default() };
-            Some(SchedExt::load(options)?)
-        }
-    };
-    let mut ids = Vec::new();
-    if let Some(vehicle) = &mut vehicle {
-        for &(place, tid) in found {
-            let vm = u32::try_from(place).unwrap_or(u32::MAX);
-            let threads = VcpuThreads {
-                pid: std::process::id(),
-                index: 0,
-                tids: vec![tid],
-                name: format!("hog {place}"),
-            };
-            ids.push(vehicle.add(&threads, Claim { weight: turn.weight(place), ..Claim::of(vm) })?);
-        }
-    }
+    let scheduler = turn.policy.map_or("eevdf", Policy::name).to_string();
+    let mut shown = Shown { scheduler, ..Shown::default() };
+    let load =
+        |policy| SchedExt::load(Options { params: params(turn, policy), record: true, ..Options::default() });
+    let mut vehicle = turn.policy.map(load).transpose()?;
+    let ids = vehicle.as_mut().map_or(Ok(Vec::new()), |vehicle| join(vehicle, turn, found))?;
     desk.go.store(true, Ordering::Relaxed);
     // Two seconds to settle, of which nothing is counted: accounts begin empty, and loading took CPU time.
     let settled = Instant::now() + Duration::from_secs(2);
@@ -262,19 +255,12 @@ fn carried(
             told.push(tell_ns);
         }
     };
-    let after: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
-    for (place, (from, to)) in opened.iter().zip(accounts(vehicle.as_ref(), &ids)).enumerate() {
-        let (was, is) = (&from.totals, &to.totals);
-        shown.books.push(Kept {
-            kernel_ns: after[place].saturating_sub(before[place]),
-            charged_ns: is.used_ns - was.used_ns,
-            boosted_ns: is.boosted_ns - was.boosted_ns,
-            allotted_ns: is.allotted_ns - was.allotted_ns,
-            expired_ns: is.expired_ns - was.expired_ns,
-            forgiven_ns: is.forgiven_ns - was.forgiven_ns,
-            credit_ns: [from.credit_ns, to.credit_ns],
-        });
-    }
+    let after = found.iter().map(|&(_, tid)| used_by(tid));
+    let closed = accounts(vehicle.as_ref(), &ids);
+    let kernel = after.zip(&before).map(|(after, before)| after.saturating_sub(*before));
+    let kept =
+        opened.iter().zip(&closed).zip(kernel).map(|((from, to), kernel_ns)| kept(from, to, kernel_ns));
+    shown.books.extend(kept);
     desk.stop.store(true, Ordering::Relaxed);
     let lane = lane.join();
     ran?;

@@ -192,6 +192,9 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_protocol_features(&mut self, wanted: u64) -> Result<()> {
+        //= vhost-user Front-end message types
+        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
+        //# VHOST_USER_SET_FEATURES was called.
         let unknown = wanted & !features::protocol().bits();
         if unknown != 0 {
             return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));

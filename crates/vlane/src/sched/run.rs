@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -307,6 +307,27 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
     }
 }
 
+/// Restores the threads of a scheduler that was killed together with its guard.
+fn restore_what_was_left(state_dir: &Path) -> anyhow::Result<()> {
+    match repair::repair(state_dir) {
+        Ok(repaired) => {
+            for problem in &repaired.problems {
+                tracing::warn!("{problem}");
+            }
+            if repaired.restored.changed > 0 {
+                tracing::warn!(
+                    "{} threads restored that a scheduler had left which was killed with its guard",
+                    repaired.restored.changed
+                );
+            }
+        }
+        // The first one here: the directory is made.
+        Err(error) if error.kind() == ErrorKind::Gone => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -326,22 +347,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
     let mut backends = args.backends(completions)?;
-    match repair::repair(&state_dir) {
-        Ok(repaired) => {
-            for problem in &repaired.problems {
-                tracing::warn!("{problem}");
-            }
-            if repaired.restored.changed > 0 {
-                tracing::warn!(
-                    "{} threads restored that a scheduler had left which was killed with its guard",
-                    repaired.restored.changed
-                );
-            }
-        }
-        // The first one here: the directory is made.
-        Err(error) if error.kind() == ErrorKind::Gone => {}
-        Err(error) => return Err(error.into()),
-    }
+    restore_what_was_left(&state_dir)?;
     let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let stopper = stopper.try_clone().context("cannot make a socket pair")?;
