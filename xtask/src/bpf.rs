@@ -17,7 +17,7 @@ const PROGRAMS: [Program; 2] = [
     Program {
         folder: "crates/sched/src/ext/bpf",
         name: "loan",
-        sources: &["account.h", "kernel.h", "loan.bpf.c", "state.h"],
+        sources: &["kernel.h", "loan.bpf.c", "state.h"],
     },
     Program { folder: "crates/watch/src/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
 ];

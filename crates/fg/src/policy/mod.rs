@@ -378,8 +378,8 @@ impl Policy {
                     past.push(restored.span(Some(now)));
                 }
                 if let Some(entry) = &mut entry {
-                    if born && entry.set.io == IoPriority::NONE {
-                        // A fork that was under way, and has half of it.
+                    if born && (entry.set.io == IoPriority::NONE || entry.set.nice == entry.old.nice) {
+                        // A fork that was under way, and has half of it: whichever.
                         entry.set = self.raise.of(entry.old);
                     }
                     entry.come_back(thread.values);

@@ -489,6 +489,25 @@ fn a_fork_that_was_under_way_while_its_parent_was_restored_has_half_of_it() {
 }
 
 #[test]
+fn a_fork_that_was_under_way_while_its_parent_was_raised_is_raised_whole_in_the_foreground() {
+    // The I/O priority is set first and copied last: nobody has only the nice value.
+    for (nice, io) in [(0, "be/0"), (-10, "be/0"), (0, "none")] {
+        let mut world = World::new();
+        // Raised in the tick in which it starts a job; the job has what was copied of it meanwhile.
+        let changes = world.decide(|_| true);
+        let job = world.fork(SHELL);
+        world.apply(&changes);
+        world.task(job).has = Values { nice, io: io.parse().unwrap() };
+        (world.at(job).group, world.foreground) = (job, job);
+        world.look();
+        assert_eq!(world.has(job), "nice -10 io be/0", "from {nice} {io}");
+        world.foreground = SHELL;
+        world.look();
+        assert_eq!(world.has(job), "nice 0 io none", "from {nice} {io}");
+    }
+}
+
+#[test]
 fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
     let mut world = World::new();
     world.look();

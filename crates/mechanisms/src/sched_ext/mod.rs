@@ -104,7 +104,7 @@ fn nanos(time: Duration) -> u64 {
 /// Starts the loader and kills it, at any moment of its life.
 fn kill(own: &Path, times: u32) -> Result<()> {
     let (mut while_loaded, mut slowest) = (0, Duration::ZERO);
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     let mut longest = Duration::from_millis(500);
     for n in 0..times {
         let begun = Instant::now();
@@ -113,9 +113,6 @@ fn kill(own: &Path, times: u32) -> Result<()> {
             .stdout(Stdio::piped())
             .spawn()
             .context(ErrorKind::Process, || "the loader cannot be started")?;
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
         // Half of them when it is loaded and schedules, half of them at any time before.
         if n % 2 == 0 {
             let mut line = String::new();
@@ -132,10 +129,10 @@ fn kill(own: &Path, times: u32) -> Result<()> {
             }
             longest = begun.elapsed();
             while_loaded += 1;
-            std::thread::sleep(Duration::from_micros(random % 50_000));
+            std::thread::sleep(Duration::from_micros(random.u64(..50_000)));
         } else {
             let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
-            std::thread::sleep(Duration::from_micros(random % micros));
+            std::thread::sleep(Duration::from_micros(random.u64(..micros)));
         }
         child
             .kill()
@@ -211,7 +208,7 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     let weights: Vec<String> = load.weights.iter().map(ToString::to_string).collect();
     let weights = if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
     let measures = format!(
-        "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} {weights}",
+        "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} --kills 0 {weights}",
         load.seconds,
         load.every.as_millis(),
         load.boost.as_micros(),

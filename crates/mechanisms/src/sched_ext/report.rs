@@ -52,12 +52,6 @@ pub(super) fn report(
             ));
         }
     }
-    let replayed: usize = shown.iter().map(|one| one.replayed).sum();
-    let parted: Vec<&String> = shown.iter().filter_map(|one| one.mismatch.as_ref()).collect();
-    summary.push(match parted.first() {
-        None => format!("The BPF program's {replayed} steps were decided again by the policy: all the same, and so are the accounts."),
-        Some(first) => format!("The BPF program and the policy part: {first}"),
-    });
     let section = |id: &str, title: &str, blocks| Section::new(id, title, Vec::new(), blocks);
     Report {
         schema: SCHEMA.into(),
@@ -186,7 +180,6 @@ fn books(shown: &[Shown]) -> Table {
 fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Table {
     let rows = schedulers.iter().filter(|name| *name != "eevdf").map(|name| {
         let turns = of(name);
-        let parted = turns.iter().filter(|one| one.mismatch.is_some()).count();
         vec![
             Cell::Text(name.clone()),
             figure(&turns, |one| Some(number(one.granted))),
@@ -194,15 +187,13 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
             figure(&turns, |one| Some(number(one.missed))),
             figure(&turns, |one| Some(one.lent_us_per_boost)),
             figure(&turns, |one| Some(one.tell_us)),
-            Cell::Number(number(turns.iter().map(|one| one.replayed as u64).sum())),
-            Cell::Number(number(parted as u64)),
             figure(&turns, |one| Some(number(one.sheltered))),
         ]
     });
     Table::new(
-        "What the BPF program decided, and whether the policy decides the same",
-        "scheduler | granted | denied | not at once | lent per boost [us] | telling an event [us] | \
-            steps decided again | turns that differ | given back to the ordinary scheduler",
+        "What was decided, and how long an event takes from its telling until all is done",
+        "scheduler | granted | denied | not at once | lent per boost [us] | deciding an event [us] | \
+            given back to the ordinary scheduler",
         rows.collect(),
     )
 }

@@ -1,9 +1,9 @@
 //! Measures the vehicle on the kernel that this runs on: threads that only compute, one of which also gets events, under
 //! the kernel's own scheduler and under the vehicle, in turns.
 //!
-//! The events come from a real-time thread, which stands for the lane that completes I/O: it notes the time, tells the
-//! event, and wakes again when the thread has seen it. The thread looks for events between two short pieces of work, as a
-//! guest does that is interrupted.
+//! The events come from a real-time thread, which stands for the lane that completes I/O and for the scheduler's event loop: it notes
+//! the time, tells the vehicle, and wakes again when the thread has seen it, or when the vehicle is due. The thread looks for
+//! events between two short pieces of work, as a guest does that is interrupted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use vlane_policy::loan::record::replay;
 use vlane_policy::loan::units::{DEFAULT_WEIGHT, MS};
 use vlane_policy::loan::{Account, Claim, Decision, Params, Policy, VcpuId};
 
-use vlane_sched::ext::{Counters, Options, Recorded, SchedExt, State, Trigger, state};
+use vlane_sched::ext::{Counters, Options, SchedExt, State, state};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
@@ -68,10 +67,6 @@ pub struct Shown {
     pub denied: u64,
     /// CPU time per boost that was lent, microseconds.
     pub lent_us_per_boost: f64,
-    /// Steps of accounts that were recorded, decided again by the policy, and found equal.
-    pub replayed: usize,
-    /// Where the program and the policy part, if they do.
-    pub mismatch: Option<String>,
     /// Waiting vCPUs that events put on a CPU, and how often that could not be done at once.
     pub moved: u64,
     /// See [`Counters`].
@@ -80,7 +75,7 @@ pub struct Shown {
     pub overtime: u64,
     /// See [`Counters`].
     pub sheltered: u64,
-    /// Microseconds that telling an event took, median.
+    /// Microseconds from an event until the vehicle had decided and done what follows, median.
     pub tell_us: f64,
     /// How late the real-time thread woke at the most, milliseconds: more than a few mean that the machine itself stood still.
     pub late_ms: f64,
@@ -214,68 +209,41 @@ fn carried(
 ) -> Result<(Shown, Vec<u64>)> {
     let scheduler = turn.policy.map_or("eevdf", Policy::name).to_string();
     let mut shown = Shown { scheduler, ..Shown::default() };
-    let load =
-        |policy| SchedExt::load(Options { params: params(turn, policy), record: true, ..Options::default() });
+    let load = |policy| SchedExt::load(Options { params: params(turn, policy), ..Options::default() });
     let mut vehicle = turn.policy.map(load).transpose()?;
     let ids = vehicle.as_mut().map_or(Ok(Vec::new()), |vehicle| join(vehicle, turn, found))?;
     desk.go.store(true, Ordering::Relaxed);
     // Two seconds to settle, of which nothing is counted: accounts begin empty, and loading took CPU time.
     let settled = Instant::now() + Duration::from_secs(2);
-    let ends = settled + Duration::from_secs_f64(turn.seconds);
     until(settled, vehicle.as_mut())?;
     let before: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
-    let opened = accounts(vehicle.as_ref(), &ids);
+    let opened = accounts(vehicle.as_mut(), &ids)?;
 
-    let trigger = match (&vehicle, ids.first()) {
-        (Some(vehicle), Some(&id)) => Some(vehicle.trigger(id)?),
-        _ => None,
-    };
-    let (report, reports) = mpsc::channel();
-    let lane = {
-        let (desk, every_ns) = (Arc::clone(desk), turn.every_ns);
-        std::thread::spawn(move || lane(&desk, &seen, every_ns, trigger.as_ref(), &report))
-    };
-    let mut told = Vec::new();
-    let ran = loop {
-        let left = ends.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break Ok(());
-        }
-        if let Err(error) = until(Instant::now() + left.min(Duration::from_millis(10)), vehicle.as_mut()) {
-            break Err(error);
-        }
-        for Answer { response_ns, tell_ns, granted } in reports.try_iter() {
-            if let (Some(vehicle), Some(&id)) = (&mut vehicle, ids.first()) {
-                vehicle.answered(id, response_ns);
-            }
-            shown.responses_us.push(response_ns / 1000);
-            if granted {
-                shown.granted_us.push(response_ns / 1000);
-            }
-            told.push(tell_ns);
-        }
-    };
+    let lane =
+        Lane { desk: Arc::clone(desk), seen, every_ns: turn.every_ns, vehicle, vcpu: ids.first().copied() };
+    let ends = Instant::now() + Duration::from_secs_f64(turn.seconds);
+    let heard = std::thread::spawn(move || lane.run(ends)).join();
+    let panicked = |_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked"));
+    let Heard { answers, late_ns, mut vehicle } = heard.unwrap_or_else(panicked)?;
     let after = found.iter().map(|&(_, tid)| used_by(tid));
-    let closed = accounts(vehicle.as_ref(), &ids);
-    let kernel = after.zip(&before).map(|(after, before)| after.saturating_sub(*before));
+    let kernel: Vec<u64> = after.zip(&before).map(|(after, before)| after.saturating_sub(*before)).collect();
+    let closed = accounts(vehicle.as_mut(), &ids)?;
     let kept =
         opened.iter().zip(&closed).zip(kernel).map(|((from, to), kernel_ns)| kept(from, to, kernel_ns));
     shown.books.extend(kept);
     desk.stop.store(true, Ordering::Relaxed);
-    let lane = lane.join();
-    ran?;
-    let late_ns = lane.unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked")))?;
-    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+    shown.responses_us = answers.iter().map(|answer| answer.response_ns / 1000).collect();
+    let granted = answers.iter().filter(|answer| answer.granted);
+    shown.granted_us = granted.map(|answer| answer.response_ns / 1000).collect();
+    let mut told: Vec<u64> = answers.iter().map(|answer| answer.tell_ns).collect();
+    told.sort_unstable();
+    #[expect(clippy::cast_precision_loss, reason = "figures to look at")]
     {
         shown.late_ms = late_ns as f64 / 1e6;
+        shown.tell_us = told.get(told.len() / 2).map_or(0.0, |median| *median as f64 / 1000.0);
     }
-    told.sort_unstable();
-    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
-    if let Some(median) = told.get(told.len() / 2) {
-        shown.tell_us = *median as f64 / 1000.0;
-    }
-    if let Some(vehicle) = &mut vehicle {
-        look(vehicle, &ids, turn, &mut shown)?;
+    if let Some(vehicle) = &vehicle {
+        look(vehicle, &ids, &mut shown)?;
     }
     drop(vehicle);
     unloaded(Duration::from_secs(5))?;
@@ -283,12 +251,14 @@ fn carried(
 }
 
 /// The accounts as they are now; none without a vehicle.
-fn accounts(vehicle: Option<&SchedExt>, ids: &[VcpuId]) -> Vec<Account> {
-    vehicle.map_or_else(Vec::new, |vehicle| ids.iter().filter_map(|&id| vehicle.account(id)).collect())
+fn accounts(vehicle: Option<&mut SchedExt>, ids: &[VcpuId]) -> Result<Vec<Account>> {
+    let Some(vehicle) = vehicle else { return Ok(Vec::new()) };
+    vehicle.settle_all(now())?;
+    Ok(ids.iter().filter_map(|&id| vehicle.account(id)).collect())
 }
 
-/// The vehicle's own figures, and the comparison with the policy.
-fn look(vehicle: &mut SchedExt, ids: &[VcpuId], turn: &Turn, shown: &mut Shown) -> Result<()> {
+/// The vehicle's own figures.
+fn look(vehicle: &SchedExt, ids: &[VcpuId], shown: &mut Shown) -> Result<()> {
     let Counters { moved, missed, overtime, sheltered, .. } = vehicle.counters()?;
     (shown.moved, shown.missed, shown.overtime, shown.sheltered) = (moved, missed, overtime, sheltered);
     if let Some(account) = ids.first().and_then(|&id| vehicle.account(id)) {
@@ -298,22 +268,6 @@ fn look(vehicle: &mut SchedExt, ids: &[VcpuId], turn: &Turn, shown: &mut Shown) 
         #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
         {
             shown.lent_us_per_boost = totals.lent_ns as f64 / 1000.0 / totals.boosts.max(1) as f64;
-        }
-    }
-    let params = params(turn, turn.policy.unwrap_or(Policy::Loan));
-    let Recorded { entries, accounts } = vehicle.recorded()?;
-    match replay(&entries, &params) {
-        Err(mismatch) => shown.mismatch = Some(mismatch.to_string()),
-        Ok(decided) => {
-            shown.replayed = entries.len();
-            // Not only every decision: every figure of every account, to the nanosecond.
-            for (id, theirs) in accounts {
-                let ours = decided.get(id.into_index());
-                if ours != Some(&theirs) {
-                    shown.mismatch =
-                        Some(format!("vCPU {}: the program has {theirs:?}, the policy {ours:?}", id.0));
-                }
-            }
         }
     }
     Ok(())
@@ -376,59 +330,76 @@ fn used_by(tid: u32) -> u64 {
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-/// Tells events and takes answers, at a real-time priority: it is not the one that is measured. How late it woke at the most, ns.
-fn lane(
-    desk: &Desk,
-    seen: &std::os::fd::OwnedFd,
+/// What tells events and takes answers. Nothing here is shared: the vehicle has one owner.
+struct Lane {
+    desk: Arc<Desk>,
+    seen: std::os::fd::OwnedFd,
     every_ns: u64,
-    trigger: Option<&Trigger>,
-    report: &mpsc::Sender<Answer>,
-) -> Result<u64> {
-    let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-    sys::set(tid, &Attr::round_robin(10))
-        .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
-    let mut random = 88_172_645_463_325_252_u64;
-    let mut due = now();
-    let (mut outstanding, mut tell_ns, mut granted, mut late_ns) = (false, 0, false, 0);
-    while !desk.stop.load(Ordering::Relaxed) {
-        let asleep = now();
-        let left = due.saturating_sub(asleep).min(50 * MS);
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::try_from(left).unwrap_or(0) };
-        let mut fds = [PollFd::new(seen, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(failed(ErrorKind::Io, "poll", e)),
-        }
-        late_ns = late_ns.max(now().saturating_sub(asleep + left));
-        if fds[0].revents().contains(PollFlags::IN) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(seen, &mut count);
-            if let Some(trigger) = trigger {
-                trigger.served()?;
+    vehicle: Option<SchedExt>,
+    /// Whose events they are.
+    vcpu: Option<VcpuId>,
+}
+
+/// What the lane has heard.
+struct Heard {
+    answers: Vec<Answer>,
+    /// How late it woke at the most.
+    late_ns: u64,
+    vehicle: Option<SchedExt>,
+}
+
+impl Lane {
+    /// At a real-time priority: it is not the one that is measured.
+    fn run(mut self, ends: Instant) -> Result<Heard> {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        sys::set(tid, &Attr::round_robin(10))
+            .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
+        // The same events in every turn.
+        let mut random = fastrand::Rng::with_seed(88_172_645_463_325_252);
+        let (mut due, mut answers, mut late_ns) = (now(), Vec::new(), 0);
+        let mut outstanding: Option<Answer> = None;
+        while Instant::now() < ends {
+            let time = now();
+            let mut next = due.min(time + 50 * MS);
+            if let Some(vehicle) = &mut self.vehicle {
+                next = next.min(vehicle.tick(time)?);
             }
-            outstanding = false;
-            let response_ns = desk.response.load(Ordering::Acquire);
-            let _ = report.send(Answer { response_ns, tell_ns, granted });
-        }
-        let time = now();
-        if time >= due {
-            // xorshift: the same events in every turn.
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            due = time + every_ns / 2 + random % every_ns.max(1);
-            if !outstanding {
-                outstanding = true;
-                let posted = now();
-                desk.posted.store(posted, Ordering::Release);
-                if let Some(trigger) = trigger {
-                    granted = matches!(trigger.event()?, Decision::Boost { .. });
+            let asleep = now();
+            let left = next.saturating_sub(asleep);
+            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::try_from(left).unwrap_or(0) };
+            let mut fds = [PollFd::new(&self.seen, PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(failed(ErrorKind::Io, "poll", e)),
+            }
+            late_ns = late_ns.max(now().saturating_sub(asleep + left));
+            if fds[0].revents().contains(PollFlags::IN) {
+                let _ = rustix::io::read(&self.seen, &mut [0; 8]);
+                let response_ns = self.desk.response.load(Ordering::Acquire);
+                if let (Some(vehicle), Some(id)) = (&mut self.vehicle, self.vcpu) {
+                    vehicle.served(id, now(), response_ns)?;
                 }
-                tell_ns = now().saturating_sub(posted);
+                answers.extend(outstanding.take().map(|answer| Answer { response_ns, ..answer }));
+            }
+            let time = now();
+            if time >= due {
+                due = time + self.every_ns / 2 + random.u64(..self.every_ns.max(1));
+                if outstanding.is_none() {
+                    let posted = now();
+                    self.desk.posted.store(posted, Ordering::Release);
+                    let granted = match (&mut self.vehicle, self.vcpu) {
+                        (Some(vehicle), Some(id)) => {
+                            matches!(vehicle.event(id, posted)?, Decision::Boost { .. })
+                        }
+                        _ => false,
+                    };
+                    let tell_ns = now().saturating_sub(posted);
+                    outstanding = Some(Answer { response_ns: 0, tell_ns, granted });
+                }
             }
         }
+        Ok(Heard { answers, late_ns, vehicle: self.vehicle })
     }
-    Ok(late_ns)
 }
 
 fn pair() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {

@@ -1,6 +1,4 @@
 //! One vCPU's account: its credits, its loan, and what it decides at an event.
-//!
-//! The BPF program holds the same fields and takes the same steps; whoever changes one changes both.
 
 use serde::{Deserialize, Serialize};
 
@@ -285,6 +283,31 @@ impl Account {
         Decision::Boost { ns: params.boost_max_ns }
     }
 
+    /// CPU time that the boost that is on may still use before it ends by itself: by its length, or by its loan.
+    #[must_use]
+    pub fn boost_left_ns(&self, params: &Params) -> u64 {
+        let left = params.boost_max_ns.saturating_sub(self.boost_used_ns);
+        match self.boosted {
+            None => 0,
+            Some(Boosted::Wake | Boosted::Free) => left,
+            Some(Boosted::Loan) => {
+                let chargeable = params.charge_max_ns.saturating_sub(self.boost_used_ns);
+                let of_loan = self.loan.left_ns();
+                if of_loan <= chargeable { left.min(of_loan) } else { left }
+            }
+        }
+    }
+
+    /// Whether the vCPU's credits pay for the boost that is on, at once.
+    #[must_use]
+    pub fn boost_is_charged(&self, params: &Params) -> bool {
+        match self.boosted {
+            None | Some(Boosted::Free) => false,
+            Some(Boosted::Wake) => true,
+            Some(Boosted::Loan) => params.payment == Payment::Share,
+        }
+    }
+
     /// So far ahead of its share that more boosts would not be paid back soon.
     fn overdrawn(&self, params: &Params) -> bool {
         params.payment == Payment::Share && self.credit_ns <= -signed(params.overdraft_ns)
@@ -301,9 +324,10 @@ impl Account {
         let before = self.boost_used_ns;
         self.boost_used_ns += ns;
         self.totals.boosted_ns += ns;
-        match (kind, params.payment) {
-            (Boosted::Wake, _) | (Boosted::Loan, Payment::Share) => self.charge(ns, params),
-            (Boosted::Free, _) | (Boosted::Loan, Payment::Loan) => self.totals.uncharged_ns += ns,
+        if self.boost_is_charged(params) {
+            self.charge(ns, params);
+        } else {
+            self.totals.uncharged_ns += ns;
         }
         if kind == Boosted::Loan {
             let charge = ns.min(params.charge_max_ns.saturating_sub(before));

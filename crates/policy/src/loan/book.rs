@@ -99,13 +99,6 @@ impl Book {
         self.vcpu(id).map(|vcpu| &vcpu.account)
     }
 
-    /// Takes over an account that another holder of it (the BPF program) has kept meanwhile. `false`: no such account.
-    pub fn restore(&mut self, id: VcpuId, account: Account) -> bool {
-        let Some(vcpu) = self.vcpu_mut(id) else { return false };
-        vcpu.account = account;
-        true
-    }
-
     fn vcpu_mut(&mut self, id: VcpuId) -> Option<&mut Vcpu> {
         self.vcpus.get_mut(id.0 as usize)?.as_mut()
     }

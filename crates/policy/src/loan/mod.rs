@@ -17,14 +17,12 @@
 //! loan is redeemed all the time ([`Redemption::Always`]), so that who spends less than it redeems is never denied;
 //! what one boost is charged is clamped. [`Policy::Adaptive`] finds line and redemption share from a [`Goal`].
 //!
-//! [`Account`] is one vCPU's, [`Book`] is a host's. All of it is integers: the BPF program takes the same steps, and
-//! [`record::replay`] compares. Units and constants are in [`units`].
+//! [`Account`] is one vCPU's, [`Book`] is a host's. All of it is integers. Units and constants are in [`units`].
 
 mod account;
 mod book;
 mod goal;
 mod params;
-pub mod record;
 pub mod units;
 
 pub use account::{Account, Boosted, Decision, Denial, Doing, Loan, Priority, Totals};

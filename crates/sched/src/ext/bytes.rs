@@ -44,10 +44,6 @@ impl<'a> Reader<'a> {
         i32::from_ne_bytes(self.take())
     }
 
-    pub(crate) fn u8(&mut self) -> u8 {
-        self.take::<1>()[0]
-    }
-
     /// A string in an array of `N` characters.
     pub(crate) fn text<const N: usize>(&mut self) -> String {
         let bytes: [u8; N] = self.take();

@@ -1,9 +1,9 @@
 //! The sched_ext vehicle: vCPU threads are run by a scheduler of ours inside the kernel, a BPF program.
 //!
 //! [`probe`] says whether this kernel and this user can have it. `SchedExt` (with the cargo feature `sched-ext`) loads
-//! the program, which holds the accounts and decides by itself ([`vlane_policy::loan::Account`], step by step, in C);
-//! user space works out the allotments every 30 ms, tells events, and reads the steps back for
-//! [`vlane_policy::loan::record::replay`]. When this process ends, however it ends, the kernel unloads the scheduler.
+//! the program and keeps the accounts ([`vlane_policy::loan::Book`]): it reads what the program has counted, decides at an
+//! event, and tells the program whom to boost, for how long, and, every 30 ms, everybody's credits. When this process
+//! ends, however it ends, the kernel unloads the scheduler.
 
 mod probe;
 
@@ -14,7 +14,7 @@ mod notices;
 #[cfg(feature = "sched-ext")]
 mod program;
 #[cfg(feature = "sched-ext")]
-mod step;
+mod seen;
 #[cfg(feature = "sched-ext")]
 #[allow(unsafe_code)]
 mod sys;
@@ -23,9 +23,7 @@ mod vehicle;
 
 pub use probe::{State, probe, state};
 #[cfg(feature = "sched-ext")]
-pub use program::Trigger;
-#[cfg(feature = "sched-ext")]
-pub use vehicle::{Counters, Recorded, SchedExt};
+pub use vehicle::{Counters, SchedExt};
 
 use vlane_policy::loan::units::MS;
 use vlane_policy::loan::{Goal, Params, Policy};
@@ -41,13 +39,11 @@ pub struct Options {
     pub goal: Goal,
     /// A turn on a CPU, nanoseconds: how long a vCPU runs before the next one of its class.
     pub slice_ns: u64,
-    /// Export every step of every account (`SchedExt::recorded`): some thousand a second.
-    pub record: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { params: Params::sound(Policy::Loan), goal: Goal::default(), slice_ns: 5 * MS, record: false }
+        Self { params: Params::sound(Policy::Loan), goal: Goal::default(), slice_ns: 5 * MS }
     }
 }
 

@@ -4,7 +4,7 @@ use super::bytes::Reader;
 use crate::{Error, ErrorKind, Result};
 
 /// `struct told`.
-const TOLD: usize = 440;
+const TOLD: usize = 432;
 /// `SCX_EXIT_ERROR_STALL` in `kernel/sched/ext_internal.h`: a thread waited longer than the timeout.
 const STALL: i32 = 1026;
 /// `SCX_EXIT_SYSRQ`.
@@ -16,7 +16,6 @@ const UNREGISTERED: std::ops::RangeInclusive<i32> = 64..=66;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) exit: Option<Exit>,
-    pub(crate) lost: u64,
     pub(crate) moved: u64,
     pub(crate) missed: u64,
     pub(crate) overtime: u64,
@@ -36,10 +35,9 @@ impl Told {
         let mut from = Reader::new(bytes, "told", TOLD)?;
         let _exit_code = from.i64();
         let (kind, exited) = (from.i32(), from.u32() != 0);
-        let (lost, moved, missed, overtime, foreign) =
-            (from.u64(), from.u64(), from.u64(), from.u64(), from.u64());
+        let (moved, missed, overtime, foreign) = (from.u64(), from.u64(), from.u64(), from.u64());
         let exit = Exit { kind, reason: from.text::<128>(), message: from.text::<256>() };
-        Ok(Self { exit: exited.then_some(exit), lost, moved, missed, overtime, foreign })
+        Ok(Self { exit: exited.then_some(exit), moved, missed, overtime, foreign })
     }
 }
 
@@ -79,14 +77,14 @@ mod tests {
         bytes[8..12].copy_from_slice(&STALL.to_ne_bytes());
         bytes[12] = 1;
         bytes[16] = 3;
-        bytes[56..69].copy_from_slice(b"runnable task");
+        bytes[48..61].copy_from_slice(b"runnable task");
         let told = Told::read(&bytes).unwrap();
-        assert_eq!(told.lost, 3);
+        assert_eq!(told.moved, 3);
         let text = told.exit.unwrap().error().to_string();
         assert!(
             text.contains("watchdog") && text.contains("runnable task") && text.contains("realtime"),
             "{text}"
         );
-        assert!(Told::read(&bytes[1..]).unwrap_err().to_string().contains("439 bytes"));
+        assert!(Told::read(&bytes[1..]).unwrap_err().to_string().contains("431 bytes"));
     }
 }

@@ -1,15 +1,14 @@
 //! The BPF program in the kernel: loading it, attaching it, and running what is to be run.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::btf::{Btf, types};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
-use vlane_policy::loan::{Decision, Params, VcpuId};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
+use vlane_policy::loan::VcpuId;
 
 use super::bytes::{Reader, of_u32s, of_u64s};
 use super::notices::Told;
-use super::step::{self, Seen};
+use super::seen::Seen;
 use super::{Options, failed, sys};
 use crate::bpf::refused;
 use crate::{Error, ErrorKind, Result};
@@ -40,20 +39,17 @@ fn enqueues_bound_threads() -> u64 {
     flag.map_or(0, |flag| u64::try_from(flag.value).unwrap_or(0))
 }
 
-/// A program that is run by BPF_PROG_RUN.
-type Runnable = Arc<OwnedFd>;
-
 /// The loaded program.
 pub(crate) struct Program {
     // The order matters when it is dropped: the link first, which unloads the scheduler.
     link: Option<Link>,
-    steps: Option<Steps>,
-    event: Runnable,
-    served: Runnable,
-    account: Runnable,
-    open_account: Runnable,
+    // Programs that are run by BPF_PROG_RUN.
+    boost: OwnedFd,
+    end_boost: OwnedFd,
+    account: OwnedFd,
+    open_account: OwnedFd,
     vcpus: MapHandle,
-    allotments: MapHandle,
+    bases: MapHandle,
     vcpu_of_tid: MapHandle,
     told: MapHandle,
     _object: Object,
@@ -63,12 +59,6 @@ impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Program").field("attached", &self.link.is_some()).finish_non_exhaustive()
     }
-}
-
-/// The ring of exported steps, and what was taken out of it.
-struct Steps {
-    ring: RingBuffer<'static>,
-    taken: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Program {
@@ -96,16 +86,15 @@ impl Program {
         let runnable = |name: &str| {
             let found = object.progs().find(|program| program.name() == name).ok_or_else(wrong_object)?;
             let fd = found.as_fd().try_clone_to_owned();
-            Ok::<_, Error>(Arc::new(fd.map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))?))
+            fd.map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
         };
         let map = |name: &str| {
             let found = object.maps().find(|map| map.name() == name).ok_or_else(wrong_object)?;
             MapHandle::try_from(&found).map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
         };
-        let steps = if options.record { Some(Steps::open(&map("steps")?)?) } else { None };
-        let (event, served) = (runnable("event")?, runnable("served")?);
+        let (boost, end_boost) = (runnable("boost")?, runnable("end_boost")?);
         let (account, open_account) = (runnable("account")?, runnable("open_account")?);
-        let (vcpus, allotments) = (map("vcpus")?, map("allotments")?);
+        let (vcpus, bases) = (map("vcpus")?, map("bases")?);
         let (vcpu_of_tid, told) = (map("vcpu_of_tid")?, map("told")?);
         let mut ops = object.maps_mut().find(|map| map.name() == "loan").ok_or_else(wrong_object)?;
         let link = ops
@@ -113,22 +102,35 @@ impl Program {
             .map_err(|e| refused(WHOSE, "the kernel does not take the scheduler", e))?;
         Ok(Self {
             link: Some(link),
-            steps,
-            event,
-            served,
+            boost,
+            end_boost,
             account,
             open_account,
             vcpus,
-            allotments,
+            bases,
             vcpu_of_tid,
             told,
             _object: object,
         })
     }
 
-    /// For the one who completes the I/O of a vCPU.
-    pub(crate) fn trigger(&self, id: VcpuId) -> Trigger {
-        Trigger { event: Arc::clone(&self.event), served: Arc::clone(&self.served), vcpu: id }
+    /// Puts a vCPU before the others until it has used `ns` of CPU time, which is taken off its credits or not.
+    pub(crate) fn boost(&self, id: VcpuId, ns: u64, is_charged: bool) -> Result<()> {
+        let mut context = of_u32s(&[id.0, u32::from(is_charged)]);
+        context.extend(of_u64s(&[ns, 0]));
+        run(&self.boost, &mut context, "boost")?;
+        let mut from = Reader::new(&context, "boost", 24)?;
+        let [_, _] = [from.u64(), from.u64()];
+        if from.u32() == 0 {
+            let text = format!("sched_ext: vCPU {}: the BPF program has no such account", id.0);
+            return Err(Error::new(ErrorKind::Gone, text));
+        }
+        Ok(())
+    }
+
+    /// Ends a vCPU's boost, if one is on.
+    pub(crate) fn end_boost(&self, id: VcpuId) -> Result<()> {
+        run(&self.end_boost, &mut of_u32s(&[id.0, 0]), "end_boost")
     }
 
     /// Opens or closes an account.
@@ -162,24 +164,25 @@ impl Program {
         }
     }
 
-    /// Charges what runs now (of the first `places` accounts), so that [`Program::seen`] is up to date.
-    pub(crate) fn settle(&self, places: u32) -> Result<()> {
+    /// Counts what runs now (of the first `places` vCPUs), so that [`Program::seen`] is up to date.
+    pub(crate) fn count(&self, places: u32) -> Result<()> {
         self.accounting(places, true, 0)
     }
 
-    /// Gives an allotment and terms to the first accounts. `usual_ns`: what most of those that contend get.
-    pub(crate) fn allot(&self, allotments: &[[u64; 3]], usual_ns: u64) -> Result<()> {
-        for (place, allotment) in (0u32..).zip(allotments) {
-            self.allotments
-                .update(&place.to_ne_bytes(), &of_u64s(allotment), MapFlags::ANY)
-                .map_err(|e| failed(ErrorKind::Io, "an allotment cannot be handed in", e))?;
+    /// Tells the first vCPUs' credits: what they have now and what was charged to them so far, together. `usual_ns`: what most of those
+    /// that contend have got.
+    pub(crate) fn credit(&self, bases: &[i64], usual_ns: u64) -> Result<()> {
+        for (place, base) in (0u32..).zip(bases) {
+            self.bases
+                .update(&place.to_ne_bytes(), &base.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| failed(ErrorKind::Io, "credits cannot be handed in", e))?;
         }
-        let places = u32::try_from(allotments.len()).unwrap_or(MAX_VCPUS);
+        let places = u32::try_from(bases.len()).unwrap_or(MAX_VCPUS);
         self.accounting(places, false, usual_ns)
     }
 
-    fn accounting(&self, places: u32, settle_only: bool, usual_ns: u64) -> Result<()> {
-        let mut accounting = of_u32s(&[places, u32::from(settle_only)]);
+    fn accounting(&self, places: u32, only_counts: bool, usual_ns: u64) -> Result<()> {
+        let mut accounting = of_u32s(&[places, u32::from(only_counts)]);
         accounting.extend(of_u64s(&[usual_ns]));
         run(&self.account, &mut accounting, "account")
     }
@@ -191,7 +194,7 @@ impl Program {
             .vcpus
             .lookup(&id.0.to_ne_bytes(), MapFlags::LOCK)
             .map_err(|e| failed(ErrorKind::Io, format!("vCPU {} cannot be read", id.0), e))?;
-        step::seen(&bytes.unwrap_or_default())
+        Seen::read(&bytes.unwrap_or_default())
     }
 
     /// What the scheduler tells.
@@ -203,83 +206,21 @@ impl Program {
         Told::read(&bytes.unwrap_or_default())
     }
 
-    /// Takes the exported steps out of the ring.
-    pub(crate) fn steps(&mut self, params: &Params) -> Result<Vec<step::Step>> {
-        let Some(steps) = &self.steps else { return Ok(Vec::new()) };
-        steps.ring.consume().map_err(|e| failed(ErrorKind::Io, "the exported steps cannot be read", e))?;
-        let taken = std::mem::take(&mut *steps.taken.lock().unwrap_or_else(PoisonError::into_inner));
-        taken.iter().map(|bytes| step::step(bytes, params)).collect()
-    }
-
     /// Unloads the scheduler; the threads are ordinary ones again.
     pub(crate) fn unload(&mut self) {
         self.link = None;
     }
 }
 
-impl Steps {
-    fn open(map: &MapHandle) -> Result<Self> {
-        let taken = Arc::new(Mutex::new(Vec::new()));
-        let into = Arc::clone(&taken);
-        let mut builder = RingBufferBuilder::new();
-        let take = move |bytes: &[u8]| {
-            into.lock().unwrap_or_else(PoisonError::into_inner).push(bytes.to_vec());
-            0
-        };
-        let no_ring = |e| failed(ErrorKind::Io, "no ring for exported steps", e);
-        builder.add(map, take).map_err(no_ring)?;
-        Ok(Self { ring: builder.build().map_err(no_ring)?, taken })
-    }
-}
-
-/// Tells the events of one vCPU, from any thread: one system call each.
-#[derive(Debug, Clone)]
-pub struct Trigger {
-    event: Runnable,
-    served: Runnable,
-    vcpu: VcpuId,
-}
-
-impl Trigger {
-    /// An I/O of the vCPU has completed: the program decides, and moves the vCPU at once.
-    ///
-    /// # Errors
-    ///
-    /// The vCPU was removed, or the kernel refuses.
-    pub fn event(&self) -> Result<Decision> {
-        let mut context = of_u32s(&[self.vcpu.0, 0, 0, 0, 0, 0]);
-        run(&self.event, &mut context, "event")?;
-        let mut from = Reader::new(&context, "event", 24)?;
-        let (_, decision, ns) = (from.u32(), from.u32(), from.u64());
-        if decision == u32::MAX {
-            return Err(Error::new(
-                ErrorKind::Gone,
-                format!("sched_ext: vCPU {}: there is no such account", self.vcpu.0),
-            ));
-        }
-        step::decision(decision, ns)
-    }
-
-    /// The event was served: the boost ends.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses.
-    pub fn served(&self) -> Result<()> {
-        run(&self.served, &mut of_u32s(&[self.vcpu.0, 0]), "served")
-    }
-}
-
-fn run(program: &Runnable, context: &mut [u8], name: &str) -> Result<()> {
+fn run(program: &OwnedFd, context: &mut [u8], name: &str) -> Result<()> {
     sys::run(program.as_fd(), context)
         .map_err(|e| failed(ErrorKind::Io, format!("the BPF program's `{name}` cannot be run"), e))
 }
 
 /// `struct settings`.
 fn constants(options: &Options, cpus: u32, into: &mut [u8]) -> Result<()> {
-    let mut bytes = step::params(&options.params);
-    bytes.extend(of_u64s(&[options.slice_ns]));
-    bytes.extend(of_u32s(&[cpus, u32::from(options.record)]));
+    let mut bytes = of_u64s(&[options.slice_ns]);
+    bytes.extend(of_u32s(&[cpus, 0]));
     if into.len() != bytes.len() {
         return Err(wrong_object());
     }

@@ -1,11 +1,10 @@
 //! The vehicle: threads in and out, allotments, starvation.
 
-use vlane_policy::loan::record::Entry;
 use vlane_policy::loan::units::MS;
-use vlane_policy::loan::{Account, Book, Claim, Decision, Priority, VcpuId};
+use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Priority, VcpuId};
 
-use super::program::{MAX_VCPUS, Program, Trigger};
-use super::step::{Seen, Step};
+use super::program::{MAX_VCPUS, Program};
+use super::seen::Seen;
 use super::{Options, failed, sys};
 use crate::adopt;
 use crate::sys::Class;
@@ -37,21 +36,10 @@ pub struct Counters {
     pub overtime: u64,
     /// Threads with the policy SCHED_EXT that were given by somebody else.
     pub foreign: u64,
-    /// Recorded steps that were lost because nobody took them out in time.
-    pub lost: u64,
     /// vCPUs that were taken out of a CPU's own queue, because that CPU did not come back to them.
     pub freed: u64,
     /// Times that starving vCPUs were given back to the ordinary scheduler for a while.
     pub sheltered: u64,
-}
-
-/// What the program did, and what came of it.
-#[derive(Debug, Clone)]
-pub struct Recorded {
-    /// Every step, account by account.
-    pub entries: Vec<Entry>,
-    /// The accounts after these steps.
-    pub accounts: Vec<(VcpuId, Account)>,
 }
 
 #[derive(Debug)]
@@ -59,6 +47,12 @@ struct Member {
     name: String,
     /// Those of its threads that were given, not those that they have made since.
     threads: Vec<Given>,
+    /// What of the program's counts is in the book: of boosts, and of the rest.
+    boosted_ns: u64,
+    plain_ns: u64,
+    /// What the program has taken off the credits that it knows, of what is in the book.
+    charged_ns: u64,
+    /// Used up to the last accounting.
     used_ns: u64,
 }
 
@@ -92,7 +86,6 @@ pub struct SchedExt {
     warned: Option<u64>,
     sheltered: u64,
     freed: u64,
-    recorded: Vec<Step>,
 }
 
 impl SchedExt {
@@ -121,24 +114,7 @@ impl SchedExt {
             warned: None,
             sheltered: 0,
             freed: 0,
-            recorded: Vec::new(),
         })
-    }
-
-    /// For threads that complete the vCPU's I/O: tells its events without this vehicle's owner.
-    ///
-    /// # Errors
-    ///
-    /// There is no such vCPU.
-    pub fn trigger(&self, id: VcpuId) -> Result<Trigger> {
-        self.member(id)?;
-        Ok(self.program.trigger(id))
-    }
-
-    /// An event was served after `response_ns`, and [`Trigger::served`] has said so: for the goal of
-    /// [`Policy::Adaptive`](vlane_policy::loan::Policy::Adaptive).
-    pub fn answered(&mut self, id: VcpuId, response_ns: u64) {
-        self.book.served(id, response_ns);
     }
 
     /// What has happened so far.
@@ -153,48 +129,51 @@ impl SchedExt {
             missed: told.missed,
             overtime: told.overtime,
             foreign: told.foreign,
-            lost: told.lost,
             freed: self.freed,
             sheltered: self.sheltered,
         })
     }
 
-    /// The steps that were exported since this was last called, in each account's order, for
-    /// [`vlane_policy::loan::record::replay`], and the accounts they lead to. Needs [`Options::record`]; call it while
-    /// nothing is added or removed.
+    /// Charges everybody for what was used until `now`: [`Vehicle::account`] is as of the last time that this, an event or the
+    /// accounting did.
     ///
     /// # Errors
     ///
-    /// Steps are missing, or the kernel refuses.
-    pub fn recorded(&mut self) -> Result<Recorded> {
-        // The accounts go on while this reads; what was exported up to the account's own count belongs to it.
-        let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
-        let seen = ids
-            .iter()
-            .map(|&id| Ok((id, self.program.seen(id)?)))
-            .collect::<Result<Vec<(VcpuId, Seen)>>>()?;
-        self.take_steps()?;
-        let mut steps = std::mem::take(&mut self.recorded);
-        steps.sort_by_key(|step| (step.vcpu, step.seq));
-        for (id, seen) in &seen {
-            let mine: Vec<u64> = steps.iter().filter(|s| s.vcpu == id.0).map(|s| s.seq).collect();
-            let complete = mine.len() as u64 >= seen.seq && mine.iter().zip(0u64..).all(|(&seq, n)| seq == n);
-            if !complete {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    format!("sched_ext: vCPU {}: {} of {} steps were recorded", id.0, mine.len(), seen.seq),
-                ));
-            }
-        }
-        let upto = |step: &Step| seen.iter().any(|(id, seen)| id.0 == step.vcpu && step.seq < seen.seq);
-        let entries = steps.iter().filter(|step| upto(step)).flat_map(|step| step.entries.clone()).collect();
-        Ok(Recorded { entries, accounts: seen.into_iter().map(|(id, seen)| (id, seen.account)).collect() })
+    /// The kernel refuses.
+    pub fn settle_all(&mut self, now: u64) -> Result<()> {
+        self.settle_each(now).map(drop)
     }
 
-    fn take_steps(&mut self) -> Result<()> {
-        let steps = self.program.steps(&self.options.params)?;
-        self.recorded.extend(steps);
-        Ok(())
+    fn settle_each(&mut self, now: u64) -> Result<Vec<(VcpuId, Seen)>> {
+        self.program.count(u32::try_from(self.members.len()).unwrap_or(MAX_VCPUS))?;
+        let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
+        ids.into_iter().map(|id| Ok((id, self.settle(id, now)?))).collect()
+    }
+
+    /// Charges a vCPU for what the program has counted since this was last done. Its boost ends in the book when it has ended in the
+    /// program, and in the program when it has in the book (its loan's terms have changed meanwhile).
+    fn settle(&mut self, id: VcpuId, now: u64) -> Result<Seen> {
+        let seen = self.program.seen(id)?;
+        let member = self.members.get_mut(id.into_index()).and_then(Option::as_mut);
+        let member = member.ok_or_else(|| no_such(id))?;
+        let boosted = seen.boosted_ns.saturating_sub(member.boosted_ns);
+        member.boosted_ns += boosted;
+        if boosted > 0 {
+            self.book.ran(id, now, boosted);
+        }
+        let mut plain = (seen.used_ns - seen.boosted_ns).saturating_sub(member.plain_ns);
+        if seen.boost_left_ns == 0 {
+            self.book.end(id);
+            member.plain_ns += plain;
+            if plain > 0 {
+                self.book.ran(id, now, std::mem::take(&mut plain));
+            }
+        } else if self.book.account(id).is_some_and(|account| account.boosted.is_none()) {
+            self.program.end_boost(id)?;
+        }
+        // What was used between the decision and the boost waits until the boost is over: it is none of the boost's.
+        member.charged_ns = seen.charged_ns.saturating_sub(plain);
+        Ok(seen)
     }
 
     fn member(&self, id: VcpuId) -> Result<&Member> {
@@ -271,35 +250,28 @@ impl SchedExt {
 
     /// The accounting: the book plans and adapts, the program gives.
     fn account_all(&mut self, now: u64) -> Result<()> {
-        let places = u32::try_from(self.members.len()).unwrap_or(MAX_VCPUS);
-        self.program.settle(places)?;
-        let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();
+        let all = self.settle_each(now)?;
         let (mut pool, mut waits) = (0, None);
         // Those that wait; and since when one has waited that has credits, which others of ours do not come before for long.
         let (mut waiting, mut entitled_since) = (0_u64, u64::MAX);
         let first_in_line = i64::try_from(self.options.params.credit_max_ns / 2).unwrap_or(i64::MAX);
         let mut stuck = Vec::new();
-        for id in ids {
-            let seen = self.program.seen(id)?;
+        for (id, seen) in all {
             let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) else {
                 continue;
             };
-            let used = seen.account.totals.used_ns.saturating_sub(member.used_ns);
-            member.used_ns = seen.account.totals.used_ns;
-            pool += used;
-            // Only for the goal's watch; the account itself is the program's.
-            self.book.ran(id, now, used);
+            pool += seen.used_ns - std::mem::replace(&mut member.used_ns, seen.used_ns);
             if seen.waits_since > 0 {
                 waits = waits.into_iter().chain([(seen.waits_since, id)]).min();
                 waiting += 1;
-                if seen.account.credit_ns > 0 {
+                let credit_ns = self.book.account(id).map_or(0, |account| account.credit_ns);
+                if credit_ns > 0 {
                     entitled_since = entitled_since.min(seen.waits_since);
                 }
-                if seen.account.credit_ns > first_in_line && now.saturating_sub(seen.waits_since) > STUCK_NS {
+                if credit_ns > first_in_line && now.saturating_sub(seen.waits_since) > STUCK_NS {
                     stuck.push(id);
                 }
             }
-            self.book.restore(id, seen.account);
         }
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.accounted, now));
         if self.sheltered_until.is_none() {
@@ -309,16 +281,15 @@ impl SchedExt {
         let usable = if now.saturating_sub(entitled_since) < STARVES_NS { 1 } else { waiting.min(self.cpus) };
         self.shelter(now, waits, pool, elapsed / 10 * usable.max(1));
         self.book.account_all(now, pool);
-        let terms = |place: usize| {
-            let account = self.book.account(VcpuId(u32::try_from(place).unwrap_or(u32::MAX)));
-            account.map_or((0, 0), |account| (account.base_line_ns, account.redemption_permille))
+        let base = |(place, member): (u32, &Option<Member>)| {
+            let credit_ns = self.book.account(VcpuId(place)).map_or(0, |account| account.credit_ns);
+            credit_ns.saturating_add_unsigned(member.as_ref().map_or(0, |member| member.charged_ns))
         };
-        let given = self.book.allotments().iter().enumerate();
-        let given: Vec<[u64; 3]> = given.map(|(place, &ns)| [ns, terms(place).0, terms(place).1]).collect();
-        let mut got: Vec<u64> = given.iter().map(|given| given[0]).filter(|&ns| ns > 0).collect();
+        let bases: Vec<i64> = (0u32..).zip(&self.members).map(base).collect();
+        let mut got: Vec<u64> = self.book.allotments().iter().copied().filter(|&ns| ns > 0).collect();
         got.sort_unstable();
         let usual = got.get(got.len() / 2).copied().unwrap_or(0);
-        self.program.allot(&given, usual)
+        self.program.credit(&bases, usual)
     }
 
     /// When tasks above sched_ext leave nothing to it, all vCPUs become ordinary threads for a while, which compete with them. One
@@ -417,7 +388,14 @@ impl Vehicle for SchedExt {
         if self.members.len() <= id.into_index() {
             self.members.resize_with(id.into_index() + 1, || None);
         }
-        self.members[id.into_index()] = Some(Member { name: vcpu.name.clone(), threads, used_ns: 0 });
+        self.members[id.into_index()] = Some(Member {
+            name: vcpu.name.clone(),
+            threads,
+            boosted_ns: 0,
+            plain_ns: 0,
+            charged_ns: 0,
+            used_ns: 0,
+        });
         // Who joins while all are ordinary threads is one as well, until all come back.
         if self.sheltered_until.is_some() {
             self.all_to(false);
@@ -466,12 +444,27 @@ impl Vehicle for SchedExt {
         self.program.open_account(id, false)
     }
 
-    fn event(&mut self, id: VcpuId, _now: u64) -> Result<Decision> {
-        self.trigger(id)?.event()
+    fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
+        let seen = self.settle(id, now)?;
+        let doing = match (seen.running, seen.runnable) {
+            (0, 0) => Doing::Blocked,
+            (0, _) => Doing::Waiting,
+            _ => Doing::Running,
+        };
+        let decision = self.book.event(id, now, doing).ok_or_else(|| no_such(id))?;
+        if let (Decision::Boost { .. }, Some(account)) = (decision, self.book.account(id)) {
+            let params = self.book.params();
+            let (ns, is_charged) = (account.boost_left_ns(params), account.boost_is_charged(params));
+            self.program.boost(id, ns, is_charged).inspect_err(|_| self.book.end(id))?;
+        }
+        Ok(decision)
     }
 
-    fn served(&mut self, id: VcpuId, _now: u64, response_ns: u64) -> Result<()> {
-        self.trigger(id)?.served()?;
+    fn served(&mut self, id: VcpuId, now: u64, response_ns: u64) -> Result<()> {
+        if self.book.account(id).is_some_and(|account| account.boosted.is_some()) {
+            self.program.end_boost(id)?;
+        }
+        self.settle(id, now)?;
         self.book.served(id, response_ns);
         Ok(())
     }
@@ -480,7 +473,6 @@ impl Vehicle for SchedExt {
         if let Some(exit) = self.program.told()?.exit {
             return Err(exit.error());
         }
-        self.take_steps()?;
         if now >= self.next_accounting {
             self.account_all(now)?;
             // The next one is due a period after the last was, unless that has passed: then there is none to make up for.
@@ -495,8 +487,7 @@ impl Vehicle for SchedExt {
     }
 
     fn account(&self, id: VcpuId) -> Option<Account> {
-        self.book.account(id)?;
-        self.program.seen(id).ok().map(|seen| seen.account)
+        self.book.account(id).cloned()
     }
 
     fn is_held_back(&self, id: VcpuId) -> bool {

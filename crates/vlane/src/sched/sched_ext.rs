@@ -12,28 +12,12 @@ fn parse_scheduler(text: &str) -> Result<String, String> {
     values::one_of(text, "scheduler", std::iter::once("eevdf").chain(policies))
 }
 
-/// Boot a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
-/// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Decides every step of the BPF program again
-/// with the policy's code. Then kills the loader again and again.
-///
-/// Needs qemu-system-x86_64 and a vlane that was built with `--features sched-ext`. Takes some minutes.
+/// What each turn is like.
 #[derive(Debug, Args)]
-pub struct ProveArgs {
-    /// How often everything is measured
-    #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
-    repeats: u16,
+struct LoadArgs {
     /// How long each measurement takes
     #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "6s", value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
-    /// The schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "eevdf,credit,always-boost,loan,adaptive",
-        value_parser = parse_scheduler
-    )]
-    schedulers: Vec<String>,
     /// Mean time between two events
     #[arg(long = "every", alias = "every-ms", value_name = "TIME", default_value = "20ms", value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
@@ -49,8 +33,30 @@ pub struct ProveArgs {
     /// Weights of the threads, in turns [default: all the same]; the kernel's own scheduler knows none of them
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
+}
+
+/// Boot a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
+/// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Then kills the loader again and again.
+///
+/// Needs qemu-system-x86_64 and a vlane that was built with `--features sched-ext`. Takes some minutes.
+#[derive(Debug, Args)]
+pub struct ProveArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// How often everything is measured
+    #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
+    repeats: u16,
+    /// The schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "eevdf,credit,always-boost,loan,adaptive",
+        value_parser = parse_scheduler
+    )]
+    schedulers: Vec<String>,
     /// Give up after so long
-    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = values::time_in::<u64>("s", 1..=86_400))]
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = values::time_in::<u64>("s", 1..=86_400))]
     limit: u64,
     /// Download the guest's kernel into the cache directory, and install what else is missing
     #[arg(long)]
@@ -62,30 +68,14 @@ pub struct ProveArgs {
 /// Measures on the kernel that this runs on.
 #[derive(Debug, Args)]
 pub struct MeasureArgs {
+    #[command(flatten)]
+    load: LoadArgs,
     /// What is measured, in this order
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     turns: Vec<String>,
-    /// How long each takes
-    #[arg(long = "time", default_value = "6s", value_parser = values::seconds(0.1, 3600.0))]
-    seconds: f64,
-    /// Mean time between two events
-    #[arg(long = "every", default_value = "20ms", value_parser = values::time_in::<u64>("ms", 1..=60_000))]
-    every_ms: u64,
     /// Threads that compute, besides the one with events
     #[arg(long, default_value_t = 12, value_parser = values::whole::<usize>(0..=100_000))]
     hogs: usize,
-    /// Threads of the ordinary class, besides
-    #[arg(long, default_value_t = 0, value_parser = values::whole::<u32>(0..=10_000))]
-    strangers: u32,
-    /// Weights of the threads, in turns
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
-    weights: Vec<u32>,
-    /// The longest boost
-    #[arg(long = "boost", default_value = "500us", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
-    boost_us: u64,
-    /// How often the loader is started and killed
-    #[arg(long, default_value_t = 0, value_parser = values::whole::<u32>(0..=100_000))]
-    kills: u32,
     /// Only loads, gives threads to the scheduler, says so, and waits to be killed
     #[arg(long)]
     hold: bool,
@@ -120,8 +110,22 @@ mod with {
     use vlane_boot::{Host, Install};
     use vlane_mechanisms::sched_ext::{self, Load, Options};
 
-    use super::{MeasureArgs, ProveArgs};
+    use super::{LoadArgs, MeasureArgs, ProveArgs};
     use crate::output::command_line;
+
+    impl LoadArgs {
+        fn of(&self, turns: &[String]) -> Load {
+            Load {
+                turns: turns.to_vec(),
+                seconds: self.seconds,
+                every: Duration::from_millis(self.every_ms),
+                boost: Duration::from_micros(self.boost_us),
+                strangers: self.strangers,
+                weights: self.weights.clone(),
+                kills: self.kills,
+            }
+        }
+    }
 
     /// Measures here, and prints `RESULT` lines.
     pub fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
@@ -129,16 +133,7 @@ mod with {
             return Ok(sched_ext::wait_for_a_kill(args.hogs)?);
         }
         let own = std::env::current_exe().context("cannot find this program's own file")?;
-        let load = Load {
-            turns: args.turns.clone(),
-            seconds: args.seconds,
-            every: Duration::from_millis(args.every_ms),
-            boost: Duration::from_micros(args.boost_us),
-            strangers: args.strangers,
-            weights: args.weights.clone(),
-            kills: args.kills,
-        };
-        Ok(sched_ext::measure(&load, args.hogs, &own)?)
+        Ok(sched_ext::measure(&args.load.of(&args.turns), args.hogs, &own)?)
     }
 
     /// Boots the guest, and shows the report of what it did.
@@ -146,17 +141,8 @@ mod with {
         args.output.check()?;
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
         let own = std::env::current_exe().context("cannot find this program's own file")?;
-        let load = Load {
-            turns: args.schedulers.clone(),
-            seconds: args.seconds,
-            every: Duration::from_millis(args.every_ms),
-            boost: Duration::from_micros(args.boost_us),
-            strangers: args.strangers,
-            weights: args.weights.clone(),
-            kills: args.kills,
-        };
         let options = Options {
-            load,
+            load: args.load.of(&args.schedulers),
             repeats: args.repeats,
             limit: Duration::from_secs(args.limit),
             program: &own,

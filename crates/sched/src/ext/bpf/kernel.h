@@ -28,7 +28,7 @@ typedef unsigned long long u64;
 /* Maps, as libbpf reads them from the type. */
 #define MAP_UINT(name, value) int (*name)[value]
 #define MAP_TYPE(name, type) type *name
-enum { MAP_HASH = 1, MAP_ARRAY = 2, MAP_RINGBUF = 27, MAP_TASK_STORAGE = 29 };
+enum { MAP_HASH = 1, MAP_ARRAY = 2, MAP_TASK_STORAGE = 29 };
 enum { MAP_NO_PREALLOC = 1 };
 
 /* Helpers, by their numbers in include/uapi/linux/bpf.h. */
@@ -36,11 +36,10 @@ static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)
 static u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static long (*const bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static long (*const bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
-static long (*const bpf_ringbuf_output)(void *map, void *data, u64 size, u64 flags) = (void *)130;
 static void *(*const bpf_per_cpu_ptr)(const void *variable, u32 cpu) = (void *)153;
 static void *(*const bpf_task_storage_get)(void *map, void *task, void *value, u64 flags) = (void *)156;
 static void *(*const bpf_get_current_task_btf)(void) = (void *)158;
-enum { RINGBUF_NO_WAKEUP = 1, STORAGE_CREATE = 1 };
+enum { STORAGE_CREATE = 1 };
 
 struct bpf_spin_lock {
 	u32 val;

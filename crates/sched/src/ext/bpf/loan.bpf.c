@@ -3,16 +3,15 @@
  * A sched_ext scheduler for vCPU threads, and for nothing else (SCX_OPS_SWITCH_PARTIAL): threads become its own when
  * the daemon gives them the policy SCHED_EXT.
  *
- * Every vCPU has an account (account.h): what it used is charged when one of its threads starts, stops or meets a tick; an
- * event asks the account for a boost. Boosts come first. All others wait in one queue, who has most credits before the others:
- * so UNDER comes before OVER, a boost costs nobody its place, and who has run ahead waits until the others have caught up.
- * The allotments come every 30 ms from user space, which works them out with the policy's own code: caps, groups of
- * vCPUs, goals and the rounding of shares then exist once. Should it stop, accounts run dry, nobody is boosted, and all
- * that owe the most there is take turns, which is fair. The fast path needs nobody.
+ * What every vCPU uses is counted when one of its threads starts, stops or meets a tick. The accounts are the daemon's: it decides at an
+ * event, with the policy's own code, and says who is boosted and for how much CPU time. Boosts come first. All others wait in one queue,
+ * who has most credits before the others: so UNDER comes before OVER, a boost costs nobody its place, and who has run ahead waits until
+ * the others have caught up. The credits come every 30 ms from the daemon; what is used meanwhile is taken off here. Should it stop,
+ * nobody is boosted, and all take turns by what they have used since, which is fair.
  *
- * The daemon runs `event`, `served` and `account` with BPF_PROG_RUN. `event` decides, moves the waiting thread to those
- * that are boosted, and kicks a CPU, in the same call: about as much as a futex call. A boost that is not served ends by
- * a timer of its CPU after boost_max, not at the next tick.
+ * The daemon runs `boost`, `end_boost` and `account` with BPF_PROG_RUN. `boost` moves the waiting thread to those that are boosted, and
+ * kicks a CPU, in the same call: about as much as a futex call. A boost that is not served ends by a timer of its CPU when it has had
+ * its time, not at the next tick.
  */
 #include "state.h"
 
@@ -83,7 +82,7 @@ static void kick(s32 cpu, u32 there)
 static u32 standing(struct thread *t, u64 *slice, u64 *key)
 {
 	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
-	u64 used;
+	u64 left;
 
 	*slice = settings.slice_ns;
 	*key = level;
@@ -93,11 +92,11 @@ static u32 standing(struct thread *t, u64 *slice, u64 *key)
 			*key = t->key;
 		return CLASS_OVER;
 	}
-	*key -= (u64)v->account.credit_ns;
-	if (!v->account.boosted)
-		return v->account.credit_ns > 0 ? CLASS_UNDER : CLASS_OVER;
-	used = v->account.boost_used_ns;
-	*slice = used < settings.params.boost_max_ns ? settings.params.boost_max_ns - used : 1;
+	*key -= (u64)credits(v);
+	left = v->boost_left_ns;
+	if (!left)
+		return credits(v) > 0 ? CLASS_UNDER : CLASS_OVER;
+	*slice = left;
 	return CLASS_BOOST;
 }
 
@@ -274,16 +273,16 @@ int loan_running(u64 *args)
 	s32 cpu = scx_bpf_task_cpu(p);
 	u32 class = CLASS_OVER, key = cpu;
 	u64 now = bpf_ktime_get_ns(), rest = 0;
-	struct step s = {};
 
 	if (v) {
-		begin(v, now, &s);
+		bpf_spin_lock(&v->lock);
+		count(v, now);
 		v->running++;
 		v->cpu = cpu;
 		v->waits_since = 0;
-		class = account_class(&v->account);
-		rest = at_least_zero(settings.params.boost_max_ns, v->account.boost_used_ns);
-		end(v, t->vcpu, &s);
+		class = class_of(v);
+		rest = v->boost_left_ns;
+		bpf_spin_unlock(&v->lock);
 		t->boosted = class == CLASS_BOOST;
 	}
 	if (t)
@@ -310,7 +309,6 @@ int loan_stopping(u64 *args)
 	struct vcpu *v = t && t->vcpu >= 0 ? vcpu_at(t->vcpu) : NULL;
 	s32 cpu = scx_bpf_task_cpu(p);
 	u64 now = bpf_ktime_get_ns(), used;
-	struct step s = {};
 
 	if (cpu >= 0 && cpu < MAX_CPUS) {
 		cpus[cpu].class = CLASS_IDLE;
@@ -321,12 +319,13 @@ int loan_stopping(u64 *args)
 			t->key = ((s64)(t->key - level) > 0 ? t->key : level) + at_least_zero(now, t->began);
 		return 0;
 	}
-	begin(v, now, &s);
+	bpf_spin_lock(&v->lock);
+	count(v, now);
 	if (v->running)
 		v->running--;
 	if (!v->running && runnable)
 		v->waits_since = now;
-	end(v, t->vcpu, &s);
+	bpf_spin_unlock(&v->lock);
 	/*
 	 * What is left of the turn, of all that it has had of it: tasks of a class above interrupt a turn without an end
 	 * of it (no enqueue, no new slice). Less than a tenth is not worth a place at the head. A boost was no turn.
@@ -337,20 +336,18 @@ int loan_stopping(u64 *args)
 	return 0;
 }
 
-/* Charges, and says whether that ended a boost. */
-static bool boost_ended(u32 place, struct vcpu *v, u32 *class, u64 *rest)
+/* Counts, and says whether that ended a boost. */
+static bool boost_ended(struct vcpu *v, u32 *class, u64 *rest)
 {
-	struct step s = {};
-	bool before, after;
+	u64 now = bpf_ktime_get_ns(), before;
 
-	/* Outside the lock, which is good enough: a boost does not begin while its vCPU runs, and a kick too many is harmless. */
-	before = v->account.boosted != NOT_BOOSTED;
-	begin(v, bpf_ktime_get_ns(), &s);
-	after = v->account.boosted != NOT_BOOSTED;
-	*class = account_class(&v->account);
-	*rest = at_least_zero(settings.params.boost_max_ns, v->account.boost_used_ns);
-	end(v, place, &s);
-	return before && !after;
+	bpf_spin_lock(&v->lock);
+	before = v->boost_left_ns;
+	count(v, now);
+	*class = class_of(v);
+	*rest = v->boost_left_ns;
+	bpf_spin_unlock(&v->lock);
+	return before && !*rest;
 }
 
 SEC("struct_ops/loan_tick")
@@ -365,7 +362,7 @@ int loan_tick(u64 *args)
 
 	if (!v)
 		return 0;
-	if (boost_ended(t->vcpu, v, &class, &rest) ||
+	if (boost_ended(v, &class, &rest) ||
 	    (class != CLASS_BOOST && scx_bpf_dsq_nr_queued(BOOSTED) > 0))
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	if (cpu >= 0 && cpu < MAX_CPUS)
@@ -387,7 +384,7 @@ static int boost_timer(void *map, u32 *key, struct timer *timer)
 	v = place >= 0 ? vcpu_at(place) : NULL;
 	if (!v)
 		return 0;
-	if (boost_ended(place, v, &class, &rest)) {
+	if (boost_ended(v, &class, &rest)) {
 		struct told *t = the_told();
 
 		if (t)
@@ -436,7 +433,7 @@ int loan_cpu_offline(u64 *args)
 	return 0;
 }
 
-/* Keeps the list of a vCPU's threads: `event` has to find the one that waits. */
+/* Keeps the list of a vCPU's threads: `boost` has to find the one that waits. */
 static void list_thread(struct vcpu *v, s32 was, s32 becomes)
 {
 	bool done = 0;
@@ -581,7 +578,7 @@ static bool promote(struct task_struct *p, s32 place, u64 slice)
 }
 
 /* The same, by number. Not static, so that the verifier looks at it once and not in every turn of a loop. */
-__attribute__((noinline)) int promote_tid(s32 tid, s32 place)
+__attribute__((noinline)) int promote_tid(s32 tid, s32 place, u64 slice)
 {
 	struct task_struct *p = bpf_task_from_pid(tid);
 	bool moved;
@@ -589,75 +586,75 @@ __attribute__((noinline)) int promote_tid(s32 tid, s32 place)
 	if (!p)
 		return 0;
 	bpf_rcu_read_lock();
-	moved = promote(p, place, settings.params.boost_max_ns);
+	moved = promote(p, place, slice);
 	bpf_rcu_read_unlock();
 	bpf_task_release(p);
 	return moved;
 }
 
-struct event {
+struct boost {
 	u32 vcpu;
-	u32 decision;		/* out; ~0: no such vCPU */
-	u64 ns;			/* out: of a boost */
-	u32 moved;		/* out: whether a thread was */
+	u32 is_charged;		/* to its credits */
+	u64 ns;			/* CPU time after which it ends, served or not */
+	u32 found;		/* out: whether there is such a vCPU */
 	u32 pad;
 };
 
 SEC("syscall")
-int event(struct event *e)
+int boost(struct boost *e)
 {
-	struct vcpu *v = vcpu_at(e->vcpu);
+	u32 place = e->vcpu, is_charged = e->is_charged, i;
+	struct vcpu *v = vcpu_at(place);
 	struct told *told = the_told();
-	u64 now = bpf_ktime_get_ns();
-	struct step s = { .what = EVENT };
-	u32 moved = 0, i;
+	u64 now = bpf_ktime_get_ns(), ns = e->ns;
+	bool waits, moved = 0;
 
-	e->decision = ~0U;
-	e->moved = 0;
+	e->found = 0;
 	if (!v || !told)
 		return 0;
-	now = begin(v, now, &s);
-	s.doing = v->running ? RUNNING : v->runnable ? WAITING : BLOCKED;
-	s.decision = account_event(&v->account, now, s.doing, THE_PARAMS);
-	end(v, e->vcpu, &s);
-	e->decision = s.decision;
-	e->ns = settings.params.boost_max_ns;
-	if (s.decision != BOOST || s.doing != WAITING)
+	bpf_spin_lock(&v->lock);
+	count(v, now);
+	v->boost_left_ns = ns;
+	v->boost_is_charged = is_charged;
+	waits = v->runnable && !v->running;
+	bpf_spin_unlock(&v->lock);
+	e->found = 1;
+	if (!waits)
 		return 0;
 	for_range(i, 0, MAX_THREADS) {
 		s32 tid = i < MAX_THREADS ? v->tids[i] : 0;
 
 		if (tid)
-			moved |= promote_tid(tid, e->vcpu);
+			moved |= promote_tid(tid, place, ns);
 	}
 	/* Between two queues, or behind a task of a class above in a CPU's own: it is boosted when it gets there. */
 	__sync_fetch_and_add(moved ? &told->moved : &told->missed, 1);
-	e->moved = moved;
 	return 0;
 }
 
-struct served {
+struct end_boost {
 	u32 vcpu;
-	u32 ended;		/* out: whether a boost was on */
+	u32 ended;		/* out: whether one was on */
 };
 
 SEC("syscall")
-int served(struct served *e)
+int end_boost(struct end_boost *e)
 {
 	struct vcpu *v = vcpu_at(e->vcpu);
-	struct step s = { .what = SERVED };
+	u64 now = bpf_ktime_get_ns();
 	bool boosted, running;
 	s32 cpu;
 
 	e->ended = 0;
 	if (!v)
 		return 0;
-	begin(v, bpf_ktime_get_ns(), &s);
-	boosted = v->account.boosted != NOT_BOOSTED;
-	account_served(&v->account);
+	bpf_spin_lock(&v->lock);
+	count(v, now);
+	boosted = v->boost_left_ns;
+	v->boost_left_ns = 0;
 	running = v->running;
 	cpu = v->cpu;
-	end(v, e->vcpu, &s);
+	bpf_spin_unlock(&v->lock);
 	e->ended = boosted;
 	/* What it does now is not the event's any more: whoever made way goes on. */
 	if (boosted && running)
@@ -666,45 +663,25 @@ int served(struct served *e)
 }
 
 struct accounting {
-	u32 places;		/* of accounts to look at */
-	u32 settle_only;	/* only charges what runs, so that user space sees what was used */
+	u32 places;		/* of vCPUs to look at */
+	u32 only_counts;	/* what runs now, so that user space sees what was used */
 	u64 usual_ns;		/* the usual allotment */
 };
 
-/* One account's turn; not static for the same reason as promote_tid. */
-__attribute__((noinline)) int allot_one(u32 place, u32 settle_only)
+/* One vCPU's turn; not static for the same reason as promote_tid. */
+__attribute__((noinline)) int account_one(u32 place, u32 only_counts)
 {
 	struct vcpu *v = vcpu_at(place);
-	struct allotment *a = bpf_map_lookup_elem(&allotments, &place);
-	struct step s = {};
-	u64 now;
+	s64 *base = bpf_map_lookup_elem(&bases, &place);
+	u64 now = bpf_ktime_get_ns();
 
-	if (!v || !a)
+	if (!v || !base)
 		return 0;
-	s.what = settle_only ? RAN : ALLOT;
-	s.ns = a->ns;
-	now = begin(v, bpf_ktime_get_ns(), &s);
-	if (!settle_only)
-		account_allot(&v->account, now, s.ns, THE_PARAMS);
-	end(v, place, &s);
-	return !settle_only && (v->account.base_line_ns != a->base_line_ns ||
-				v->account.redemption_permille != a->redemption_permille);
-}
-
-__attribute__((noinline)) int terms_of_one(u32 place)
-{
-	struct vcpu *v = vcpu_at(place);
-	struct allotment *a = bpf_map_lookup_elem(&allotments, &place);
-	struct step s = { .what = TERMS };
-
-	if (!v || !a)
-		return 0;
-	s.ns = a->base_line_ns;
-	s.redemption_permille = a->redemption_permille;
-	begin(v, bpf_ktime_get_ns(), &s);
-	v->account.base_line_ns = s.ns;
-	v->account.redemption_permille = s.redemption_permille;
-	end(v, place, &s);
+	bpf_spin_lock(&v->lock);
+	count(v, now);
+	if (!only_counts)
+		v->base_ns = *base;
+	bpf_spin_unlock(&v->lock);
 	return 0;
 }
 
@@ -742,9 +719,9 @@ __attribute__((noinline)) int move_one(u32 place)
 	u64 key;
 	u32 i;
 
-	if (!v || v->account.boosted || !v->runnable || v->running)
+	if (!v || v->boost_left_ns || !v->runnable || v->running)
 		return 0;
-	key = level - (u64)v->account.credit_ns;
+	key = level - (u64)credits(v);
 	for_range(i, 0, MAX_THREADS) {
 		s32 tid = i < MAX_THREADS ? v->tids[i] : 0;
 
@@ -757,14 +734,13 @@ __attribute__((noinline)) int move_one(u32 place)
 SEC("syscall")
 int account(struct accounting *e)
 {
-	u32 settle_only = e->settle_only, i;
+	u32 only_counts = e->only_counts, i;
 
-	if (!settle_only)
+	if (!only_counts)
 		level += e->usual_ns;
 	for_range(i, 0, e->places) {
-		if (allot_one(i, settle_only))
-			terms_of_one(i);
-		if (!settle_only)
+		account_one(i, only_counts);
+		if (!only_counts)
 			move_one(i);
 	}
 	return 0;
@@ -789,8 +765,9 @@ int open_account(struct opening *e)
 	e->error = 0;
 	bpf_spin_lock(&v->lock);
 	if (e->open) {
-		account_open(&v->account, THE_PARAMS);
-		v->seq = v->charged_until = v->waits_since = 0;
+		v->used_ns = v->boosted_ns = v->charged_ns = v->boost_left_ns = 0;
+		v->base_ns = 0;
+		v->counted_until = v->waits_since = 0;
 		v->running = v->runnable = v->untracked = 0;
 		for (u32 i = 0; i < MAX_THREADS; i++)
 			v->tids[i] = 0;

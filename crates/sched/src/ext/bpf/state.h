@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the scheduler keeps, in maps and beside them, and the one way to change an account. Included once, by loan.bpf.c.
+ * What the scheduler keeps, in maps and beside them, and the one way to count what a vCPU uses. Included once, by loan.bpf.c.
+ *
+ * Who is boosted, for how long, and what its credits are the daemon decides (crates/policy/src/loan): here is what its queue and the end of
+ * a boost need at every switch.
  */
 #ifndef VLANE_STATE_H
 #define VLANE_STATE_H
 
 #include "kernel.h"
-#include "account.h"
 
 enum { MAX_VCPUS = 4096, MAX_CPUS = 1024, MAX_THREADS = 16 };
 /* How many waiting threads a CPU looks at, at most, for one that it may run. */
@@ -15,49 +17,32 @@ enum { MAX_LOOKED_AT = 64 };
 enum { MOVES_NS = 500000 };
 /* Who is boosted and found no CPU, first in, first out; and all others, by their keys. */
 enum { BOOSTED = 0x76000, TURNS };
+enum class { CLASS_BOOST, CLASS_UNDER, CLASS_OVER, CLASSES };
 /* What sched_ext does not run cannot be displaced. */
 enum { CLASS_ABOVE = CLASS_BOOST, CLASS_IDLE = CLASSES };
 
 /* Set by the loader before the program is loaded. */
 /* volatile: they are not what they are initialized to. */
 const volatile struct settings {
-	struct params params;
 	u64 slice_ns;
-	u32 nr_cpus, recording;
+	u32 nr_cpus, pad;
 } settings = {};
-#define THE_PARAMS (&settings.params)
-
-enum what { RAN, EVENT, SERVED, ALLOT, TERMS };
-
-/* One step of an account, as user space reads it. `seq` counts the account's steps without gaps. */
-struct step {
-	u64 seq, now;
-	u64 ran_ns;		/* used since the step before, charged before what follows */
-	u64 ns;			/* of the allotment, or the new base line */
-	u64 redemption_permille;
-	s64 credit_ns;		/* the account afterwards */
-	u64 debt_ns, line_ns;
-	u32 vcpu;
-	u8 what, doing, decision;
-	u8 boosted;		/* after what it ran, before what follows */
-};
 
 struct vcpu {
-	struct account account;
-	u64 charged_until;
-	u64 seq;
+	/* CPU time of its threads: all, that of boosts, and what was charged to its credits. They only grow. */
+	u64 used_ns, boosted_ns, charged_ns;
+	s64 base_ns;		/* its credits, as the daemon told them last, were nothing charged */
+	u64 boost_left_ns;	/* of the boost that is on; 0: none is */
+	u64 counted_until;
 	u64 waits_since;	/* has threads that could run, and none that does; 0: no */
 	struct bpf_spin_lock lock;
 	u32 open;
 	u32 running, runnable;	/* of its threads */
 	s32 cpu;		/* where one of them ran last */
+	u32 boost_is_charged;	/* to its credits */
 	s32 tids[MAX_THREADS];
 	u32 untracked;		/* threads that had no place in tids */
 	u32 pad;
-};
-
-struct allotment {
-	u64 ns, base_line_ns, redemption_permille;
 };
 
 struct thread {
@@ -73,7 +58,6 @@ struct told {
 	s64 exit_code;
 	s32 exit_kind;
 	u32 exited;
-	u64 lost;		/* steps that did not fit into the ring */
 	u64 moved, missed;	/* threads that an event moved, and could not */
 	u64 overtime;		/* boosts that the timer ended */
 	u64 foreign;		/* threads of SCHED_EXT that nobody gave us */
@@ -81,11 +65,10 @@ struct told {
 	char message[256];
 };
 
-/* User space reads these by their layout (step.rs, notices.rs). */
-_Static_assert(sizeof(struct step) == 72, "step");
-_Static_assert(sizeof(struct vcpu) == 352, "vcpu");
-_Static_assert(sizeof(struct told) == 440, "told");
-_Static_assert(sizeof(struct settings) == 120, "settings");
+/* User space reads these by their layout (seen.rs, notices.rs). */
+_Static_assert(sizeof(struct vcpu) == 152, "vcpu");
+_Static_assert(sizeof(struct told) == 432, "told");
+_Static_assert(sizeof(struct settings) == 16, "settings");
 
 struct timer {
 	struct bpf_timer timer;
@@ -102,8 +85,8 @@ struct {
 	MAP_UINT(type, MAP_ARRAY);
 	MAP_UINT(max_entries, MAX_VCPUS);
 	MAP_TYPE(key, u32);
-	MAP_TYPE(value, struct allotment);
-} allotments SEC(".maps");
+	MAP_TYPE(value, s64);
+} bases SEC(".maps");
 
 struct {
 	MAP_UINT(type, MAP_HASH);
@@ -133,11 +116,6 @@ struct {
 	MAP_TYPE(key, u32);
 	MAP_TYPE(value, struct told);
 } told SEC(".maps");
-
-struct {
-	MAP_UINT(type, MAP_RINGBUF);
-	MAP_UINT(max_entries, 1 << 23);
-} steps SEC(".maps");
 
 /* What runs on each CPU, as far as it is ours. */
 struct cpu {
@@ -173,45 +151,40 @@ static struct thread *thread_of(struct task_struct *p)
 	return bpf_task_storage_get(&threads, p, NULL, 0);
 }
 
-/*
- * The one way to change an account: begin() locks it and charges what its threads have used, end() unlocks it and
- * exports the step. Between them there is no call, as the verifier wants it.
- */
-static always_inline u64 begin(struct vcpu *v, u64 now, struct step *s)
+static always_inline u64 at_least_zero(u64 a, u64 b)
+{
+	return a > b ? a - b : 0;
+}
+
+static always_inline s64 credits(const struct vcpu *v)
+{
+	return v->base_ns - (s64)v->charged_ns;
+}
+
+static always_inline u32 class_of(const struct vcpu *v)
+{
+	if (v->boost_left_ns)
+		return CLASS_BOOST;
+	return credits(v) > 0 ? CLASS_UNDER : CLASS_OVER;
+}
+
+/* Counts what its threads have used until now, and ends a boost that has had its time. Its lock is held. */
+static always_inline u64 count(struct vcpu *v, u64 now)
 {
 	u64 ns;
 
-	bpf_spin_lock(&v->lock);
 	/* CPUs may come here in another order than they read the clock. */
-	if (now < v->charged_until)
-		now = v->charged_until;
-	ns = (now - v->charged_until) * v->running;
-	v->charged_until = now;
-	if (ns)
-		account_ran(&v->account, now, ns, THE_PARAMS);
-	s->now = now;
-	s->ran_ns = ns;
-	s->boosted = v->account.boosted != NOT_BOOSTED;
+	if (now < v->counted_until)
+		now = v->counted_until;
+	ns = (now - v->counted_until) * v->running;
+	v->counted_until = now;
+	v->used_ns += ns;
+	if (v->boost_left_ns)
+		v->boosted_ns += ns;
+	if (!v->boost_left_ns || v->boost_is_charged)
+		v->charged_ns += ns;
+	v->boost_left_ns = at_least_zero(v->boost_left_ns, ns);
 	return now;
-}
-
-static always_inline void end(struct vcpu *v, u32 place, struct step *s)
-{
-	bool tells = s->ran_ns || s->what != RAN;
-
-	if (tells)
-		s->seq = v->seq++;
-	s->vcpu = place;
-	s->credit_ns = v->account.credit_ns;
-	s->debt_ns = loan_debt(&v->account.loan);
-	s->line_ns = v->account.loan.line_ns;
-	bpf_spin_unlock(&v->lock);
-	if (settings.recording && tells && bpf_ringbuf_output(&steps, s, sizeof(*s), RINGBUF_NO_WAKEUP)) {
-		struct told *t = the_told();
-
-		if (t)
-			__sync_fetch_and_add(&t->lost, 1);
-	}
 }
 
 #endif
