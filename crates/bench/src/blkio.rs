@@ -140,7 +140,6 @@ pub(super) fn observed(run: &mut Run, pid: i32, looks: &[Snapshot]) {
     let used = BackendUse::of(pid, &after.since(before), 0);
     run.server_cpu_us_per_io = Some(used.cpus * 1e6 / run.iops);
     let wall = used.cpu_seconds / used.cpus.max(1e-9);
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let switches = used.switches as f64;
     run.server_switches_per_io = Some(switches / wall.max(1e-9) / run.iops);
 }

@@ -271,7 +271,6 @@ impl<'a> Bench<'a> {
                 {
                     let of = |counters: &Counters, name| counters.sum.get(name).copied().unwrap_or(0);
                     let rose = |name| of(&after, name).saturating_sub(of(&before, name));
-                    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
                     let ratio = rose("fdatasyncs") as f64 / rose("flushes").max(1) as f64;
                     flushes.fdatasyncs = Some(ratio);
                 }

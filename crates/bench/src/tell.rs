@@ -353,7 +353,6 @@ fn distribution(results: &LoadRuns) -> Option<Chart> {
 }
 
 /// The cumulative distribution, thinned where nothing happens.
-#[expect(clippy::cast_precision_loss, reason = "a picture")]
 fn steps(all: &Buckets) -> Vec<Point> {
     let total = all.total() as f64;
     let least = 1.0 / MOST_POINTS as f64;

@@ -81,7 +81,6 @@ pub(super) fn measure(
     Ok(figures(&all, &flushes, load.bs.0, time))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn figures(all: &Histogram<u64>, flushes: &Histogram<u64>, block: u64, time: Duration) -> Run {
     let at = |of: &Histogram<u64>, quantile| of.value_at_quantile(quantile) as f64;
     let per_second = |count: u64| count as f64 / time.as_secs_f64();

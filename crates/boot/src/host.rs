@@ -68,14 +68,12 @@ impl Host {
     }
 
     /// Where long work says what it does; standard error if not set.
-    #[must_use]
     pub fn with_progress(mut self, progress: fn(&str)) -> Self {
         self.progress = progress;
         self
     }
 
     /// Another cache.
-    #[must_use]
     pub fn with_cache(mut self, cache: Cache) -> Self {
         self.cache = cache;
         self

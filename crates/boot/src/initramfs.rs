@@ -62,28 +62,24 @@ impl Initramfs {
     }
 
     /// Programs of the host that the guest shall have, by name: `fio`, `mkfs.ext4`, ...
-    #[must_use]
     pub fn programs<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
         self.programs.extend(names.into_iter().map(str::to_string));
         self
     }
 
     /// A program that the caller knows, with its libraries, under a name of the caller's.
-    #[must_use]
     pub fn program_at(mut self, name: &str, path: impl Into<PathBuf>) -> Self {
         self.programs_at.push((name.to_string(), path.into()));
         self
     }
 
     /// More kernel modules than the disk and ext4 need.
-    #[must_use]
     pub fn modules<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
         self.modules.extend(names.into_iter().map(str::to_string));
         self
     }
 
     /// A file of the caller's.
-    #[must_use]
     pub fn file(mut self, path: &str, mode: u32, content: impl Into<Vec<u8>>) -> Self {
         self.files.push((path.to_string(), mode, content.into()));
         self

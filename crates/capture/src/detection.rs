@@ -65,7 +65,6 @@ impl Score {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share of bytes")]
 fn part(of: u64, rest: u64) -> Option<f64> {
     (of + rest > 0).then(|| of as f64 / (of + rest) as f64)
 }

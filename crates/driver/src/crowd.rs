@@ -135,7 +135,6 @@ pub fn run_crowd(
     })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn had(ns: &Histogram<u64>, seconds: f64) -> Had {
     let ios = ns.len();
     Had { ios, iops: ios as f64 / seconds, latency: Latency::of(ns), histogram: Buckets::of(ns) }

@@ -47,7 +47,6 @@ pub(crate) struct Schedule {
 }
 
 #[expect(
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "53 bits of ns are 104 days; conversions saturate"

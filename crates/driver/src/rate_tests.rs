@@ -1,6 +1,5 @@
 #![allow(
     clippy::unwrap_used,
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss
 )]

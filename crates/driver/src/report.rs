@@ -136,7 +136,6 @@ impl Buckets {
     }
 
     /// The latency in us that a share (0 to 1) of all do not exceed, to within 1 %; 0 if there are none.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
     pub fn quantile_us(&self, share: f64) -> f64 {
         let wanted = share * self.total() as f64;
         let mut sum = 0.0;
@@ -258,7 +257,6 @@ pub struct BackendUse {
     pub threads: usize,
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 impl Latency {
     /// From a histogram of nanoseconds; all zero if it is empty.
     pub(crate) fn of(ns: &Histogram<u64>) -> Self {
@@ -280,7 +278,6 @@ impl Latency {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 impl ByKind {
     /// `None` if there was no such request.
     pub(crate) fn of(ns: &Histogram<u64>, seconds: f64) -> Option<Self> {
@@ -309,7 +306,6 @@ mod tests {
         assert_eq!(merged.total(), 20_000);
         assert_eq!(Buckets::merged([&merged]), merged);
         for share in [0.01, 0.5, 0.9, 0.999, 1.0] {
-            #[allow(clippy::cast_precision_loss)]
             let exact = whole.value_at_quantile(share) as f64 / 1000.0;
             assert!((merged.quantile_us(share) / exact - 1.0).abs() < 0.01, "{share}");
         }

@@ -294,7 +294,6 @@ impl Overseer<'_> {
             }
             if last_tick.elapsed() >= TICK {
                 let done = self.shared.done.load(Ordering::Relaxed);
-                #[expect(clippy::cast_precision_loss, reason = "for people")]
                 let iops = (done - last_done) as f64 / last_tick.elapsed().as_secs_f64();
                 let state = Progress { elapsed: Duration::from_nanos(now), total: plan.total, done, iops };
                 if progress(state).is_break() {
@@ -321,7 +320,6 @@ impl Overseer<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 fn report(
     session: &Session,
     workload: &Workload,
@@ -396,7 +394,6 @@ fn report(
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 impl BackendUse {
     /// What a usage means for a number of requests.
     pub fn of(pid: i32, usage: &Usage, ios: u64) -> Self {

@@ -28,7 +28,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         return n.checked_mul(1 << shift).ok_or_else(too_big);
     }
     let n: f64 = number.parse().map_err(|_| bad())?;
-    #[expect(clippy::cast_precision_loss, reason = "a power of two")]
     let bytes = n * (1_u64 << shift) as f64;
     if bytes >= 9.0e18 {
         return Err(too_big());

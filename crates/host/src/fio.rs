@@ -72,7 +72,6 @@ pub fn parse(line: &str, record: u64) -> Result<(String, Outcome)> {
         });
         found.ok_or_else(|| bad("no percentiles"))
     };
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let ios = kib * 1024.0 / record as f64;
     let seconds = ms / 1e3;
     // Trims are not in version 3: CPU times follow the writes.

@@ -57,14 +57,12 @@ impl Output {
     }
 
     /// One that may replace a file whose content `is_own`, without being told to.
-    #[must_use]
     pub fn replacing(mut self, is_own: fn(&[u8]) -> bool) -> Self {
         self.is_own = is_own;
         self
     }
 
     /// With `force`, it may replace any file that nobody uses.
-    #[must_use]
     pub fn force(mut self, force: bool) -> Self {
         self.force = force;
         self

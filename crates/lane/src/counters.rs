@@ -44,7 +44,6 @@ macro_rules! counters {
             }
 
             /// What was counted since an earlier snapshot of the same lane.
-            #[must_use]
             pub fn since(&self, before: &Snapshot) -> Snapshot {
                 Snapshot { $($name: self.$name.saturating_sub(before.$name),)* }
             }

@@ -469,7 +469,6 @@ fn gather(held: &[Held], group: &[usize]) -> Vec<Step> {
     others.flat_map(|thread| &held[*thread].lanes).map(|(lane, _)| Step { lane: *lane, thread: to }).collect()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shares of a whole: 53 bits are enough")]
 fn count(n: u64) -> f64 {
     n as f64
 }

@@ -275,7 +275,6 @@ fn threads_that_share_a_budget_never_have_more_together_than_it_has() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     let most = (burst + begin.elapsed()).as_secs_f64() * f64::from(rate);
-    #[expect(clippy::cast_precision_loss, reason = "some thousands")]
     let taken = taken as f64;
     assert!(taken <= most, "{taken} of {most}");
     assert!(taken > burst.as_secs_f64() * f64::from(rate), "{taken}: only the burst");

@@ -118,7 +118,6 @@ impl Payoff {
             *self = Payoff { until: self.until, ..Payoff::new() };
             return None;
         }
-        #[allow(clippy::cast_precision_loss)]
         let (cpu, requests, time) =
             (seen.cpu.saturating_sub(self.begin.cpu) as f64, requests as f64, time as f64);
         self.measured(cpu / requests, requests / time)
@@ -178,7 +177,6 @@ fn worth(quicker: f64) -> f64 {
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
     reason = "a simulation"
 )]
 mod tests {

@@ -95,7 +95,6 @@ impl Limited {
     }
 
     /// A rate as a part of the limit.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn part(self, iops: f64) -> f64 {
         match self {
             Limited::Iops(limit) => iops / limit as f64,
@@ -117,7 +116,6 @@ impl Look {
     }
 
     /// The rate from one to the next, as a part of the limit.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn rate_since(&self, before: &Look, limited: Limited) -> f64 {
         let seconds = (self.ns - before.ns) as f64 / 1e9;
         match limited {
@@ -214,7 +212,6 @@ fn measure(options: &Options, row: Row, fio: Option<&BlkioFio>, interrupt: &Inte
     let (Some(each_second), [first, .., last]) = (Spread::of(&seconds), &looks[..]) else {
         return Err(Error::new(ErrorKind::Process, "there is nothing to compare"));
     };
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let cpus = (last.cpu_ns - first.cpu_ns) as f64 / (last.ns - first.ns) as f64;
     let in_all = last.rate_since(first, row.limited);
     Ok(Measured { row, each_second, in_all, by_the_client: row.limited.part(by_the_client), cpus })

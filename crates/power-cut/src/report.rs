@@ -66,7 +66,6 @@ fn section(id: &str, title: &str, text: &str, columns: &[(&str, &str)], rows: Ve
     )
 }
 
-#[allow(clippy::cast_precision_loss, reason = "counts of some thousands")]
 fn number(count: usize) -> Cell {
     Cell::Number(count as f64)
 }

@@ -19,7 +19,6 @@ pub(super) fn axis(title: &str, unit: &str, log: bool) -> Axis {
     Axis { title: title.into(), unit: unit.into(), log }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few points")]
 pub(super) fn by_index(name: &str, values: &[f64]) -> Series {
     let points = values.iter().enumerate().map(|(i, v)| Point { x: i as f64, y: spread(*v, 4.0) }).collect();
     Series { name: name.into(), predicted: false, published: false, points }

@@ -229,7 +229,6 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// A number of bytes for people: `4 KiB`, `1.5 GiB`.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 pub fn show_size(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {

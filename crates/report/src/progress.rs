@@ -111,7 +111,6 @@ impl Progress {
     }
 
     /// What one step will take, about: for the time left until the first one has shown what it is.
-    #[must_use]
     pub fn expecting(mut self, step: Duration) -> Self {
         self.guess = Some(step);
         self

@@ -68,7 +68,6 @@ impl Scale {
         // Ticks between two figures that are all but the same could not be told apart.
         let least = (low.abs().max(high.abs()) * 1e-9).max(1.0 / LARGEST);
         let high = if high - low > least { high } else { low + (low.abs() / 2.0).max(1.0) };
-        #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let step = nice_step((high - low) / ticks.max(1) as f64);
         // A hair of tolerance, or 0.3 would be more than three times 0.1.
         let (first, last) = ((low / step + 1e-9).floor(), (high / step + 1e-9).floor());
@@ -87,7 +86,6 @@ impl Scale {
     fn decades(axis: &Axis, low: f64, high: f64, ticks: usize) -> Self {
         let (low, high) = (low.log10().floor(), high.log10().ceil());
         let high = if high > low { high } else { low + 1.0 };
-        #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let every = ((high - low) / ticks.max(1) as f64).ceil().max(1.0);
         let between: &[f64] = match high - low {
             d if d <= 1.0 => &[1.0, 2.0, 5.0],

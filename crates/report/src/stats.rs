@@ -240,7 +240,6 @@ impl Null {
         let tail = |cut: usize| match self {
             // The interval from the value at place `cut` misses if the statistic is at most `cut`.
             Self::Exact(probabilities) => probabilities.iter().take(cut + 1).sum::<f64>(),
-            #[expect(clippy::cast_precision_loss, reason = "at most MOST squared")]
             Self::Normal(mean, sd) => normal_tail((mean - cut as f64 - 0.5) / sd),
         };
         // The two ends must not meet.
@@ -251,7 +250,6 @@ impl Null {
 }
 
 /// Wilcoxon's signed-rank statistic for n pairs: the sum of those of the ranks 1 to n that a fair coin picks.
-#[expect(clippy::cast_precision_loss, reason = "small numbers")]
 fn signed_rank(n: usize) -> Null {
     if n > EXACT {
         let m = n as f64;
@@ -269,7 +267,6 @@ fn signed_rank(n: usize) -> Null {
 }
 
 /// Mann and Whitney's U for samples of m and n values.
-#[expect(clippy::cast_precision_loss, reason = "small numbers")]
 fn rank_sum(m: usize, n: usize) -> Null {
     if m > EXACT || n > EXACT {
         let (m, n) = (m as f64, n as f64);

@@ -39,7 +39,6 @@ pub fn is_svg_file(content: &[u8]) -> bool {
 /// A chart as a file of its own, with light and dark colours inside.
 pub fn svg_file(chart: &Chart) -> String {
     let lines = wrap(&chart.caption, CAPTION, WIDE - 32.0);
-    #[expect(clippy::cast_precision_loss, reason = "a few lines")]
     let top = if lines.is_empty() { 0.0 } else { 14.0 + 21.0 * lines.len() as f64 };
     let (body, height) = draw(chart, WIDE - 32.0, "c");
     let (width, height) = (WIDE, height + top + 24.0);

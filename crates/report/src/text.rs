@@ -320,7 +320,6 @@ fn bars(out: &mut String, chart: &Chart, width: usize) {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                clippy::cast_precision_loss,
                 reason = "between 0 and the width of a terminal"
             )]
             let long =

@@ -22,7 +22,6 @@ pub enum Class {
 
 impl Class {
     /// The kernel's number.
-    #[must_use]
     pub const fn number(self) -> u32 {
         match self {
             Self::Other => 0,
@@ -34,7 +33,6 @@ impl Class {
     }
 
     /// The one with this number.
-    #[must_use]
     pub const fn of(number: u32) -> Self {
         match number {
             0 => Self::Other,
@@ -46,7 +44,6 @@ impl Class {
     }
 
     /// Runs before everything that is not real-time.
-    #[must_use]
     pub const fn is_real_time(self) -> bool {
         // FIFO, RR, DEADLINE.
         matches!(self.number(), 1 | 2 | 6)
@@ -70,7 +67,6 @@ pub struct Attr {
 
 impl Attr {
     /// `SCHED_RR` with a priority, and children that are not.
-    #[must_use]
     pub const fn round_robin(priority: u32) -> Self {
         Self { class: Class::RoundRobin, nice: 0, priority, reset_on_fork: true, slice_ns: 0 }
     }

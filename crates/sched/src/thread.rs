@@ -37,7 +37,6 @@ pub struct Thread {
 }
 
 /// Whether the system says that a thread is not there any more.
-#[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
@@ -66,7 +65,6 @@ pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
 }
 
 /// Whether a thread of this number with this start time (clock ticks after boot) is there.
-#[must_use]
 pub fn is_same(tid: u32, start: u64) -> bool {
     let stat = std::fs::read(format!("/proc/{tid}/stat"));
     stat.ok().and_then(|text| parse_stat(&text)).is_some_and(|(_, found)| found == start)
@@ -107,13 +105,11 @@ impl Thread {
     }
 
     /// Its number.
-    #[must_use]
     pub const fn tid(&self) -> u32 {
         self.tid
     }
 
     /// The parent of its process, if it still runs.
-    #[must_use]
     pub fn parent(&self) -> Option<u32> {
         let status = std::fs::read(format!("/proc/{}/status", self.pid)).ok()?;
         String::from_utf8_lossy(&status)
@@ -125,13 +121,11 @@ impl Thread {
     }
 
     /// Its process.
-    #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
     /// The user that its process belonged to when it was opened.
-    #[must_use]
     pub const fn user(&self) -> u32 {
         self.user
     }
@@ -142,7 +136,6 @@ impl Thread {
     }
 
     /// When it was started, clock ticks after boot: with its number, its identity.
-    #[must_use]
     pub const fn start(&self) -> u64 {
         self.start
     }
@@ -184,7 +177,6 @@ impl Thread {
 
     /// What its nice value counts within: its cgroup, or in none its session's autogroup. Threads with the same text
     /// compete with each other.
-    #[must_use]
     pub fn competes_in(&self) -> String {
         let read =
             |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default();
@@ -207,7 +199,6 @@ impl Thread {
     }
 
     /// The group whose real-time budget counts for it, as a message for people; empty if nothing is known.
-    #[must_use]
     pub fn describe_group(&self) -> String {
         let Ok(groups) = std::fs::read_to_string(format!("/proc/{}/cgroup", self.tid)) else {
             return String::new();

@@ -15,7 +15,6 @@ pub struct Vanishing {
 
 impl Vanishing {
     /// Begins to watch over sockets. Without inotify nothing is watched over.
-    #[must_use]
     pub fn watch<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vanishing {
         let is_over = Arc::new(AtomicBool::new(false));
         let watching = Vanishing { is_over: Arc::clone(&is_over) };

@@ -163,7 +163,6 @@ impl Volume {
     }
 
     /// Tells a vCPU scheduler of completed I/O.
-    #[must_use]
     pub fn with_schedulers(mut self, schedulers: Schedulers) -> Volume {
         self.schedulers = schedulers;
         self

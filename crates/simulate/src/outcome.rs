@@ -113,27 +113,23 @@ impl MachineOutcome {
     }
 
     /// How far its CPU time is from what is its due: 0.02 is 2 % more.
-    #[must_use]
     pub fn off(&self) -> f64 {
         float(self.used_ns) / self.due_ns.max(1.0) - 1.0
     }
 
     /// The rate at which its loans were spent, credits per millisecond; `None`: it was never known.
-    #[must_use]
     pub fn cm(&self) -> Option<f64> {
         let samples = self.loans.samples;
         (samples > 0).then(|| credits_per_ms(1) * float(self.loans.cm_ppm) / float(samples))
     }
 
     /// Its next loan, credits, in the mean of accountings.
-    #[must_use]
     pub fn next_loan(&self) -> Option<f64> {
         let samples = self.loans.samples;
         (samples > 0).then(|| float(self.loans.next_ns) / float(samples) / float(CREDIT_NS))
     }
 
     /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied it; `None`: there were none.
-    #[must_use]
     pub fn denied(&self) -> Option<f64> {
         let all = self.totals.boosts + self.totals.wake_boosts + self.totals.denied;
         (all > 0).then(|| float(self.totals.denied) / float(all))
@@ -159,27 +155,22 @@ impl LoadOutcome {
     }
 
     /// Responses.
-    #[must_use]
     pub fn served(&self) -> u64 {
         self.responses.len()
     }
 
     /// Their mean, milliseconds; not a number without any.
-    #[must_use]
     pub fn mean_ms(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "a mean")]
         let sum = self.sum_ns as f64;
         sum / float(self.served()) / 1e6
     }
 
     /// A quantile, milliseconds.
-    #[must_use]
     pub fn quantile_ms(&self, quantile: f64) -> f64 {
         float(self.responses.value_at_quantile(quantile)) / 1e6
     }
 
     /// The part of responses that took `ms` milliseconds or less.
-    #[must_use]
     pub fn within(&self, ms: f64) -> f64 {
         if self.served() == 0 {
             return f64::NAN;
@@ -188,7 +179,6 @@ impl LoadOutcome {
     }
 
     /// Bandwidth in megabits per second over `time_ns`.
-    #[must_use]
     pub fn mbit(&self, time_ns: u64) -> f64 {
         float(self.bytes) * 8e3 / float(time_ns)
     }
@@ -196,35 +186,29 @@ impl LoadOutcome {
 
 impl Outcome {
     /// The load of a machine, by both names.
-    #[must_use]
     pub fn load(&self, machine: &str, name: &str) -> Option<&LoadOutcome> {
         self.loads.iter().find(|load| load.machine == machine && load.name == name)
     }
 
     /// A machine.
-    #[must_use]
     pub fn machine(&self, name: &str) -> Option<&MachineOutcome> {
         self.machines.iter().find(|machine| machine.name == name)
     }
 
     /// The machine that computes all the time and is farthest from its due, more or less.
-    #[must_use]
     pub fn farthest_off(&self) -> Option<&MachineOutcome> {
         let hogs = self.machines.iter().filter(|machine| machine.is_hog);
         hogs.max_by(|a, b| a.off().abs().total_cmp(&b.off().abs()))
     }
 
     /// CPU time of a machine as a part of one CPU.
-    #[must_use]
     pub fn of_cpu(&self, machine: &MachineOutcome) -> f64 {
         float(machine.used_ns) / float(self.time_ns)
     }
 }
 
 pub(super) fn float(value: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    let value = value as f64;
-    value
+    value as f64
 }
 
 /// What is each machine's due of the CPU time that all have used: by weight, but nobody more than it could use, and who does not

@@ -10,7 +10,6 @@ pub struct Random(u64);
 
 impl Random {
     /// Stream `stream` of `seed`.
-    #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut whole = Self(seed);
         let apart = whole.next().wrapping_add(stream.wrapping_mul(0xd134_2543_de82_ef95));
@@ -30,7 +29,6 @@ impl Random {
 
     /// Above 0, at most 1.
     pub fn unit(&mut self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "53 bits")]
         let bits = ((self.next() >> 11) + 1) as f64;
         bits / (1u64 << 53) as f64
     }
@@ -73,7 +71,6 @@ impl Span {
 }
 
 /// Microseconds as nanoseconds; what is below zero or no number is 0.
-#[must_use]
 pub fn nanoseconds(us: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     let ns = (us * 1e3).round() as u64;

@@ -175,7 +175,6 @@ pub struct Via {
 
 impl Load {
     /// Its name.
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Ping { name, .. } | Self::Window { name, .. } | Self::Disk { name, .. } => name,
@@ -183,7 +182,6 @@ impl Load {
     }
 
     /// The part in which it is on.
-    #[must_use]
     pub fn phase(&self) -> Option<&str> {
         match self {
             Self::Ping { phase, .. } | Self::Window { phase, .. } | Self::Disk { phase, .. } => {
@@ -193,7 +191,6 @@ impl Load {
     }
 
     /// CPU time of the vCPU per event.
-    #[must_use]
     pub const fn service(&self) -> Span {
         match self {
             Self::Ping { service, .. } | Self::Window { service, .. } | Self::Disk { service, .. } => {
@@ -203,7 +200,6 @@ impl Load {
     }
 
     /// The machine between.
-    #[must_use]
     pub const fn via(&self) -> Option<&Via> {
         match self {
             Self::Ping { via, .. } | Self::Window { via, .. } | Self::Disk { via, .. } => via.as_ref(),
@@ -332,13 +328,11 @@ impl Scenario {
     }
 
     /// vCPUs in all.
-    #[must_use]
     pub fn vcpus(&self) -> f64 {
         self.vm.iter().map(|vm| f64::from(vm.count) * f64::from(vm.vcpus)).sum()
     }
 
     /// Machines in all.
-    #[must_use]
     pub fn machines(&self) -> u64 {
         self.vm.iter().map(|vm| u64::from(vm.count)).sum()
     }
@@ -363,7 +357,6 @@ impl Scenario {
     }
 
     /// The parts, each with its loads only.
-    #[must_use]
     pub fn parts(&self) -> Vec<(String, Self)> {
         if self.phases.is_empty() {
             return vec![(String::new(), self.clone())];

@@ -153,7 +153,6 @@ impl Setup {
     }
 
     /// What is different in it, in a few words.
-    #[must_use]
     pub fn about(&self) -> &'static str {
         match self.name.as_str() {
             "eevdf" => "Linux' EEVDF",

@@ -18,7 +18,6 @@ use super::setup::{Host, Setup};
 
 /// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts are on: give
 /// [`Scenario::parts`] one by one.
-#[must_use]
 pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
     let mut world = World::new(scenario, setup);
     world.run();

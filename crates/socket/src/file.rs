@@ -63,19 +63,16 @@ impl<'a> Place<'a> {
     }
 
     /// Of this kind.
-    #[must_use]
     pub const fn kind(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 
     /// For those who may.
-    #[must_use]
     pub const fn access(self, access: Access) -> Self {
         Self { access, ..self }
     }
 
     /// In a directory that is made if it is not there.
-    #[must_use]
     pub const fn making_directory(self) -> Self {
         Self { directory: true, ..self }
     }

@@ -142,7 +142,6 @@ impl Sampler {
     ///
     /// While they are counted, every system call of the machine takes the kernel's slow path (some 100 ns more): CPU time and system calls
     /// are better measured in two runs.
-    #[must_use]
     pub fn count_calls(mut self) -> Self {
         self.calls = Some(CallCounters::open(&self.roles));
         self
@@ -299,7 +298,6 @@ impl Snapshot {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
 fn role_use(name: String, sum: &Sum, calls: Counted<Calls>, lost: bool) -> RoleUse {
     let ticks = sum.user + sum.system;
     RoleUse {

@@ -24,7 +24,6 @@ impl Tally {
     }
 
     /// What came since `before`, an earlier look; what did not change is left out, and what fell is not negative.
-    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let came = self.0.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
         Self(came.filter(|(_, count)| *count > 0).collect())

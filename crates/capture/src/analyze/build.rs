@@ -5,7 +5,6 @@ use vlane_report::{Axis, Block, Cell, Chart, Point, Series};
 /// Points of a distribution's curve.
 const CURVE: usize = 200;
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 pub(crate) fn number(value: u64) -> f64 {
     value as f64
 }

@@ -190,7 +190,6 @@ fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Resul
 
 /// A time in the trace at another speed.
 #[expect(
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "53 bits of ns are 104 days; the conversion saturates"
@@ -498,7 +497,6 @@ impl Stats {
         self.reads.len() + self.writes.len() + self.flushes.len() + self.discards.len()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
     fn report(
         &self,
         session: &Session,

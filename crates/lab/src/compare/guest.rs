@@ -141,7 +141,6 @@ impl DiskCounters {
     }
 
     /// What came to it since `before`.
-    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
             interrupts: self.interrupts.saturating_sub(before.interrupts),

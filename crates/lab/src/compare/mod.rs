@@ -543,7 +543,6 @@ impl Bench<'_> {
                 let context = format!("fio in the guest told nothing of {}", label(column));
                 return Err(Error::new(ErrorKind::Format, context));
             };
-            #[expect(clippy::cast_precision_loss, reason = "figures for people")]
             let per_io = |count: u64| count as f64 / outcome.ios;
             let work = Work {
                 requests: per_io(disk.requests()),

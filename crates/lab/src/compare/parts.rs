@@ -80,7 +80,6 @@ pub fn share(used: &Used, pids: Pids, column: Column, ios: f64) -> Vec<(Part, Pa
             .filter(move |a| a.part == part && a.columns.contains(&column))
             .filter_map(|a| used.role(&a.role.name))
     };
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let of = |part| {
         let mut work = PartWork { calls: Some(0.0), ..PartWork::default() };
         for role in mine(part) {

@@ -144,7 +144,6 @@ impl Results {
     pub fn mean_ratio(&self, loads: &[Load], column: Column, base: Column) -> Option<f64> {
         let logs: Vec<f64> =
             loads.iter().filter_map(|load| self.ratio(load, column, base)).map(|s| s.median.ln()).collect();
-        #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let mean = logs.iter().sum::<f64>() / logs.len() as f64;
         (!logs.is_empty()).then(|| mean.exp())
     }
@@ -157,7 +156,6 @@ pub(super) mod tests {
     use super::*;
 
     pub fn outcome(iops: f64, load: &Load) -> Outcome {
-        #[expect(clippy::cast_precision_loss, reason = "tests")]
         let mb_per_second = iops * load.record() as f64 / 1e6;
         Outcome {
             ios: iops,

@@ -17,7 +17,6 @@ use vlane_host::interrupt::Interrupt;
 use vlane_host::server::on_cpus;
 
 /// pread or pwrite, one after the other, at the load's addresses, on one CPU; a tenth of the time is not counted.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub(super) fn plain_loop(image: &Path, load: &Load, cpus: &[usize], time: Duration) -> Result<Figures> {
     let writes = load.pattern.ends_with("write");
     let file = File::options()

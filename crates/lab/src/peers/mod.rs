@@ -221,7 +221,6 @@ impl<'a> Bench<'a> {
             false => ControlFlow::Continue(()),
         };
         let (used, _) = vlane_driver::idle(session, IDLE.0, IDLE.1, look)?;
-        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
         let switches = used.switches as f64;
         Ok(Figures { cpu_ms: used.cpu_seconds * 1e3, switches, ..Figures::default() })
     }
@@ -286,7 +285,6 @@ impl<'a> Bench<'a> {
         }
         let unseen = || Error::new(ErrorKind::Process, "the back end's process cannot be looked at");
         let used = report.backend.ok_or_else(unseen)?;
-        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
         let switches = used.switches as f64;
         Ok(Figures {
             iops: report.iops,

@@ -399,7 +399,6 @@ fn watch(
     (before, after)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people: 53 bits are enough")]
 fn summarize(
     plan: &CellPlan<'_>,
     stats: &[JobStats],

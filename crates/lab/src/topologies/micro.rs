@@ -58,7 +58,6 @@ struct Done {
 
 impl Done {
     /// What once took, in ns; all of the time, if it never was.
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are enough")]
     fn each(self) -> f64 {
         self.time.as_nanos() as f64 / self.times.max(1) as f64
     }

@@ -21,7 +21,6 @@ pub struct Class {
 pub fn approximate(classes: &[Class]) -> Vec<f64> {
     let stations = classes.iter().flat_map(|c| &c.demands).map(|(s, _)| s + 1).max().unwrap_or(0);
     // How many customers of each class stand at each of its stations; to begin with, as many at one as at another.
-    #[expect(clippy::cast_precision_loss, reason = "a small count")]
     let mut queues: Vec<Vec<f64>> =
         classes.iter().map(|c| vec![c.customers / c.demands.len().max(1) as f64; c.demands.len()]).collect();
     let mut throughputs = vec![0.0; classes.len()];
@@ -59,7 +58,6 @@ pub fn approximate(classes: &[Class]) -> Vec<f64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_precision_loss, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

@@ -211,7 +211,6 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
     let mut published = Vec::new();
     let mut rows = Vec::new();
     for (at, pattern) in measured.patterns.iter().enumerate() {
-        #[expect(clippy::cast_precision_loss, reason = "four patterns")]
         let x = at as f64;
         published.push(Point::exact(x, pattern.published.over_baseline));
         let pairs = [

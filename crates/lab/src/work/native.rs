@@ -255,7 +255,6 @@ impl<'a> Native<'a> {
             let of = |c: &vlane_host::control::Counters| c.sum.get(name).copied().unwrap_or(0);
             counted.as_ref().map(|(before, after)| of(after).saturating_sub(of(before)))
         };
-        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
         let ios = report.ios as f64;
         Ok(Raw {
             requests: report.ios,
@@ -283,7 +282,6 @@ fn told<T>(figure: Option<T>) -> Counted<T> {
 }
 
 /// What the requests took beyond what connecting did.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn difference(case: Case, pass: usize, all: &Raw, setup: &Raw) -> Measured {
     let worker = |raw: &Raw| raw.used.role("kernel worker").map_or(0.0, |role| role.cpu.as_secs_f64() * 1e6);
     let total = |raw: &Raw| raw.used.cpu().as_secs_f64() * 1e6;

@@ -95,7 +95,6 @@ fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
     texts
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn count(n: u64) -> f64 {
     n as f64
 }

@@ -56,7 +56,6 @@ impl Host {
 
     /// What happens in a period.
     #[expect(
-        clippy::cast_precision_loss,
         clippy::cast_sign_loss,
         clippy::cast_possible_truncation,
         reason = "a model"

@@ -13,7 +13,6 @@ pub struct Done {
 
 impl Done {
     /// By the time that each operation took, in ns.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub fn of(mut ns: Vec<u64>, time: Duration) -> Self {
         ns.sort_unstable();
         let rank = (ns.len() * 99).div_ceil(100).max(1);

@@ -96,7 +96,6 @@ pub fn run(
         Ok::<_, io::Error>(sum)
     })
     .context(ErrorKind::Io, failed)?;
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let per_second = count as f64 / time.as_secs_f64().max(1e-9);
     Ok(Done { per_second, ..Done::of(waits, time) })
 }

@@ -123,7 +123,6 @@ impl CellResult {
         verdicts.push(self.not_worse("operations over the better one's", arm, |s| s.operations));
         if let Some(pages) = arm.rounds.iter().map(|s| s.journal_pages).collect::<Option<Vec<_>>>() {
             let most = pages.iter().copied().max().unwrap_or(0);
-            #[expect(clippy::cast_precision_loss, reason = "figures for people")]
             let figure = most as f64;
             verdicts.push(verdict(
                 "the journal's pages in the cache, the most",

@@ -481,7 +481,6 @@ fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
     ended.unwrap_or_else(|_| Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked")))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn per(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds.max(1e-9)
 }

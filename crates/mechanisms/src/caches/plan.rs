@@ -249,7 +249,6 @@ impl Expected {
 /// nearly all pages (Che, Tung, Wang, "Hierarchical Web caching systems", 2002), and a read is a miss if its page was not read for that long.
 /// Linux does not evict so: it keeps pages that were used once and pages that were used again apart. So this is what to hold the figures against, not
 /// what they must be.
-#[expect(clippy::cast_precision_loss, reason = "sizes for a model")]
 pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> Option<f64> {
     let (limit, hot, journal) = (limit as f64, hot as f64, journal as f64);
     if !(hot > 0.0 && reads > 0.0 && reads.is_finite() && writes >= 0.0 && writes.is_finite()) {
@@ -335,7 +334,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     fn the_model_says_what_was_seen_before_it_was_written() {
         // 24,000 reads of 4K and 4,000 commits of 16K in a second: 0.73 to 0.85 were seen.
         let hits = |journal: u64, reads: u64| {

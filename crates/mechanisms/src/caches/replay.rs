@@ -107,7 +107,6 @@ impl Replay {
 }
 
 /// Requests per second, and the 99th percentile of flushes, of the round that had the most of them.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn sum(reports: &[ReplayReport]) -> Done {
     let requests: u64 = reports.iter().map(|report| report.ios).sum();
     let seconds: f64 = reports.iter().map(|report| report.seconds).sum();

@@ -350,7 +350,6 @@ fn figures(result: &CellResult) -> Section {
     Section::new(result.cell.id(), result.cell.title(), text, vec![block])
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn pages(pages: Option<u64>) -> Option<f64> {
     pages.map(|pages| pages as f64)
 }

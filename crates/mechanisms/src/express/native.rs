@@ -127,7 +127,6 @@ pub struct Sample {
 impl Sample {
     fn of(report: &CrowdReport) -> Self {
         let latency = &report.one.latency;
-        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
         let reads = report.one.ios as f64;
         Self {
             mean_us: latency.mean,

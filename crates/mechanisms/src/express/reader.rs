@@ -51,7 +51,6 @@ pub fn run(disk: &Path, reads: u32, seed: u64) -> Result<Done> {
 }
 
 impl Done {
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn of(us: &mut [f64]) -> Self {
         us.sort_by(f64::total_cmp);
         let p99_us = us.get((us.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0);

@@ -25,7 +25,6 @@ pub struct Sample {
 
 impl Sample {
     /// How far each guest's share is off its weight, percent of the share.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub fn off(&self, weights: &[u32]) -> Vec<f64> {
         let all: u64 = self.used.iter().sum();
         let whole: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();

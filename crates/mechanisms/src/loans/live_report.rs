@@ -39,12 +39,10 @@ const FASTER: f64 = 10.0;
 /// What a share may be off its weight, percent.
 const OFF: f64 = 3.0;
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub(super) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub(super) fn number(count: u64) -> f64 {
     count as f64
 }

@@ -88,7 +88,6 @@ fn figure(turns: &[&Shown], of: impl Fn(&Shown) -> Option<f64>) -> Cell {
     Spread::of(&values).map_or(Cell::Empty, Cell::Figure)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures to look at")]
 fn number(value: u64) -> f64 {
     value as f64
 }
@@ -145,7 +144,6 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
 }
 
 /// Whether the accounts know what the kernel knows, and whether the machine stood still meanwhile.
-#[expect(clippy::cast_precision_loss, reason = "figures to look at")]
 fn books(shown: &[Shown]) -> Table {
     let rows = shown.iter().map(|one| {
         let sum = |of: fn(&Kept) -> u64| {

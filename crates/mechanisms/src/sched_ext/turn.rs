@@ -164,14 +164,11 @@ pub fn turn(turn: &Turn) -> Result<Shown> {
     }
     let (mut shown, before) = shown?;
     let used: Vec<u64> = used.iter().zip(&before).map(|(&now, &before)| now.saturating_sub(before)).collect();
-    #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
-    {
-        let weight = |place: usize| turn.policy.map_or(1.0, |_| f64::from(turn.weight(place)));
-        let weights: f64 = (0..used.len()).map(weight).sum();
-        let all = used.iter().sum::<u64>() as f64;
-        let entitled = |place: usize| (all * weight(place) / weights).max(1.0);
-        shown.shares = used.iter().enumerate().map(|(place, &used)| used as f64 / entitled(place)).collect();
-    }
+    let weight = |place: usize| turn.policy.map_or(1.0, |_| f64::from(turn.weight(place)));
+    let weights: f64 = (0..used.len()).map(weight).sum();
+    let all = used.iter().sum::<u64>() as f64;
+    let entitled = |place: usize| (all * weight(place) / weights).max(1.0);
+    shown.shares = used.iter().enumerate().map(|(place, &used)| used as f64 / entitled(place)).collect();
     Ok(shown)
 }
 
@@ -237,11 +234,8 @@ fn carried(
     shown.granted_us = granted.map(|answer| answer.response_ns / 1000).collect();
     let mut told: Vec<u64> = answers.iter().map(|answer| answer.tell_ns).collect();
     told.sort_unstable();
-    #[expect(clippy::cast_precision_loss, reason = "figures to look at")]
-    {
-        shown.late_ms = late_ns as f64 / 1e6;
-        shown.tell_us = told.get(told.len() / 2).map_or(0.0, |median| *median as f64 / 1000.0);
-    }
+    shown.late_ms = late_ns as f64 / 1e6;
+    shown.tell_us = told.get(told.len() / 2).map_or(0.0, |median| *median as f64 / 1000.0);
     if let Some(vehicle) = &vehicle {
         look(vehicle, &ids, &mut shown)?;
     }
@@ -265,10 +259,7 @@ fn look(vehicle: &SchedExt, ids: &[VcpuId], shown: &mut Shown) -> Result<()> {
         let totals = account.totals;
         shown.granted = totals.boosts + totals.wake_boosts;
         shown.denied = totals.denied;
-        #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
-        {
-            shown.lent_us_per_boost = totals.lent_ns as f64 / 1000.0 / totals.boosts.max(1) as f64;
-        }
+        shown.lent_us_per_boost = totals.lent_ns as f64 / 1000.0 / totals.boosts.max(1) as f64;
     }
     Ok(())
 }

@@ -147,13 +147,11 @@ impl Loan {
     }
 
     /// What is owed.
-    #[must_use]
     pub const fn debt_ns(&self) -> u64 {
         self.spent_ns.saturating_sub(self.redeemed_ns)
     }
 
     /// What may still be spent.
-    #[must_use]
     pub const fn left_ns(&self) -> u64 {
         if self.redeeming { 0 } else { self.line_ns.saturating_sub(self.debt_ns()) }
     }
@@ -202,7 +200,6 @@ pub struct Account {
 
 impl Account {
     /// An account without credits; the next accounting gives some.
-    #[must_use]
     pub const fn new(params: &Params) -> Self {
         Self {
             credit_ns: 0,
@@ -231,7 +228,6 @@ impl Account {
     }
 
     /// What the vCPU competes with.
-    #[must_use]
     pub const fn priority(&self) -> Priority {
         if self.boosted.is_some() {
             Priority::Boost
@@ -284,7 +280,6 @@ impl Account {
     }
 
     /// CPU time that the boost that is on may still use before it ends by itself: by its length, or by its loan.
-    #[must_use]
     pub fn boost_left_ns(&self, params: &Params) -> u64 {
         let left = params.boost_max_ns.saturating_sub(self.boost_used_ns);
         match self.boosted {
@@ -299,7 +294,6 @@ impl Account {
     }
 
     /// Whether the vCPU's credits pay for the boost that is on, at once.
-    #[must_use]
     pub fn boost_is_charged(&self, params: &Params) -> bool {
         match self.boosted {
             None | Some(Boosted::Free) => false,

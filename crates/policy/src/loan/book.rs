@@ -13,7 +13,6 @@ pub struct VcpuId(pub u32);
 
 impl VcpuId {
     /// Its index in [`Book::allotments`].
-    #[must_use]
     pub const fn into_index(self) -> usize {
         self.0 as usize
     }
@@ -32,7 +31,6 @@ pub struct Claim {
 
 impl Claim {
     /// A machine with the usual weight and no cap.
-    #[must_use]
     pub const fn of(vm: u32) -> Self {
         Self { vm, weight: DEFAULT_WEIGHT, cap_permille: 0 }
     }
@@ -60,13 +58,11 @@ pub struct Book {
 
 impl Book {
     /// A book without accounts. `goal` counts with [`Policy::Adaptive`] only.
-    #[must_use]
     pub const fn new(params: Params, goal: Goal) -> Self {
         Self { params, goal, vcpus: Vec::new(), plan: Plan::new() }
     }
 
     /// What it was made with.
-    #[must_use]
     pub const fn params(&self) -> &Params {
         &self.params
     }
@@ -88,13 +84,11 @@ impl Book {
     }
 
     /// A vCPU, if there is one of that number.
-    #[must_use]
     pub fn vcpu(&self, id: VcpuId) -> Option<&Vcpu> {
         self.vcpus.get(id.0 as usize)?.as_ref()
     }
 
     /// An account, if there is one of that number.
-    #[must_use]
     pub fn account(&self, id: VcpuId) -> Option<&Account> {
         self.vcpu(id).map(|vcpu| &vcpu.account)
     }
@@ -176,7 +170,6 @@ impl Book {
     }
 
     /// What the accounts got at the last accounting, by place.
-    #[must_use]
     pub fn allotments(&self) -> &[u64] {
         &self.plan.allotments
     }

@@ -23,7 +23,6 @@ impl Policy {
     pub const ALL: [Self; 4] = [Self::Credit, Self::AlwaysBoost, Self::Loan, Self::Adaptive];
 
     /// Its name on the command line and in files.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Credit => "credit",
@@ -34,7 +33,6 @@ impl Policy {
     }
 
     /// Whether boosts of a waiting vCPU are paid from a loan.
-    #[must_use]
     pub const fn lends(self) -> bool {
         matches!(self, Self::Loan | Self::Adaptive)
     }
@@ -129,7 +127,6 @@ impl Default for Params {
 
 impl Params {
     /// The parameters that this program stands for, with a policy.
-    #[must_use]
     pub const fn sound(policy: Policy) -> Self {
         Self {
             policy,
@@ -158,7 +155,6 @@ impl Params {
     /// The paper's: a line of 1000 credits, 20 % redeemed after all is spent, a boost that lasts until a 10 ms tick.
     /// cm_ref is 3.2 credits per ms, between what its Table 7 says for the light VM (3.0) and the heavy one (3.45);
     /// equation 4 as printed has units that do not match.
-    #[must_use]
     pub const fn paper() -> Self {
         Self {
             policy: Policy::Loan,

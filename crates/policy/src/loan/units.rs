@@ -26,17 +26,11 @@ pub(crate) fn mul_div(a: u64, b: u64, c: u64) -> u64 {
 }
 
 /// Credits as people write them.
-#[must_use]
 pub fn credits(ns: i64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "for display")]
-    let credits = ns as f64 / CREDIT_NS as f64;
-    credits
+    ns as f64 / CREDIT_NS as f64
 }
 
 /// A rate in parts per million of a CPU as the paper's credits per millisecond (a whole CPU: 10).
-#[must_use]
 pub fn credits_per_ms(ppm: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "for display")]
-    let rate = ppm as f64 * 10.0 / PPM as f64;
-    rate
+    ppm as f64 * 10.0 / PPM as f64
 }

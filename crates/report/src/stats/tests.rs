@@ -8,7 +8,6 @@ use super::*;
 struct Noise(u64);
 
 impl Noise {
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are left")]
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -38,7 +37,6 @@ impl Noise {
 type Compare = fn(&[f64], &[f64], Better, f64) -> Verdict;
 
 fn share(outcomes: &[Outcome], of: &[Outcome]) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let share = outcomes.iter().filter(|o| of.contains(o)).count() as f64 / outcomes.len() as f64;
     share
 }
@@ -61,7 +59,6 @@ fn null_distributions_are_those_of_the_tables() {
 fn the_normal_approximation_meets_the_exact_distribution() {
     for (exact, n) in [(signed_rank(EXACT), EXACT * (EXACT + 1) / 2), (rank_sum(EXACT, EXACT), EXACT * EXACT)]
     {
-        #[expect(clippy::cast_precision_loss, reason = "small")]
         let m = EXACT as f64;
         let normal = match n == EXACT * EXACT {
             true => Null::Normal(m * m / 2.0, (m * m * (2.0 * m + 1.0) / 12.0).sqrt()),

@@ -33,7 +33,6 @@ fn groups(chart: &Chart, series: &[Vec<Point>]) -> Vec<Group> {
         return places.iter().map(group).collect();
     }
     let group = |(i, name): (usize, &String)| {
-        #[expect(clippy::cast_precision_loss, reason = "a category's index")]
         let at = i as f64;
         Group { name: name.clone(), bars: pick(series, |p| (p.x - at).abs() < 1e-9) }
     };
@@ -85,7 +84,6 @@ impl Picture<'_> {
     }
 
     /// The names below upright bars in lines, if they fit and the bars are wide enough to be seen.
-    #[expect(clippy::cast_precision_loss, reason = "counts of categories")]
     fn upright_names(&self, scale: &Scale) -> Option<Vec<Vec<String>>> {
         let each = (self.width - Self::plot_left(scale)) / self.groups.len().max(1) as f64;
         let room = each - 8.0;
@@ -119,7 +117,6 @@ impl Picture<'_> {
     }
 
     /// Upright bars.
-    #[expect(clippy::cast_precision_loss, reason = "counts of categories")]
     fn upright(&self, canvas: &mut Canvas, scale: &Scale, names: &[Vec<String>]) -> f64 {
         let plot = Plot {
             left: Self::plot_left(scale),
@@ -196,20 +193,17 @@ impl Picture<'_> {
         (self.width >= 500.0).then_some(longest.min(self.width * 0.3) + 12.0)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "counts of bars")]
     fn group_height(&self) -> f64 {
         let (thick, gap) = self.lying_sizes();
         let name = if self.names_beside().is_some() { 0.0 } else { 18.0 };
         self.slots() as f64 * thick + gap + name
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "counts of bars")]
     fn lying_height(&self) -> f64 {
         self.groups.len() as f64 * self.group_height()
     }
 
     /// Lying bars.
-    #[expect(clippy::cast_precision_loss, reason = "counts of bars")]
     fn lying(&self, canvas: &mut Canvas, scale: &Scale) -> f64 {
         let (thick, gap) = self.lying_sizes();
         let beside = self.names_beside();

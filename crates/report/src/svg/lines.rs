@@ -90,7 +90,6 @@ fn ends(chart: &Chart, series: &[Vec<Point>], x: &Scale, y: &Scale, plot: Plot) 
     if chart.kind == ChartKind::Steps {
         return None;
     }
-    #[expect(clippy::cast_precision_loss, reason = "at most eight")]
     let need = names.len() as f64 * LINE;
     if need > plot.bottom - plot.top {
         return None;

@@ -30,7 +30,6 @@ pub enum State {
 }
 
 /// The state of sched_ext on this machine.
-#[must_use]
 pub fn state() -> State {
     state_in(Path::new("/"))
 }

@@ -83,13 +83,11 @@ impl Ear {
     }
 
     /// The back end's user.
-    #[must_use]
     pub const fn user(&self) -> u32 {
         self.user
     }
 
     /// Whether any of the volume's requests may be express, by the back end's word.
-    #[must_use]
     pub fn has_express(&self) -> bool {
         self.watch.has_express()
     }
@@ -250,7 +248,6 @@ impl Ears {
     }
 
     /// What was counted, for people.
-    #[must_use]
     pub fn counters(&self) -> Vec<Counter> {
         vec![Counter { name: "back_ends_paused", value: self.pauses }]
     }

@@ -169,7 +169,6 @@ impl Link {
     }
 
     /// The two halves, for two threads, and the socket's file, which is removed when it is dropped.
-    #[must_use]
     pub fn split(self) -> (Door, Ears, SocketFile) {
         (self.door, self.ears, self.file)
     }

@@ -115,7 +115,6 @@ fn own_cpu_ns() -> u64 {
 
 impl Daemon {
     /// A daemon on a vehicle, without vCPUs and sources. `policy` is what it is called for people.
-    #[must_use]
     pub fn new(vehicle: Box<dyn Vehicle>, policy: impl Into<String>) -> Self {
         Self {
             vehicle,
@@ -136,21 +135,18 @@ impl Daemon {
     }
 
     /// Tells an event again while it is not served: for policies that lend. `boost_ns`: how long a boost lasts at the most.
-    #[must_use]
     pub fn telling_again(mut self, boost_ns: u64) -> Self {
         self.again = Some(Again::new(boost_ns));
         self
     }
 
     /// Says in its state whose completions the back ends are to tell of; the source that hears them sees to it.
-    #[must_use]
     pub const fn hearing_of(mut self, completions: Completions) -> Self {
         self.completions = completions;
         self
     }
 
     /// Where its state can be read while it runs.
-    #[must_use]
     pub fn hub(&self) -> Arc<Hub> {
         Arc::clone(&self.hub)
     }
@@ -225,19 +221,16 @@ impl Daemon {
     }
 
     /// The vCPU that has this thread.
-    #[must_use]
     pub fn find(&self, tid: u32) -> Option<VcpuId> {
         self.vcpus.iter().find(|(_, vcpu)| vcpu.threads.tids.contains(&tid)).map(|(&id, _)| id)
     }
 
     /// How many vCPUs there are.
-    #[must_use]
     pub fn vcpus(&self) -> usize {
         self.vcpus.len()
     }
 
     /// The vehicle.
-    #[must_use]
     pub fn vehicle(&self) -> &dyn Vehicle {
         &*self.vehicle
     }
@@ -559,7 +552,6 @@ impl Daemon {
     }
 
     /// The state as it is now.
-    #[must_use]
     pub fn state(&self, now: u64) -> State {
         self.snapshot(now).finished()
     }

@@ -28,7 +28,6 @@ pub enum Ext {
 }
 
 /// Whether sched_ext can be had.
-#[must_use]
 pub fn sched_ext() -> Ext {
     ext_at(Path::new("/sys/kernel/sched_ext"))
 }
@@ -43,7 +42,6 @@ fn ext_at(dir: &Path) -> Ext {
 
 impl Ext {
     /// In words, for people.
-    #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
             Self::Missing => {

@@ -49,7 +49,6 @@ impl Hub {
     }
 
     /// The newest one.
-    #[must_use]
     pub fn latest(&self) -> State {
         self.latest.lock().map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1)).finished()
     }

@@ -22,7 +22,6 @@ pub enum Completions {
 
 impl Completions {
     /// As it is written.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -31,7 +30,6 @@ impl Completions {
     }
 
     /// What back ends are to tell of.
-    #[must_use]
     pub const fn classes(self) -> Classes {
         match self {
             Self::All => Classes::ALL,
@@ -216,12 +214,10 @@ impl Snapshot {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for display")]
 pub(crate) fn us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for display")]
 fn ms(ns: i64) -> f64 {
     ns as f64 / 1e6
 }

@@ -53,19 +53,16 @@ impl Budget {
     }
 
     /// So many parts per million of one CPU.
-    #[must_use]
     pub const fn new(rate_ppm: u64) -> Self {
         Self { rate_ppm, left_ns: 0, filled: None }
     }
 
     /// CPU time per time, parts per million of one CPU.
-    #[must_use]
     pub const fn rate_ppm(&self) -> u64 {
         self.rate_ppm
     }
 
     /// CPU time that is left, ns; negative: more was used than there was.
-    #[must_use]
     pub const fn left_ns(&self) -> i64 {
         self.left_ns
     }

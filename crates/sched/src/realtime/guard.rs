@@ -105,13 +105,11 @@ impl Guard {
     }
 
     /// Whether it is alive.
-    #[must_use]
     pub fn is_alive(&self) -> bool {
         matches!(readable(self.pidfd.as_fd(), Duration::ZERO), Ok(false))
     }
 
     /// Its process.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

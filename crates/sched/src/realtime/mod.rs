@@ -49,7 +49,6 @@ const PROLONGED: u32 = 20;
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 
 /// The system's time that everything here counts in, ns.
-#[must_use]
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -87,7 +86,6 @@ pub struct Settings {
 
 impl Settings {
     /// The settings that this program stands for.
-    #[must_use]
     pub fn new(params: Params, goal: Goal) -> Self {
         // Under the authors' third scheduler boosts cost nothing: there is nothing to pay back.
         let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
@@ -239,19 +237,16 @@ impl RealTime {
     }
 
     /// What it has counted.
-    #[must_use]
     pub const fn counts(&self) -> Counts {
         self.counts
     }
 
     /// The accounts.
-    #[must_use]
     pub const fn book(&self) -> &Book {
         &self.book
     }
 
     /// The guard's process, if there is one.
-    #[must_use]
     pub fn guard_pid(&self) -> Option<u32> {
         self.guard.as_ref().map(Guard::pid)
     }

@@ -168,7 +168,6 @@ impl Table {
     }
 
     /// Its file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -212,7 +211,6 @@ impl Table {
     }
 
     /// How often the guard has restored threads because the daemon stood still.
-    #[must_use]
     pub fn interventions(&self) -> u64 {
         read_u64(&self.file, 8).unwrap_or(0)
     }

@@ -194,7 +194,6 @@ impl History {
 
     /// The same record from storage that does not keep its promise: syncs of which `is_broken` holds, by their number, do nothing and say that
     /// they went well. What only they made durable is not. To see that who checks a record can find something.
-    #[must_use]
     pub fn with_broken_syncs(mut self, mut is_broken: impl FnMut(usize) -> bool) -> History {
         let mut number = 0;
         for operation in &mut self.operations {
@@ -212,7 +211,6 @@ impl History {
     }
 
     /// The same record from storage on which nothing is ever durable, whatever it says: no sync does anything, and no write is durable by itself.
-    #[must_use]
     pub fn with_nothing_durable(mut self) -> History {
         for operation in &mut self.operations {
             if let What::Write { durable, .. } = &mut operation.what {

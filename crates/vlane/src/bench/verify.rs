@@ -141,7 +141,6 @@ fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
     })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn text(reports: &Reports) -> String {
     let mut out = String::from(super::interrupted_line(reports.partial));
     for (name, report) in [("found", &reports.before), ("load", &reports.load), ("read back", &reports.after)]

@@ -294,7 +294,6 @@ impl<'a> Bench<'a> {
 /// What a role used per request, at a rate.
 fn per_request(used: &Used, role: usize, iops: f64) -> (f64, f64) {
     let requests = (iops * used.wall.as_secs_f64()).max(1e-9);
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let of = |role: &vlane_work::RoleUse| (role.cpu.as_secs_f64() * 1e6, role.switches() as f64);
     let (cpu, switches) = used.roles.get(role).map_or((f64::NAN, f64::NAN), of);
     (cpu / requests, switches / requests)

@@ -68,7 +68,6 @@ impl Native {
         }
         let (cpu, switches) = per_request(&used, 0, run.iops);
         let requests = run.iops * used.wall.as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
         let instructions = counted
             .zip(*counted_after)
             .map(|(before, after)| after.saturating_sub(before) as f64 / requests.max(1e-9));

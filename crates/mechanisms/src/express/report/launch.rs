@@ -183,7 +183,6 @@ fn figures(options: &Options, result: &PlaceResult) -> Section {
 
 /// What the paper has: means.
 fn means(options: &Options, arms: &Arms<Sample>) -> vlane_report::Block {
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let mean = |arm: &Measured<Sample>, at: usize| -> Cell {
         let all: Vec<f64> = arm.rounds.iter().filter_map(of(at)).collect();
         if all.is_empty() { Cell::Empty } else { Cell::Number(all.iter().sum::<f64>() / all.len() as f64) }

@@ -10,12 +10,10 @@ const MOST_MACHINES: usize = 20;
 /// Charts of responses for no more loads than these.
 const MOST_CHARTS: usize = 4;
 
-#[expect(clippy::cast_precision_loss, reason = "a few places on an axis")]
 pub(super) fn place(at: usize) -> f64 {
     at as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub(super) fn float(value: u64) -> f64 {
     value as f64
 }
