@@ -33,8 +33,6 @@ use vlane_report::progress::Progress;
 pub struct Setting<'a> {
     /// vlane's own program file, for `vlane serve`.
     pub vlane: &'a Path,
-    /// vlane's version.
-    pub version: &'a str,
     /// The command that is being run, for the results.
     pub command: String,
     /// Finds programs, and installs what is missing if that was allowed.
@@ -109,7 +107,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
     }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
-    let mut machine = Machine::describe(setting.version, programs);
+    let mut machine = Machine::describe(programs);
     if let Some(version) = bench.fio.as_ref().and_then(|fio| fio.version()) {
         machine.versions.push(("fio".into(), version));
     }

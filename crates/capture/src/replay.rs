@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Instant;
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest};
 use vlane_driver::{OnProgress, Session};
@@ -20,6 +19,7 @@ pub use super::replay_report::Settings;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
+use vlane_report::build::Begun;
 
 /// How much later than a request's completion its recorded time may be: the time of the eight requests that share one reading of the
 /// clock, on an engine that answers each with a system call.
@@ -161,7 +161,7 @@ pub fn replay(
     interrupt: &Interrupt,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Report> {
-    let begin = Instant::now();
+    let begun = Begun::now(&settings.command);
     let prepared = prepare(trace, settings.seed)?;
     let facts = Facts { left_out: prepared.left_out.clone(), split: prepared.split };
     // More than 1024 on a queue is a guest's largest queue, and much memory.
@@ -176,5 +176,5 @@ pub fn replay(
     };
     let result = vlane_driver::replay::replay(session, &plan, &options, on_progress)?;
     interrupt.check()?;
-    Ok(replay_report::report(trace, &result, &facts, settings, begin.elapsed()))
+    Ok(replay_report::report(trace, &result, &facts, &begun))
 }

@@ -1,7 +1,6 @@
 //! What a replay comes to: the back end now against the volume then.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 use vlane_driver::Wait;
 use vlane_driver::replay::Timing;
 
@@ -11,10 +10,8 @@ use vlane_trace::Kind;
 use super::Trace;
 use super::analyze::build::{number, percentile_columns, percentiles, text, us};
 use super::analyze::{name, notes};
-use vlane_report::build::table;
-use vlane_report::date;
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Report, SCHEMA, Section, Severity};
+use vlane_report::build::{Begun, table};
+use vlane_report::{Cell, Note, Report, Section, Severity};
 
 /// How a trace is replayed.
 #[derive(Debug, Clone)]
@@ -37,13 +34,7 @@ pub(super) struct Facts {
     pub(super) split: u64,
 }
 
-pub(super) fn report(
-    trace: &Trace,
-    result: &ReplayReport,
-    facts: &Facts,
-    settings: &Settings,
-    took: Duration,
-) -> Report {
+pub(super) fn report(trace: &Trace, result: &ReplayReport, facts: &Facts, begun: &Begun) -> Report {
     let how = match result.speed {
         Some(speed) => format!("at {speed} times the recorded speed"),
         None => "as fast as the order allows".to_owned(),
@@ -76,16 +67,10 @@ pub(super) fn report(
     }
     let sections = vec![latencies(trace, result), course(result)];
     Report {
-        schema: SCHEMA.to_owned(),
-        kind: "replay".to_owned(),
-        title: format!("Replay of a trace of {}", name(trace)),
         summary,
-        command: settings.command.clone(),
-        created: date::now(),
-        seconds: took.as_secs_f64(),
-        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &[]),
         notes: all_notes,
         sections,
+        ..begun.report("replay", format!("Replay of a trace of {}", name(trace)), &[])
     }
 }
 

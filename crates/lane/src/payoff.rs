@@ -174,11 +174,7 @@ fn worth(quicker: f64) -> f64 {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a simulation"
-)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a simulation")]
 mod tests {
     use proptest::prelude::*;
 

@@ -15,11 +15,10 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::Section;
-use vlane_report::build::table;
-use vlane_report::date;
-use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::build::{Begun, table};
+use vlane_report::machine::usable_cpus;
 use vlane_report::progress::Progress;
-use vlane_report::{Cell, Note, Report, SCHEMA, Spread};
+use vlane_report::{Cell, Note, Report, Spread};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);
@@ -222,7 +221,7 @@ fn measure(options: &Options, row: Row, fio: Option<&BlkioFio>, interrupt: &Inte
 /// # Errors
 /// Whatever keeps one from being measured. Without a fio that has libblkio its rows are left out, and the report says so.
 pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt) -> Result<Report> {
-    let begin = Instant::now();
+    let begun = Begun::now(command);
     let fio = BlkioFio::find(host);
     let rows = rows(fio.is_ok());
     let mut progress =
@@ -237,16 +236,10 @@ pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt)
     if let Err(error) = fio {
         notes.push(Note::warning(format!("fio with libblkio was not measured: {error}")));
     }
-    Ok(report(options, &measured, notes, command, begin.elapsed()))
+    Ok(report(options, &measured, notes, &begun))
 }
 
-fn report(
-    options: &Options,
-    measured: &[Measured],
-    notes: Vec<Note>,
-    command: &str,
-    took: Duration,
-) -> Report {
+fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Begun) -> Report {
     let off = |part: f64| (part - 1.0).abs() * 100.0;
     let worst = |of: fn(&Measured) -> f64| measured.iter().map(|one| off(of(one))).fold(0.0, f64::max);
     let summary = vec![format!(
@@ -283,15 +276,9 @@ fn report(
                 of the whole time, and what the client says. The first second, which has the burst in it, does not count.";
     let blocks = vec![table("Rates", &columns, measured.iter().map(cells).collect())];
     Report {
-        schema: SCHEMA.to_owned(),
-        kind: "throttle".to_owned(),
-        title: "How exactly limits are kept".to_owned(),
         summary,
-        command: command.to_owned(),
-        created: date::now(),
-        seconds: took.as_secs_f64(),
-        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &["fio"]),
         notes,
         sections: vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)],
+        ..begun.report("throttle", "How exactly limits are kept", &["fio"])
     }
 }

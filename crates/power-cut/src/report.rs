@@ -1,14 +1,12 @@
 //! What came of it, as a report.
 
-use std::time::Duration;
+use vlane_report::build::Begun;
 
 use super::{Checked, Options, Outcome};
-use vlane_report::date;
-use vlane_report::machine::Machine;
-use vlane_report::{Block, Cell, Column, Note, Report, SCHEMA, Section, Table};
+use vlane_report::{Block, Cell, Column, Note, Report, Section, Table};
 
 /// A report on all volumes.
-pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Duration) -> Report {
+pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report {
     let sum = |count: fn(&Outcome) -> usize| outcomes.iter().map(count).sum::<usize>();
     let states = sum(|outcome| outcome.states.states);
     let (unsound, lost) = (sum(|o| o.states.unsound), sum(|o| o.states.lost));
@@ -43,16 +41,10 @@ pub fn report(options: &Options, outcomes: &[Outcome], command: &str, took: Dura
         options.seed
     )));
     Report {
-        schema: SCHEMA.to_owned(),
-        kind: "power-cut".to_owned(),
-        title: "What a power cut leaves of a guest's file system".to_owned(),
         summary,
-        command: command.to_owned(),
-        created: date::now(),
-        seconds: took.as_secs_f64(),
-        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &[]),
         notes,
         sections: vec![states_of(outcomes), recorded(outcomes), by_strategy(outcomes)],
+        ..begun.report("power-cut", "What a power cut leaves of a guest's file system", &[])
     }
 }
 

@@ -1,6 +1,42 @@
 //! Making reports: sections, tables, charts, and figures over rounds.
 
-use crate::{Axis, Block, Cell, Chart, ChartKind, Column, Point, Section, Series, Spread, Table};
+use std::time::Instant;
+
+use crate::machine::Machine;
+use crate::{
+    Axis, Block, Cell, Chart, ChartKind, Column, Point, Report, SCHEMA, Section, Series, Spread, Table, date,
+};
+
+/// Work that a report will be made of: by which command, and since when.
+#[derive(Debug, Clone)]
+pub struct Begun {
+    command: String,
+    created: String,
+    at: Instant,
+}
+
+impl Begun {
+    /// It begins now; the command makes the report again.
+    pub fn now(command: impl Into<String>) -> Self {
+        Self { command: command.into(), created: date::now(), at: Instant::now() }
+    }
+
+    /// Its report, with nothing in it yet. `programs` took part, and their versions matter.
+    pub fn report(&self, kind: &str, title: impl Into<String>, programs: &[&str]) -> Report {
+        Report {
+            schema: SCHEMA.into(),
+            kind: kind.into(),
+            title: title.into(),
+            summary: Vec::new(),
+            command: self.command.clone(),
+            created: self.created.clone(),
+            seconds: self.at.elapsed().as_secs_f64(),
+            machine: Machine::describe(programs),
+            notes: Vec::new(),
+            sections: Vec::new(),
+        }
+    }
+}
 
 impl Section {
     /// A section without a command of its own.

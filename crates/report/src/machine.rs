@@ -31,8 +31,8 @@ impl Machine {
     /// This machine, vlane's version, and the versions of those of `programs` that are installed (they are asked with `--version`).
     ///
     /// What cannot be found out is left empty: a report without it is still a report. Nothing needs root.
-    pub fn describe(vlane: &str, programs: &[&str]) -> Self {
-        let mut versions = vec![("vlane".to_string(), vlane.to_string())];
+    pub fn describe(programs: &[&str]) -> Self {
+        let mut versions = vec![("vlane".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         for program in programs {
             if let Some(version) = version_of(program) {
                 versions.push(((*program).to_string(), version));
@@ -258,7 +258,7 @@ mod tests {
             assert_eq!(find_version(text).as_deref(), version, "{text}");
         }
         assert_eq!(version_of("a-program-that-nobody-has"), None);
-        let this = Machine::describe("1.2.3", &["a-program-that-nobody-has"]);
-        assert_eq!(this.versions, [("vlane".to_string(), "1.2.3".to_string())]);
+        let this = Machine::describe(&["a-program-that-nobody-has"]);
+        assert_eq!(this.versions, [("vlane".to_string(), env!("CARGO_PKG_VERSION").to_string())]);
     }
 }

@@ -185,7 +185,6 @@ impl CachesArgs {
         arms.extend(self.also.iter().map(|also| Arm::options(&also.0)));
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             arms,
             with: self.with.as_ref().map_or_else(Vec::new, |with| with.0.clone()),

@@ -191,7 +191,6 @@ impl CompareArgs {
         let runtime = self.time.unwrap_or(runtime);
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find out where this program is")?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             target,
             image_bytes: size.unwrap_or(bytes),

@@ -193,7 +193,6 @@ impl NativeArgs {
     fn options(&self) -> anyhow::Result<native::Options> {
         Ok(native::Options {
             vlane: this_program()?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             modes: unique(&self.modes),
             loads: unique(&self.loads),
@@ -234,7 +233,6 @@ impl GuestsArgs {
         Ok(guests::Options {
             vlane: this_program()?,
             fg: self.guest.fg()?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             places: unique(&self.places),
             variants: unique(&self.variants),
@@ -252,7 +250,6 @@ impl LaunchArgs {
         Ok(launch::Options {
             vlane: this_program()?,
             fg: self.guest.fg()?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             places: unique(&self.places),
             variants: unique(&self.variants),

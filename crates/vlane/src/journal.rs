@@ -68,7 +68,6 @@ pub fn run(args: &JournalArgs) -> Result<()> {
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let options = ProveOptions {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
-        version: env!("CARGO_PKG_VERSION").into(),
         command: crate::output::command_line(),
         only: args.only.clone(),
         keep: args.keep.clone(),

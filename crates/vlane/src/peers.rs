@@ -1,14 +1,14 @@
 //! `vlane peers`: vlane and qemu-storage-daemon side by side. What is measured and how is in [`vlane_lab::peers`].
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use vlane_report::build::Begun;
 
 use anyhow::Context;
 use clap::Args;
 use vlane_boot::Install;
 use vlane_host::{Interrupt, Output};
 use vlane_lab::peers::{self, Options, RowResult, fixed};
-use vlane_report::{Machine, date};
 
 use crate::output::{Overwrite, command_line};
 use crate::values;
@@ -142,7 +142,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if args.fixed_load {
         return fixed_load(args, &options, json.as_ref(), &interrupt);
     }
-    let (created, start) = (date::now(), Instant::now());
+    let begun = Begun::now(command_line());
     let mut so_far: Vec<RowResult> = Vec::new();
     let results = peers::run(&options, &interrupt, |result| {
         println!("{}", result.title);
@@ -161,9 +161,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         println!("\n{}", peers::markdown(&results));
     }
     if let Some(path) = &args.html {
-        let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon", "fio"]);
-        let seconds = start.elapsed().as_secs_f64();
-        let report = peers::report(&results, &command_line(), created, seconds, machine);
+        let report = peers::report(&results, &begun);
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
@@ -177,7 +175,7 @@ fn fixed_load(
     json: Option<&Output>,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let (created, start) = (date::now(), Instant::now());
+    let begun = Begun::now(command_line());
     let also: Vec<Vec<String>> = args.also.iter().map(|also| also.0.clone()).collect();
     let mut so_far: Vec<fixed::RowResult> = Vec::new();
     let outcome = fixed::run(options, &also, interrupt, |result| {
@@ -186,9 +184,7 @@ fn fixed_load(
         // After every row: an interrupted run keeps what it has.
         json.map_or(Ok(()), |output| peers::write_json(output, &so_far))
     })?;
-    let machine = Machine::describe(env!("CARGO_PKG_VERSION"), &["qemu-storage-daemon"]);
-    let seconds = start.elapsed().as_secs_f64();
-    let report = fixed::report(&outcome, options, &command_line(), created, seconds, machine);
+    let report = fixed::report(&outcome, options, &begun);
     println!();
     for sentence in &report.summary {
         println!("{sentence}");

@@ -1,7 +1,7 @@
 //! `vlane power-cut`: what a power cut leaves of a guest's file system. For those who work on vlane.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use vlane_report::build::Begun;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -115,9 +115,9 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let (options, begin) = (args.options()?, Instant::now());
+    let (options, begun) = (args.options()?, Begun::now(command_line()));
     let outcomes = vlane_power_cut::run(&options, &host, &interrupt)?;
-    let report = vlane_power_cut::report(&options, &outcomes, &command_line(), begin.elapsed());
+    let report = vlane_power_cut::report(&options, &outcomes, &begun);
     args.output.show(&report)?;
     let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();

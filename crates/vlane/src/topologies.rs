@@ -81,7 +81,6 @@ impl TopologiesArgs {
         }
         Ok(Options {
             program: std::env::current_exe().context("cannot find out where this program is")?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             jobs: self.jobs.clone(),
             patterns,

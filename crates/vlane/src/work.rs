@@ -87,7 +87,6 @@ impl WorkArgs {
             std::env::args_os().skip(1).map(|word| vlane_boot::quote(&word.to_string_lossy())).collect();
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
-            version: env!("CARGO_PKG_VERSION").into(),
             command: format!("vlane {}", words.join(" ")),
             bytes: self.bytes,
             guest_bytes: (!self.no_guest).then_some(self.guest_bytes),

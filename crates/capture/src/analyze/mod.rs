@@ -13,14 +13,13 @@ use vlane_trace::{Kind, PriorityClass, Record, Status};
 
 use super::{Request, Trace};
 use build::{bars, cdf, number, percentiles, share, text, us};
-use vlane_report::build::table;
+use vlane_report::build::{Begun, table};
 use vlane_report::date;
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Report, SCHEMA, Section, Severity};
+use vlane_report::{Cell, Note, Report, Section, Severity};
 
 /// Analyzes a trace; `command` makes the report again.
 pub fn analyze(trace: &Trace, command: &str) -> Report {
-    let begin = std::time::Instant::now();
+    let begun = Begun::now(command);
     let (first, span) = trace.span();
     let records: Vec<&Record> = trace.requests.iter().map(|request| &request.record).collect();
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(trace.header.started);
@@ -35,16 +34,10 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
         sections.push(lanes(trace, span));
     }
     Report {
-        schema: SCHEMA.to_owned(),
-        kind: "analyze".to_owned(),
-        title: format!("Trace of {}", name(trace)),
         summary,
-        command: command.to_owned(),
-        created: date::now(),
-        seconds: begin.elapsed().as_secs_f64(),
-        machine: Machine::describe(env!("CARGO_PKG_VERSION"), &[]),
         notes: notes(trace),
         sections,
+        ..begun.report("analyze", format!("Trace of {}", name(trace)), &[])
     }
 }
 

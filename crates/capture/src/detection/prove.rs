@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use vlane_boot::{Host, Initramfs, Ready, Spec};
 use vlane_policy::journal::{FileSystem, Journal};
@@ -18,9 +18,8 @@ use vlane_host::guests::{Machines, Maker, wait};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::output::Output;
 use vlane_host::server::Server;
-use vlane_report::build::table;
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{Begun, table};
+use vlane_report::{Cell, Note, Report, Section};
 
 /// How long a guest may take beyond its work.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -101,8 +100,6 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub struct ProveOptions {
     /// The vlane program.
     pub vlane: PathBuf,
-    /// Its version.
-    pub version: String,
     /// The command that makes the report again.
     pub command: String,
     /// Only these guests.
@@ -121,8 +118,7 @@ pub fn prove(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    let begin = Instant::now();
-    let created = vlane_report::date::rfc3339(SystemTime::now());
+    let begun = Begun::now(&options.command);
     let maker = Maker::find(host, Machines::Uml)?;
     let chosen =
         |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
@@ -174,16 +170,10 @@ pub fn prove(
         ),
     );
     Ok(Report {
-        schema: SCHEMA.to_owned(),
-        kind: "journal-detection".to_owned(),
-        title: "Journals found in real guests".to_owned(),
         summary,
-        command: options.command.clone(),
-        created,
-        seconds: begin.elapsed().as_secs_f64(),
-        machine: Machine::describe(&options.version, &[]),
         notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
         sections,
+        ..begun.report("journal-detection", "Journals found in real guests", &[])
     })
 }
 

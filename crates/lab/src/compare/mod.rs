@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
+use vlane_report::build::Begun;
 use vlane_report::figure::show_size;
 
 use self::columns::{ALL, Column, Missing};
@@ -44,7 +45,6 @@ use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::Report;
 use vlane_report::progress::Progress;
-use vlane_report::{date, machine};
 use vlane_work::kvm::KvmStats;
 use vlane_work::{Counted, calls};
 
@@ -53,8 +53,6 @@ use vlane_work::{Counted, calls};
 pub struct Options {
     /// vlane's own program: it serves the guest's disk.
     pub vlane: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// Where the images are to be.
@@ -217,31 +215,26 @@ pub struct Outcome {
 /// # Errors
 /// Whatever keeps it from being done; [`ErrorKind::Interrupted`]. Nothing is left behind in any case.
 pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
-    let (created, begin) = (date::now(), Instant::now());
-    let outcome = measure(options, host, found, begin, interrupt)?;
+    let begun = Begun::now(&options.command);
+    let outcome = measure(options, host, found, interrupt)?;
     let mut programs = vec!["fio".to_string()];
     programs.push(found.program.path.display().to_string());
     if outcome.columns.contains(&Column::StorageDaemon) {
         programs.push("qemu-storage-daemon".into());
     }
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-    let mut machine = machine::Machine::describe(&options.version, &programs);
-    for (name, _) in &mut machine.versions {
+    let mut report = report::fill(&outcome, &begun, &programs);
+    for (name, _) in &mut report.machine.versions {
         // A program that was given by its path is still QEMU.
         *name = name.rsplit('/').next().unwrap_or_default().to_string();
     }
-    machine.versions.push(("Linux (guest)".into(), outcome.kernel.clone()));
-    Ok(report::fill(&outcome, options, machine, created, begin.elapsed()))
+    report.machine.versions.push(("Linux (guest)".into(), outcome.kernel.clone()));
+    Ok(report)
 }
 
 /// Everything from the images to the last figure.
-fn measure(
-    options: &Options,
-    host: &Host,
-    found: &Found,
-    begin: Instant,
-    interrupt: &Interrupt,
-) -> Result<Outcome> {
+fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Outcome> {
+    let begin = Instant::now();
     let guests: Vec<&str> = found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
     let mut preparing = Progress::new(2);
     preparing.step(format!("writing {} images of {}", guests.len(), show_size(found.sizes.image)));

@@ -3,26 +3,19 @@
 //! Every column of [`ALL`] appears, also those that could not be measured: they say why.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::columns::{ALL, Column as Way};
 use super::jobs::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
 use super::results::{PARTS, Part};
-use super::{Options, Outcome, native, summary};
-use vlane_report::machine::Machine;
+use super::{Outcome, native, summary};
+use vlane_report::build::Begun;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Severity, Spread, Table,
 };
 
 /// Makes the report.
-pub fn fill(
-    outcome: &Outcome,
-    options: &Options,
-    machine: Machine,
-    created: String,
-    took: Duration,
-) -> Report {
+pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
     let mut sections = Vec::new();
     if outcome.results.loads().iter().any(|load| load.suite == Suite::Fio) {
         sections.push(fio_section(outcome));
@@ -34,16 +27,14 @@ pub fn fill(
     sections.extend(native_section(outcome));
     sections.push(columns_section(outcome));
     Report {
-        schema: SCHEMA.into(),
-        kind: "compare".into(),
-        title: format!("Host, virtio and emulated disks compared ({} I/O)", outcome.settings.cache.name()),
         summary: summary::sentences(outcome),
-        command: options.command.clone(),
-        created,
-        seconds: took.as_secs_f64(),
-        machine,
         notes: notes(outcome),
         sections,
+        ..begun.report(
+            "compare",
+            format!("Host, virtio and emulated disks compared ({} I/O)", outcome.settings.cache.name()),
+            programs,
+        )
     }
 }
 

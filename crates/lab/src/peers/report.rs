@@ -2,19 +2,11 @@
 
 use super::plan::{Contender, Metric, Row, rows};
 use super::{Figures, RowResult, judge};
-use vlane_report::machine::Machine;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::build::Begun;
+use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
 /// The report of some rows. `command` made them, beginning at `created` and taking `seconds`; `pairs` is how often each was measured.
-pub fn report(
-    results: &[RowResult],
-    command: &str,
-    created: String,
-    seconds: f64,
-    machine: Machine,
-) -> Report {
+pub fn report(results: &[RowResult], begun: &Begun) -> Report {
     let plan = rows();
     let planned: Vec<(&RowResult, &Row)> = results
         .iter()
@@ -44,16 +36,14 @@ pub fn report(
         notes.push(Note { severity: Severity::Warning, text });
     }
     Report {
-        schema: SCHEMA.into(),
-        kind: "peers".into(),
-        title: "vlane and qemu-storage-daemon, side by side".into(),
         summary: vec![judge::summary(results)],
-        command: command.into(),
-        created,
-        seconds,
-        machine,
         notes,
         sections,
+        ..begun.report(
+            "peers",
+            "vlane and qemu-storage-daemon, side by side",
+            &["qemu-storage-daemon", "fio"],
+        )
     }
 }
 
@@ -192,7 +182,7 @@ mod tests {
                 RowResult { row: row.id, title: row.title, contenders, measured, verdicts }
             })
             .collect();
-        let report = report(&results, "vlane peers", "2026-03-01T12:00:00Z".into(), 1.0, Machine::default());
+        let report = report(&results, &Begun::now("vlane peers"));
         let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
         let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
         assert_eq!(table.rows.len(), claims);

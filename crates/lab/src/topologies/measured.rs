@@ -9,14 +9,13 @@ use super::micro::Prices;
 use super::patterns::Pattern;
 use super::validate::Suite;
 use super::{Placement, Subject};
+use vlane_report::build::Begun;
 
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file, to be started as `vlane serve`.
     pub program: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command line, for the report.
     pub command: String,
     /// Numbers of jobs.
@@ -72,8 +71,6 @@ pub struct Measured<'a> {
     pub cpus: usize,
     /// Rounds.
     pub repeats: usize,
-    /// How long it took.
-    pub seconds: f64,
-    /// When it was begun.
-    pub created: String,
+    /// When it was, by which command.
+    pub begun: Begun,
 }

@@ -7,9 +7,8 @@ use super::patterns::Pattern;
 use super::validate::{Check, Suite, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
 use vlane_report::build::{spread as spread_of, table};
-use vlane_report::machine::Machine;
 use vlane_report::{
-    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread,
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread,
 };
 
 /// Lanes that predictions are made for.
@@ -38,20 +37,15 @@ pub(super) fn report(options: &Options, measured: &Measured<'_>) -> Report {
     }
     sections.push(validation(&checks));
     sections.push(prices(measured, &checks));
+    let title = match options.validate_only {
+        true => "The scaling model against measurements",
+        false => "Baseline, MQ and MT: queues, threads and a global mutex",
+    };
     Report {
-        schema: SCHEMA.into(),
-        kind: "topologies".into(),
-        title: match options.validate_only {
-            true => "The scaling model against measurements".into(),
-            false => "Baseline, MQ and MT: queues, threads and a global mutex".into(),
-        },
         summary: summary(options, measured, &checks),
-        command: options.command.clone(),
-        created: measured.created.clone(),
-        seconds: measured.seconds,
-        machine: Machine::describe(&options.version, &[]),
         notes: notes(options, measured),
         sections,
+        ..measured.begun.report("topologies", title, &[])
     }
 }
 

@@ -1,7 +1,7 @@
 //! The whole experiment: what is measured, in which order, how often.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cell::Cell;
 use super::measured::{Group, Key, Measured, Options};
@@ -13,6 +13,7 @@ use vlane_driver::Workload;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
+use vlane_report::build::Begun;
 use vlane_report::machine::usable_cpus;
 use vlane_report::progress::Progress;
 
@@ -90,8 +91,7 @@ fn jobs(options: &Options, cpus: usize) -> Result<Vec<u16>> {
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and what the measurements say.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
-    let begin = Instant::now();
-    let created = vlane_report::date::now();
+    let begun = Begun::now(&options.command);
     let cpus = usable_cpus()?;
     let patterns = Pattern::named(&options.patterns)?;
     let jobs = jobs(options, cpus.len())?;
@@ -138,16 +138,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         }
     }
     progress.clear();
-    let measured = Measured {
-        patterns,
-        jobs,
-        cells,
-        suites,
-        prices,
-        cpus: cpus.len(),
-        repeats: options.repeats,
-        seconds: begin.elapsed().as_secs_f64(),
-        created,
-    };
+    let measured =
+        Measured { patterns, jobs, cells, suites, prices, cpus: cpus.len(), repeats: options.repeats, begun };
     Ok(render::report(options, &measured))
 }

@@ -10,7 +10,6 @@ pub mod native;
 mod report;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
@@ -20,8 +19,8 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Image, Place};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
+use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
-use vlane_report::{date, machine};
 
 /// The small requests, in bytes.
 pub const SMALL: u32 = 4 << 10;
@@ -93,8 +92,6 @@ impl Medium {
 pub struct Options {
     /// vlane's own program.
     pub vlane: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// Bytes that each native measurement moves.
@@ -132,7 +129,7 @@ struct Outcome {
 /// [`ErrorKind::Invalid`] if there is no room or the sizes make no sense, [`ErrorKind::Interrupted`], and those of starting and driving back
 /// ends. A guest or a peer that cannot be had is a note in the report. Nothing is left behind in any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    let (created, begin) = (date::now(), Instant::now());
+    let begun = Begun::now(&options.command);
     for bytes in [Some(options.bytes), options.guest_bytes].into_iter().flatten() {
         if bytes < u64::from(LARGE) * 4 || !bytes.is_multiple_of(u64::from(LARGE)) {
             let context = format!("{bytes} bytes to move: not a multiple of 512K, and at least 2M");
@@ -193,8 +190,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     if !outcome.guest.is_empty() {
         programs.extend(["qemu-system-x86_64", "fio"]);
     }
-    let machine = machine::Machine::describe(&options.version, &programs);
-    Ok(report::fill(&outcome, options, machine, created, begin.elapsed()))
+    Ok(report::fill(&outcome, options, &begun, &programs))
 }
 
 /// Size of each image.

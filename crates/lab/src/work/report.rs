@@ -1,23 +1,14 @@
 //! What came of it, as a report.
 
-use std::time::Duration;
-
 use vlane_report::figure::show_size;
 
 use super::guest::GuestMeasured;
 use super::native::{Case, Measured, Peer};
 use super::{BLOCKS, Direction, LARGE, Medium, Options, Outcome, SMALL};
-use vlane_report::build::table;
-use vlane_report::machine::Machine;
-use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread};
+use vlane_report::build::{Begun, table};
+use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread};
 
-pub(super) fn fill(
-    outcome: &Outcome,
-    options: &Options,
-    machine: Machine,
-    created: String,
-    took: Duration,
-) -> Report {
+pub(super) fn fill(outcome: &Outcome, options: &Options, begun: &Begun, programs: &[&str]) -> Report {
     let mut notes: Vec<Note> =
         outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))).collect();
     if outcome.accel.as_ref().is_some_and(|choice| choice.accel == vlane_boot::Accel::Tcg) {
@@ -38,16 +29,10 @@ pub(super) fn fill(
         sections.push(guest(&outcome.guest));
     }
     Report {
-        schema: SCHEMA.into(),
-        kind: "work".into(),
-        title: "Where it goes: 4K requests against 512K requests".into(),
         summary: summary(outcome, options),
-        command: options.command.clone(),
-        created,
-        seconds: took.as_secs_f64(),
-        machine,
         notes,
         sections,
+        ..begun.report("work", "Where it goes: 4K requests against 512K requests", programs)
     }
 }
 
@@ -325,6 +310,8 @@ fn guest(all: &[GuestMeasured]) -> Section {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 mod tests {
+    use std::time::Duration;
+
     use vlane_report::Table;
 
     use super::*;
@@ -391,7 +378,6 @@ mod tests {
         let outcome = Outcome { native, guest, accel: None, missing: vec!["a peer".into()] };
         let options = Options {
             vlane: "vlane".into(),
-            version: "1".into(),
             command: "vlane work".into(),
             bytes: 8 << 20,
             guest_bytes: None,
@@ -402,7 +388,7 @@ mod tests {
             disk_dir: None,
             accel: None,
         };
-        let report = fill(&outcome, &options, Machine::default(), String::new(), Duration::ZERO);
+        let report = fill(&outcome, &options, &Begun::now(""), &[]);
         let ratios = table_of(&report, "4K : 512K, random read");
         let number = |cell: &Cell| match cell {
             Cell::Number(value) => *value,

@@ -55,11 +55,7 @@ impl Host {
     }
 
     /// What happens in a period.
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::cast_possible_truncation,
-        reason = "a model"
-    )]
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a model")]
     fn look(&self) -> Look {
         let length = PERIOD.as_secs_f64();
         let busy_threads = self.working_threads();

@@ -23,9 +23,10 @@ mod volume;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vlane_boot::Host;
+use vlane_report::build::Begun;
 use vlane_report::figure::show_size;
 
 use self::judge::{AGAIN, CellResult, Measured};
@@ -39,7 +40,7 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Place};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::machine::usable_cpus;
 use vlane_report::progress::Progress;
 
 /// Of the cgroup's limit, what may be dirty on the host.
@@ -50,8 +51,6 @@ const DIRTY: u64 = 5;
 pub struct Options {
     /// vlane's own file.
     pub vlane: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// The ways to serve the volume; the first one is what others are held against.
@@ -153,7 +152,7 @@ impl Options {
 /// set on the host is set back, and nothing is left behind, in any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (vlane_report::date::now(), Instant::now());
+    let begun = Begun::now(&options.command);
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
@@ -220,8 +219,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let guests = guests.map(|maker| maker.describe());
     let is_apart = !neighbour_cpus.is_empty();
     let about = About { guests, replays, has_device: device.is_some(), is_apart };
-    let machine = Machine::describe(&options.version, &["sqlite3"]);
-    Ok(report::fill(options, &results, &about, machine, created, start.elapsed()))
+    Ok(report::fill(options, &results, &about, &begun))
 }
 
 /// Every round of every cell, in turns.
@@ -310,7 +308,6 @@ mod tests {
     pub(super) fn options() -> Options {
         Options {
             vlane: "vlane".into(),
-            version: "1.0".into(),
             command: "vlane caches".into(),
             arms: vec![Arm::mode("writeback"), Arm::mode("none")],
             with: Vec::new(),

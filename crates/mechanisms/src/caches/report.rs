@@ -1,7 +1,5 @@
 //! The report.
 
-use std::time::Duration;
-
 use vlane_report::figure::show_size;
 
 use super::commits::COMMIT;
@@ -10,9 +8,8 @@ use super::measure::{READ, Sample};
 use super::plan::lru_hits;
 use super::{About, Options};
 use vlane_bench::Pin;
-use vlane_report::build::{bars, spread, table};
-use vlane_report::machine::Machine;
-use vlane_report::{Block, Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{Begun, bars, spread, table};
+use vlane_report::{Block, Cell, Note, Report, Section};
 
 /// Where fewer rounds than this were measured, no figure says much.
 const ENOUGH: usize = 5;
@@ -20,14 +17,7 @@ const ENOUGH: usize = 5;
 const MUCH: u64 = 20;
 
 /// Makes it.
-pub(super) fn fill(
-    options: &Options,
-    results: &[CellResult],
-    about: &About,
-    machine: Machine,
-    created: String,
-    time: Duration,
-) -> Report {
+pub(super) fn fill(options: &Options, results: &[CellResult], about: &About, begun: &Begun) -> Report {
     let verdicts: Vec<(&CellResult, Verdict)> =
         results.iter().flat_map(|result| result.verdicts().into_iter().map(move |v| (result, v))).collect();
     let mut sections = vec![crossover(options, results)];
@@ -38,16 +28,10 @@ pub(super) fn fill(
     sections.push(over_base(results));
     sections.extend(results.iter().map(figures));
     Report {
-        schema: SCHEMA.into(),
-        kind: "caches".into(),
-        title: "What a cache mode is worth".into(),
         summary: summary(&verdicts, results),
-        command: options.command.clone(),
-        created,
-        seconds: time.as_secs_f64(),
-        machine,
         notes: notes(options, results, about),
         sections,
+        ..begun.report("caches", "What a cache mode is worth", &["sqlite3"])
     }
 }
 
@@ -356,6 +340,8 @@ fn pages(pages: Option<u64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;
     use super::*;
@@ -398,7 +384,7 @@ mod tests {
         let mut options = options();
         options.cache = Some(512 << 20);
         let about = About { guests: None, replays: Vec::new(), has_device: true, is_apart: true };
-        let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
+        let report = fill(&options, &results(), &about, &Begun::now(""));
         let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -421,7 +407,7 @@ mod tests {
         let mut options = options();
         options.rounds = 1;
         let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };
-        let report = fill(&options, &results(), &about, Machine::default(), String::new(), Duration::ZERO);
+        let report = fill(&options, &results(), &about, &Begun::now(""));
         let warnings = report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
         assert_eq!(warnings.count(), 2);
     }

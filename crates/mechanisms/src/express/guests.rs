@@ -1,7 +1,7 @@
 //! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, beside as many readers as the guest can hold.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use vlane_boot::Host;
@@ -12,7 +12,7 @@ use super::{BLOCK, Model, Variant, report, turns};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::machine::Machine as Hardware;
+use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
 
 /// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's time, about.
@@ -27,8 +27,6 @@ pub struct Options {
     pub vlane: PathBuf,
     /// vlane-fg's file.
     pub fg: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// Which guests.
@@ -149,7 +147,7 @@ pub(super) fn check_fg(fg: &std::path::Path, variants: &[Variant]) -> Result<()>
 /// those of back ends and guests.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (vlane_report::date::now(), Instant::now());
+    let begun = Begun::now(&options.command);
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let arms = options.variants.len() + 1;
@@ -195,8 +193,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         results.push(result);
     }
     progress.clear();
-    let hardware = Hardware::describe(&options.version, &["fio"]);
-    Ok(report::guests::fill(options, &results, hardware, created, start.elapsed()))
+    Ok(report::guests::fill(options, &results, &begun))
 }
 
 fn measure(reads: u32, machine: &mut Machine<'_>, setup: &Setup<'_>, variant: Variant) -> Result<Sample> {

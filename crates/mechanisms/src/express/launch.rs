@@ -4,7 +4,7 @@
 //! guest drops its page cache and what it knows of files.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use vlane_boot::Host;
@@ -17,7 +17,7 @@ use super::{Model, Variant, report, turns};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::machine::Machine as Hardware;
+use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
 
 /// What a turn (each program once) takes, about.
@@ -32,8 +32,6 @@ pub struct Options {
     pub vlane: PathBuf,
     /// vlane-fg's file.
     pub fg: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// Which guests.
@@ -110,7 +108,7 @@ impl Options {
 /// As [`super::guests::run`].
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (vlane_report::date::now(), Instant::now());
+    let begun = Begun::now(&options.command);
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let root = Root::find(host, &options.programs)?;
@@ -160,6 +158,5 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         results.push(result);
     }
     progress.clear();
-    let hardware = Hardware::describe(&options.version, &["fio"]);
-    Ok(report::launch::fill(options, &root, &results, hardware, created, start.elapsed()))
+    Ok(report::launch::fill(options, &root, &results, &begun))
 }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use vlane_driver::{Crowd, CrowdReport, SessionOptions};
@@ -12,7 +12,7 @@ use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
-use vlane_report::machine::Machine;
+use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
 use vlane_report::{Report, figure};
 
@@ -77,8 +77,6 @@ impl Load {
 pub struct Options {
     /// vlane's own file.
     pub vlane: PathBuf,
-    /// vlane's version.
-    pub version: String,
     /// The command that makes this report again.
     pub command: String,
     /// What the back end does; the first one is what others are held against.
@@ -177,7 +175,7 @@ impl Options {
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of back end and driver.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
-    let (created, start) = (vlane_report::date::now(), Instant::now());
+    let begun = Begun::now(&options.command);
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let names: Vec<String> = options.modes.iter().map(|mode| mode.name().to_owned()).collect();
@@ -199,8 +197,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         }
     }
     progress.clear();
-    let machine = Machine::describe(&options.version, &[]);
-    Ok(report::native::fill(options, &results, machine, created, start.elapsed()))
+    Ok(report::native::fill(options, &results, &begun))
 }
 
 fn measure(

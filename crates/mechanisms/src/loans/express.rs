@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vlane_boot::{Initramfs, Install};
 use vlane_trace::PriorityClass;
@@ -20,6 +20,7 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
+use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
 
 /// So many reads of the foreground's are a job.
@@ -32,8 +33,6 @@ const PARALLEL: usize = 4;
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// vlane's version.
-    pub version: String,
     /// The command line, for the report.
     pub command: String,
     /// vlane's own file.
@@ -147,8 +146,7 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
-    let begin = Instant::now();
-    let created = vlane_report::date::now();
+    let begun = Begun::now(&options.command);
     let mut progress =
         Progress::new(1 + options.rounds * ARMS.len()).expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests));
@@ -189,11 +187,8 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     }
     drop(progress);
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
-    let seconds = begin.elapsed().as_secs_f64();
-    let measured = Measured { cells: vec![cells], weights, seconds, created };
+    let measured = Measured { cells: vec![cells], weights, begun };
     let labels = Labels {
-        version: options.version.clone(),
-        command: options.command.clone(),
         arms: ARMS.iter().map(|arm| arm.name.to_owned()).collect(),
         about: about(options, &bed.what),
         warnings: bed::warnings(options.machines),

@@ -7,16 +7,11 @@ use super::live_report::{
     all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, shares_of,
 };
 use vlane_host::error::{Error, ErrorKind, Result};
-use vlane_report::machine::Machine;
-use vlane_report::{Block, Cell, Note, Report, SCHEMA, Section, Severity, Table};
+use vlane_report::{Block, Cell, Note, Report, Section, Severity, Table};
 
 /// What the report says of what was measured.
 #[derive(Debug, Clone)]
 pub(super) struct Labels {
-    /// vlane's version.
-    pub(super) version: String,
-    /// The command line.
-    pub(super) command: String,
     /// What was compared.
     pub(super) arms: Vec<String>,
     /// What was done.
@@ -111,8 +106,6 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
     if cells.iter().any(|cell| cell.samples.is_empty()) {
         return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
     }
-    let mut machine = Machine::describe(&labels.version, &[]);
-    machine.versions.push(("guests".into(), labels.guests.clone()));
     let note = |severity, text: String| Note { severity, text };
     let warnings = labels.warnings.iter().map(|text| note(Severity::Warning, text.clone()));
     let facts = [
@@ -139,16 +132,12 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
             Block::Chart(shares_of(&labels.arms, cells, &measured.weights)),
         ],
     );
-    Ok(Report {
-        schema: SCHEMA.into(),
-        kind: "express-loans".into(),
-        title: "Express and loans".into(),
+    let mut report = Report {
         summary: summary(labels, cells),
-        command: labels.command.clone(),
-        created: measured.created.clone(),
-        seconds: measured.seconds,
-        machine,
         notes: warnings.chain(facts).collect(),
         sections: vec![section],
-    })
+        ..measured.begun.report("express-loans", "Express and loans", &[])
+    };
+    report.machine.versions.push(("guests".into(), labels.guests.clone()));
+    Ok(report)
 }

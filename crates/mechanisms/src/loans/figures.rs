@@ -1,6 +1,7 @@
 //! What measurements of live schedulers saw.
 
 use std::time::Duration;
+use vlane_report::build::Begun;
 
 /// What one measurement saw.
 #[derive(Debug, Clone, Default)]
@@ -50,8 +51,6 @@ pub struct Measured {
     pub cells: Vec<Vec<Cell>>,
     /// The weight of each guest.
     pub weights: Vec<u32>,
-    /// How long it took, seconds.
-    pub seconds: f64,
-    /// When it was begun.
-    pub created: String,
+    /// When it was, by which command.
+    pub begun: Begun,
 }

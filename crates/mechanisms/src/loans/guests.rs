@@ -7,7 +7,8 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use vlane_report::build::Begun;
 
 use vlane_boot::{Initramfs, Install};
 
@@ -24,8 +25,6 @@ use vlane_report::progress::Progress;
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// vlane's version.
-    pub version: String,
     /// The command line, for the report.
     pub command: String,
     /// vlane's own file.
@@ -103,8 +102,7 @@ fn check(options: &Options) -> Result<()> {
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
-    let begin = Instant::now();
-    let created = vlane_report::date::now();
+    let begun = Begun::now(&options.command);
     let arms: Vec<Option<&str>> =
         std::iter::once(None).chain(options.policies.iter().map(|policy| Some(policy.as_str()))).collect();
     let steps = 1 + options.rounds * options.latencies.len() * arms.len();
@@ -138,11 +136,9 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     }
     drop(progress);
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
-    let measured = Measured { cells, weights, seconds: begin.elapsed().as_secs_f64(), created };
+    let measured = Measured { cells, weights, begun };
     let names = arms.iter().map(|arm| arm.unwrap_or("EEVDF").to_owned());
     let labels = Labels {
-        version: options.version.clone(),
-        command: options.command.clone(),
         arms: names.collect(),
         loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
         ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),

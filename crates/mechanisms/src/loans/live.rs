@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use vlane_report::build::Begun;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -35,8 +36,6 @@ const TOKEN: u64 = 1;
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// vlane's version.
-    pub version: String,
     /// The command line, for the report.
     pub command: String,
     /// Guests, the one with I/O included.
@@ -339,8 +338,7 @@ fn check(options: &Options) -> Result<()> {
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(sched)?;
-    let begin = Instant::now();
-    let created = vlane_report::date::now();
+    let begun = Begun::now(&options.command);
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
     let weights: Vec<u32> =
         (0..options.guests).map(|number| options.weights.get(number).copied().unwrap_or(last)).collect();
@@ -361,10 +359,8 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         }
     }
     drop(progress);
-    let measured = Measured { cells, weights, seconds: begin.elapsed().as_secs_f64(), created };
+    let measured = Measured { cells, weights, begun };
     let labels = Labels {
-        version: options.version.clone(),
-        command: options.command.clone(),
         arms: options.arms.iter().map(|arm| arm.name.clone()).collect(),
         loads: options
             .gaps

@@ -4,18 +4,11 @@ use std::time::Duration;
 
 use super::figures::{Cell as Figures, Measured, Sample};
 use vlane_host::error::{Error, ErrorKind, Result};
-use vlane_report::machine::Machine;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
 /// What the report says of what was measured.
 #[derive(Debug, Clone)]
 pub(super) struct Labels {
-    /// vlane's version.
-    pub(super) version: String,
-    /// The command line.
-    pub(super) command: String,
     /// The schedulers that were compared.
     pub(super) arms: Vec<String>,
     /// The loads, as in "under ...".
@@ -213,8 +206,6 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
             ],
         )
     };
-    let mut machine = Machine::describe(&labels.version, &[]);
-    machine.versions.extend(labels.versions.iter().cloned());
     let note = |severity, text: String| Note { severity, text };
     let warnings = labels.warnings.iter().map(|text| note(Severity::Warning, text.clone()));
     let facts = [
@@ -228,18 +219,14 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
             ),
         ),
     ];
-    Ok(Report {
-        schema: SCHEMA.into(),
-        kind: "loans".into(),
-        title: "Loans, live: response and fairness".into(),
+    let mut report = Report {
         summary: summary(labels, measured),
-        command: labels.command.clone(),
-        created: measured.created.clone(),
-        seconds: measured.seconds,
-        machine,
         notes: warnings.chain(facts).collect(),
         sections: (0..labels.loads.len()).map(section).collect(),
-    })
+        ..measured.begun.report("loans", "Loans, live: response and fairness", &[])
+    };
+    report.machine.versions.extend(labels.versions.iter().cloned());
+    Ok(report)
 }
 
 fn capitalised(text: &str) -> String {

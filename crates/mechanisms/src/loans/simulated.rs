@@ -6,20 +6,17 @@ mod sections;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use vlane_report::build::Begun;
 
 use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
 use vlane_host::error::{Context, ErrorKind, Result};
-use vlane_report::date;
-use vlane_report::machine::Machine;
 use vlane_report::progress::Progress;
-use vlane_report::{Note, Report, SCHEMA, Section, Severity};
+use vlane_report::{Note, Report, Section, Severity};
 
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// vlane's version.
-    pub version: String,
     /// The command line, for the report.
     pub command: String,
     /// What is simulated, in this order.
@@ -82,7 +79,7 @@ fn rate(ms: f64) -> String {
 ///
 /// A scheduler of the ablation cannot be made.
 pub fn run(options: &Options) -> Result<Report> {
-    let (begun, created) = (Instant::now(), date::now());
+    let begun = Begun::now(&options.command);
     let paper = options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
     let mut jobs: Vec<(String, String, Scenario, Setup)> = Vec::new();
     for scenario in &options.scenarios {
@@ -129,16 +126,10 @@ pub fn run(options: &Options) -> Result<Report> {
     notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}.", seeds.join(", ")) });
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     Ok(Report {
-        schema: SCHEMA.into(),
-        kind: "simulate".into(),
-        title: format!("Loans, simulated: {}", names.join(", ")),
         summary: extras::summary(&runs, options),
-        command: options.command.clone(),
-        created,
-        seconds: begun.elapsed().as_secs_f64(),
-        machine: Machine::describe(&options.version, &[]),
         notes,
         sections,
+        ..begun.report("simulate", format!("Loans, simulated: {}", names.join(", ")), &[])
     })
 }
 

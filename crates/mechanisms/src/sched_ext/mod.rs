@@ -10,13 +10,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use vlane_report::build::Begun;
 
 use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Kernel, Qemu, QemuProgram};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_policy::loan::Policy;
 use vlane_report::Report;
 
-use self::report::{Head, Kills};
+use self::report::Kills;
 use self::turn::{Turn, hold, turn, unloaded};
 
 /// What a turn is like, and how many of which there are.
@@ -49,8 +50,6 @@ pub struct Options<'a> {
     pub limit: Duration,
     /// The program that the guest runs: vlane's own file.
     pub program: &'a Path,
-    /// Its version.
-    pub version: &'a str,
     /// The command line, for the report.
     pub command: &'a str,
 }
@@ -201,7 +200,7 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     for name in schedulers {
         policy(name)?;
     }
-    let (begun, created) = (Instant::now(), vlane_report::date::now());
+    let begun = Begun::now(options.command);
     let (program, kernel) = (QemuProgram::find(host)?, Kernel::with_sched_ext(host)?);
     // In turns: what changes on the host meanwhile changes for all.
     let turns = vec![schedulers.join(","); usize::from(*repeats)].join(",");
@@ -241,6 +240,5 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
         state: report.result("state")?.to_string(),
         crashes,
     };
-    let head = Head { command: options.command, version: options.version, created, took: begun.elapsed() };
-    Ok(report::report(schedulers, &shown, &kills, &kernel.version, head))
+    Ok(report::report(schedulers, &shown, &kills, &kernel.version, &begun))
 }

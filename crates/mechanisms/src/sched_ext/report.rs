@@ -1,11 +1,8 @@
 //! What was seen, as a report.
 
-use std::time::Duration;
+use vlane_report::build::Begun;
 
-use vlane_report::Machine;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
 use super::turn::{Kept, Shown};
 
@@ -21,22 +18,13 @@ pub(super) struct Kills {
     pub(super) crashes: u32,
 }
 
-/// What a report says of how it was made.
-#[derive(Debug)]
-pub(super) struct Head<'a> {
-    pub(super) command: &'a str,
-    pub(super) version: &'a str,
-    pub(super) created: String,
-    pub(super) took: Duration,
-}
-
 /// Makes the report.
 pub(super) fn report(
     schedulers: &[String],
     shown: &[Shown],
     kills: &Kills,
     kernel: &str,
-    head: Head<'_>,
+    begun: &Begun,
 ) -> Report {
     let of = |name: &str| -> Vec<&Shown> { shown.iter().filter(|one| one.scheduler == name).collect() };
     let all = |name: &str| figure(&of(name), |one| percentile(&one.responses_us, 50));
@@ -54,14 +42,7 @@ pub(super) fn report(
     }
     let section = |id: &str, title: &str, blocks| Section::new(id, title, Vec::new(), blocks);
     Report {
-        schema: SCHEMA.into(),
-        kind: "sched-ext".into(),
-        title: "vCPUs in a sched_ext scheduler".into(),
         summary,
-        command: head.command.to_owned(),
-        created: head.created,
-        seconds: head.took.as_secs_f64(),
-        machine: Machine::describe(head.version, &["qemu-system-x86_64"]),
         notes: vec![Note {
             severity: Severity::Warning,
             text: format!(
@@ -80,6 +61,7 @@ pub(super) fn report(
             section("decisions", "Decisions", vec![Block::Table(decisions(schedulers, &of))]),
             section("kills", "Killing the loader", vec![Block::Table(killed(kills))]),
         ],
+        ..begun.report("sched-ext", "vCPUs in a sched_ext scheduler", &["qemu-system-x86_64"])
     }
 }
 

@@ -37,8 +37,7 @@ impl Noise {
 type Compare = fn(&[f64], &[f64], Better, f64) -> Verdict;
 
 fn share(outcomes: &[Outcome], of: &[Outcome]) -> f64 {
-    let share = outcomes.iter().filter(|o| of.contains(o)).count() as f64 / outcomes.len() as f64;
-    share
+    outcomes.iter().filter(|o| of.contains(o)).count() as f64 / outcomes.len() as f64
 }
 
 #[test]

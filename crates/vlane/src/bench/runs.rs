@@ -234,7 +234,6 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let vlane = std::env::current_exe().context("cannot find this program's own file")?;
     let setting = Setting {
         vlane: &vlane,
-        version: env!("CARGO_PKG_VERSION"),
         command: command_line(),
         host: &host,
         client_cpus: &args.cpus,

@@ -140,7 +140,6 @@ fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     check_weights(args)?;
     let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
     let options = guests::Options {
-        version: env!("CARGO_PKG_VERSION").into(),
         command: command_line(),
         program: std::env::current_exe()?,
         machines: machines(real),
@@ -158,7 +157,6 @@ fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
 fn express_and_loans(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     check_weights(args)?;
     let options = express::Options {
-        version: env!("CARGO_PKG_VERSION").into(),
         command: command_line(),
         program: std::env::current_exe()?,
         machines: machines(real),
@@ -190,7 +188,6 @@ fn natively(args: &ProveArgs) -> anyhow::Result<Report> {
         arms.retain(|arm| args.only.iter().any(|name| arm.name.eq_ignore_ascii_case(name)));
     }
     let options = Options {
-        version: env!("CARGO_PKG_VERSION").into(),
         command: command_line(),
         guests: guests(args),
         weights: args.weights.clone(),

@@ -146,7 +146,6 @@ mod with {
             repeats: args.repeats,
             limit: Duration::from_secs(args.limit),
             program: &own,
-            version: env!("CARGO_PKG_VERSION"),
             command: &command_line(),
         };
         args.output.show(&sched_ext::prove(&options, &host)?)

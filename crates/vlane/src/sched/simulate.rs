@@ -67,7 +67,6 @@ impl SimulateArgs {
             names => names.iter().map(|name| Setup::named(name)).collect::<Result<_, _>>()?,
         };
         Ok(Options {
-            version: env!("CARGO_PKG_VERSION").into(),
             command: command_line(),
             scenarios: self.scenarios()?,
             setups,

@@ -1,8 +1,7 @@
 //! The report of a comparison whose figures are known.
 
-use std::time::Duration;
-
 use vlane_boot::{Accel, Choice};
+use vlane_report::build::Begun;
 
 use super::super::columns::Missing;
 use super::super::guest::SeenDisk;
@@ -10,7 +9,6 @@ use super::super::jobs::{CacheState, Settings};
 use super::super::native::NativeMeasurement;
 use super::super::results::Results;
 use super::super::results::tests::measured;
-use super::super::scratch::Target;
 use super::*;
 
 /// Of the host's throughput, by column: what the made-up machine does.
@@ -77,24 +75,7 @@ fn outcome(accel: Accel, passes: usize) -> Outcome {
 }
 
 fn report(outcome: &Outcome) -> Report {
-    let options = Options {
-        vlane: "/vlane".into(),
-        version: "1.2.3".into(),
-        command: "vlane compare".into(),
-        target: Target::Anywhere,
-        image_bytes: outcome.image_bytes,
-        columns: ALL.to_vec(),
-        loads: loads::all(),
-        runtime: Duration::from_millis(700),
-        passes: outcome.passes,
-        limit: None,
-        cache: CacheState::Direct,
-        qemu: None,
-        accel: None,
-        native: true,
-        count: true,
-    };
-    fill(outcome, &options, Machine::default(), "2026-01-01T00:00:00Z".into(), Duration::from_secs(400))
+    fill(outcome, &Begun::now(""), &[])
 }
 
 fn blocks(report: &Report) -> impl Iterator<Item = (&Section, &Block)> {

@@ -5,9 +5,9 @@ use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, QSD, RowResult, groups};
 use crate::peers::Options;
 use vlane_host::guests::Machines;
-use vlane_report::machine::Machine;
+use vlane_report::build::Begun;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, SCHEMA, Section, Series, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table, figure,
     markdown as md,
 };
 
@@ -238,19 +238,8 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     out
 }
 
-/// The report. `command` made it, beginning at `created` and taking `seconds`.
-pub fn report(
-    outcome: &Outcome,
-    options: &Options,
-    command: &str,
-    created: String,
-    seconds: f64,
-    mut machine: Machine,
-) -> Report {
-    if let Some(fio) = &outcome.fio {
-        machine.versions.push(("fio with libblkio".into(), fio.clone()));
-    }
-    machine.versions.extend(outcome.guests.iter().map(|guest| ("guest".to_owned(), guest.clone())));
+/// The report.
+pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
         "Each figure is the median of {} measurements of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
          for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
@@ -290,18 +279,20 @@ pub fn report(
         };
         sections.push(Section::new(group.id, group.title, vec![text.into()], blocks));
     }
-    Report {
-        schema: SCHEMA.into(),
-        kind: "fixed-load".into(),
-        title: "vlane and qemu-storage-daemon at the same load".into(),
+    let mut report = Report {
         summary: summary(&outcome.rows),
-        command: command.into(),
-        created,
-        seconds,
-        machine,
         notes,
         sections,
-    }
+        ..begun.report(
+            "fixed-load",
+            "vlane and qemu-storage-daemon at the same load",
+            &["qemu-storage-daemon"],
+        )
+    };
+    let named = |name: &'static str| move |version: &String| (name.to_owned(), version.clone());
+    report.machine.versions.extend(outcome.fio.iter().map(named("fio with libblkio")));
+    report.machine.versions.extend(outcome.guests.iter().map(named("guest")));
+    report
 }
 
 #[cfg(test)]

@@ -1,26 +1,17 @@
 //! The report of [`super::super::guests`].
 
-use std::time::Duration;
-
 use super::super::guests::{Options, PlaceResult, Sample};
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::{AGAIN, Variant};
 use super::{busy, cell, few, goals, met, picture, says, variants};
-use vlane_report::build::{bars, table};
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Point, Report, SCHEMA, Section, Series, Spread};
+use vlane_report::build::{Begun, bars, table};
+use vlane_report::{Cell, Note, Point, Report, Section, Series, Spread};
 
 /// Of Vanilla's execution time, what Proposed may take: the paper's 15 % less.
 const SHORTER: f64 = 0.85;
 
 /// Makes it.
-pub(in super::super) fn fill(
-    options: &Options,
-    results: &[PlaceResult],
-    machine: Machine,
-    created: String,
-    time: Duration,
-) -> Report {
+pub(in super::super) fn fill(options: &Options, results: &[PlaceResult], begun: &Begun) -> Report {
     type Figure = fn(&Sample) -> Option<f64>;
 
     let verdicts: Vec<Verdict> = results.iter().filter_map(judge).collect();
@@ -41,16 +32,10 @@ pub(in super::super) fn fill(
     sections.push(over_first(results));
     sections.extend(results.iter().map(figures));
     Report {
-        schema: SCHEMA.into(),
-        kind: "express".into(),
-        title: "Foreground first: a program in a guest".into(),
         summary: summary(&verdicts, results),
-        command: options.command.clone(),
-        created,
-        seconds: time.as_secs_f64(),
-        machine,
         notes: notes(options, results),
         sections,
+        ..begun.report("express", "Foreground first: a program in a guest", &["fio"])
     }
 }
 

@@ -1,7 +1,5 @@
 //! The report of [`super::super::launch`].
 
-use std::time::Duration;
-
 use vlane_report::figure::show_size;
 
 use super::super::Variant;
@@ -9,9 +7,8 @@ use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::launch::{Options, PlaceResult, Sample};
 use super::super::root::Root;
 use super::{busy, cell, few, goals, met, says, variants};
-use vlane_report::build::{bars, spread, table};
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{Begun, bars, spread, table};
+use vlane_report::{Cell, Note, Report, Section};
 
 /// Of Vanilla's launch time, what Proposed may take: the paper's smallest, 28 % less.
 const SHORTER: f64 = 0.72;
@@ -29,9 +26,7 @@ pub(in super::super) fn fill(
     options: &Options,
     root: &Root,
     results: &[PlaceResult],
-    machine: Machine,
-    created: String,
-    time: Duration,
+    begun: &Begun,
 ) -> Report {
     let verdicts: Vec<Verdict> = results.iter().flat_map(|result| judge(options, result)).collect();
     let mut sections = vec![goals(
@@ -45,16 +40,10 @@ pub(in super::super) fn fill(
         sections.push(figures(options, result));
     }
     Report {
-        schema: SCHEMA.into(),
-        kind: "express".into(),
-        title: "Foreground first: launches in a guest".into(),
         summary: summary(options, &verdicts, results),
-        command: options.command.clone(),
-        created,
-        seconds: time.as_secs_f64(),
-        machine,
         notes: notes(options, root, results),
         sections,
+        ..begun.report("express", "Foreground first: launches in a guest", &["fio"])
     }
 }
 

@@ -127,7 +127,7 @@ mod tests {
     use super::super::root::{Program, Root};
     use super::super::{Model, machine::Place};
     use super::*;
-    use vlane_report::machine::Machine;
+    use vlane_report::build::Begun;
     use vlane_report::{Block, Report, Severity};
 
     const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
@@ -169,7 +169,6 @@ mod tests {
         let options = super::super::guests::Options {
             vlane: PathBuf::new(),
             fg: PathBuf::new(),
-            version: String::new(),
             command: String::new(),
             places: Place::ALL.into(),
             variants: Variant::ALL.into(),
@@ -192,7 +191,7 @@ mod tests {
                 reads: 1,
                 arms: arms(&titles, &[sample; 5]),
             });
-            guests::fill(&options, &results, Machine::default(), String::new(), Duration::ZERO)
+            guests::fill(&options, &results, &Begun::now(""))
         };
         let (calm, busy) = (report(0.5), report(0.9));
         is_whole(&calm);
@@ -204,7 +203,6 @@ mod tests {
         let options = super::super::launch::Options {
             vlane: PathBuf::new(),
             fg: PathBuf::new(),
-            version: String::new(),
             command: String::new(),
             places: vec![Place::Uml],
             variants: vec![Variant::Vanilla, Variant::Proposed],
@@ -223,8 +221,7 @@ mod tests {
             arms: arms(&["Vanilla", "Proposed"], &[sample]),
         };
         let root = Root::empty();
-        let report =
-            launch::fill(&options, &root, &[result], Machine::default(), String::new(), Duration::ZERO);
+        let report = launch::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
     }
@@ -234,7 +231,6 @@ mod tests {
         use super::super::native::{Load, LoadResult, Options, Sample};
         let options = Options {
             vlane: PathBuf::new(),
-            version: String::new(),
             command: String::new(),
             modes: super::super::Mode::ALL.into(),
             loads: Load::ALL.into(),
@@ -250,7 +246,7 @@ mod tests {
             Sample { p99_us: 1.0, mean_us: 1.0, background: 1.0, foreground: 1.0, ..Sample::default() };
         let names = super::super::Mode::ALL.map(super::super::Mode::name);
         let results = Load::ALL.map(|load| LoadResult { load, arms: arms(&names, &[sample; 5]) });
-        let report = native::fill(&options, &results, Machine::default(), String::new(), Duration::ZERO);
+        let report = native::fill(&options, &results, &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
     }

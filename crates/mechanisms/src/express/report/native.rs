@@ -1,14 +1,11 @@
 //! The report of [`super::super::native`].
 
-use std::time::Duration;
-
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::native::{Load, LoadResult, Options, Sample};
 use super::super::{AGAIN, Mode};
 use super::{cell, few, goals, met, picture, says};
-use vlane_report::build::table;
-use vlane_report::machine::Machine;
-use vlane_report::{Cell, Note, Report, SCHEMA, Section};
+use vlane_report::build::{Begun, table};
+use vlane_report::{Cell, Note, Report, Section};
 
 /// How many times shorter the foreground's 99th percentile has to be.
 const SHORTER: f64 = 10.0;
@@ -18,13 +15,7 @@ const BACKGROUND: f64 = 0.97;
 const TOTAL: f64 = 0.98;
 
 /// Makes it.
-pub(in super::super) fn fill(
-    options: &Options,
-    results: &[LoadResult],
-    machine: Machine,
-    created: String,
-    time: Duration,
-) -> Report {
+pub(in super::super) fn fill(options: &Options, results: &[LoadResult], begun: &Begun) -> Report {
     let verdicts: Vec<Verdict> = results.iter().flat_map(|result| judge(options, result)).collect();
     let places: Vec<(String, &Arms<Sample>)> =
         results.iter().map(|result| (title(options, result), &result.arms)).collect();
@@ -39,16 +30,10 @@ pub(in super::super) fn fill(
     sections.push(over_first(options, results));
     sections.extend(results.iter().map(|result| figures(options, result)));
     Report {
-        schema: SCHEMA.into(),
-        kind: "express".into(),
-        title: "Foreground first: the back end alone".into(),
         summary: summary(options, &verdicts, results),
-        command: options.command.clone(),
-        created,
-        seconds: time.as_secs_f64(),
-        machine,
         notes: notes(options),
         sections,
+        ..begun.report("express", "Foreground first: the back end alone", &[])
     }
 }
 

@@ -55,7 +55,7 @@ fn outcome() -> Outcome {
 #[test]
 fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
     let outcome = outcome();
-    let report = report(&outcome, &options(), "vlane peers", String::new(), 1.0, Machine::default());
+    let report = report(&outcome, &options(), &Begun::now("vlane peers"));
     assert_eq!(report.sections[0].blocks.len(), 2);
     for block in &report.sections[0].blocks {
         let Block::Table(table) = block else { panic!("a table") };
