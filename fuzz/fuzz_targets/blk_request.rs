@@ -9,7 +9,7 @@ use vlane_fuzz::{
     DATA, DESC, DEVICE, DRIVER, Desc, INDIRECT, Length, NEXT, Place, REGIONS, Ram, WRITE, config, header,
     write,
 };
-use vlane_ring::{Layout, Queue, Status};
+use vlane_ring::{RingFormat, Queue, Status};
 
 /// Room for more than the longest legal chain.
 const TABLE: u64 = 0x4_0000;
@@ -80,7 +80,7 @@ fuzz_target!(|input: Input| {
     let table = Desc { addr: TABLE, len: 16 * chain.len() as u32, flags: INDIRECT, link: 0 };
     ram.write(DESC, &table.split());
     ram.write_u16(DRIVER + 2, 1);
-    let config = config(Layout::Split, 1, false, 0, [DESC, DRIVER, DEVICE]);
+    let config = config(RingFormat::Split, 1, false, 0, [DESC, DRIVER, DEVICE]);
     let mut queue = Queue::new(config, ram.memory.clone()).expect("queue");
     match (queue.pop(), model::split_request(&ram, DESC, 1, 0)) {
         (Ok(Some(slot)), Ok(expected)) => {

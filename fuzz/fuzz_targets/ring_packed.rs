@@ -8,7 +8,7 @@ use vlane_fuzz::packed::{AVAIL, USED};
 use vlane_fuzz::{
     AnyDesc, DESC, DEVICE, DRIVER, Desc, Place, REGIONS, Ram, TABLES, check_request, config, header, write,
 };
-use vlane_ring::{Broken, Layout, Queue, Slot, Status};
+use vlane_ring::{Broken, RingFormat, Queue, Slot, Status};
 
 #[derive(Debug, Arbitrary)]
 enum Op {
@@ -43,7 +43,7 @@ fuzz_target!(|input: Input| {
     let size = u16::from(input.size % 64) + 1;
     let ram = Ram::new(&REGIONS);
     let make = |base| {
-        let config = config(Layout::Packed, size, input.event_idx, base, [DESC, DRIVER, DEVICE]);
+        let config = config(RingFormat::Packed, size, input.event_idx, base, [DESC, DRIVER, DEVICE]);
         Queue::new(config, ram.memory.clone()).expect("queue")
     };
     let mut queue = make(input.base.unwrap_or(0x8000_8000));

@@ -21,7 +21,7 @@ use common::{Answer, DATA, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 
 const BLOCK: u64 = 4096;
@@ -596,7 +596,7 @@ fn drops(engine: &Arc<FileEngine>) {
     let all = Range { start: 0, end: SIZE };
     let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
     let journal = Journal { filesystem, kind, way, ranges: vec![all] };
-    engine.pretend_layout(Layout { journals: vec![journal], watched: Vec::new() });
+    engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
     let mut rig = lane(engine);
     let data = rig.ok(Op::read(0, BLOCK as usize));
     rig.ok(Op::write(0, data));
@@ -643,7 +643,7 @@ fn lanes(
 }
 
 /// Any journals: parts of blocks, overlapping, all of the volume and more, none.
-fn verdict(random: &mut Random, size: u64) -> Layout {
+fn verdict(random: &mut Random, size: u64) -> JournalLayout {
     let journals = (0..random.below(4)).map(|_| {
         let (filesystem, kind) = (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
         let way = [Way::Layout, Way::Content, Way::Layout, Way::Pattern][random.below(4) as usize];
@@ -653,7 +653,7 @@ fn verdict(random: &mut Random, size: u64) -> Layout {
         });
         Journal { filesystem, kind, way, ranges: ranges.collect() }
     });
-    Layout { journals: journals.collect(), watched: Vec::new() }
+    JournalLayout { journals: journals.collect(), watched: Vec::new() }
 }
 
 #[test]

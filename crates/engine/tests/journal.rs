@@ -14,7 +14,7 @@ use common::places::{Loop, cached, drop_cache, image, in_memory, on_disk, open, 
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
 use vlane_engine::{Engine, Status, pages};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 use vlane_trace::storage::{History, Reader};
 
@@ -29,9 +29,9 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn layout(ranges: Vec<Range<u64>>) -> Layout {
+fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
     let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
-    Layout { journals: vec![journal], watched: Vec::new() }
+    JournalLayout { journals: vec![journal], watched: Vec::new() }
 }
 
 fn rig(engine: &Arc<FileEngine>) -> Rig {

@@ -15,7 +15,7 @@ use common::places::{ROOM, TooSmall, open_with, skip};
 use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, DirectReport, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, Writeback};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 
 const FOLIO: u64 = 2 << 20;
@@ -42,7 +42,7 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
 fn pretend(engine: &FileEngine, ranges: &[Range<u64>]) {
     let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
     let journal = Journal { filesystem, kind, way, ranges: ranges.to_vec() };
-    engine.pretend_layout(Layout { journals: vec![journal], watched: Vec::new() });
+    engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
 fn direct(engine: &FileEngine) -> DirectReport {

@@ -13,7 +13,7 @@ use common::{Op, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, StorageRecorder};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 use vlane_trace::storage::{Data, Effect, History, Reader, RequestKind, What};
 
@@ -80,7 +80,7 @@ fn change_regions(engine: &FileEngine, round: u64) {
     let range = [FOLIO..SIZE, 0..FOLIO, 0..0, 0..SIZE][round as usize / 5 % 4].clone();
     let ranges = Vec::from_iter((!range.is_empty()).then_some(range));
     let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
-    engine.pretend_layout(Layout { journals: vec![journal], watched: Vec::new() });
+    engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
 fn read(path: &Path) -> History {

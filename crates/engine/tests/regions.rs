@@ -16,7 +16,7 @@ use common::{Op, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
 
 const FOLIO: u64 = 2 << 20;
@@ -44,10 +44,10 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
     Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
 }
 
-fn layout(ranges: &[Range<u64>]) -> Layout {
+fn layout(ranges: &[Range<u64>]) -> JournalLayout {
     let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
     let journal = Journal { filesystem, kind, way, ranges: ranges.to_vec() };
-    Layout { journals: vec![journal], watched: Vec::new() }
+    JournalLayout { journals: vec![journal], watched: Vec::new() }
 }
 
 fn ranges(engine: &FileEngine) -> Vec<Range<u64>> {

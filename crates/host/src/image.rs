@@ -122,24 +122,32 @@ impl Place {
             .suffix(".img")
             .tempfile_in(dir)
             .context(ErrorKind::Io, failed)?;
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut chunk = vec![0; 1 << 20];
-        for _ in 0..bytes >> 20 {
-            interrupt.check()?;
-            for word in chunk.as_chunks_mut::<8>().0 {
-                // xorshift64 (Marsaglia): fast, and no compressor finds it.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                *word = state.to_le_bytes();
-            }
-            file.write_all(&chunk).context(ErrorKind::Io, failed)?;
-        }
+        fill_random(&mut file, bytes, interrupt, failed)?;
         if self.medium == Medium::Disk {
             file.as_file().sync_all().context(ErrorKind::Io, failed)?;
         }
         Ok(Image { path: file.into_temp_path(), bytes: bytes >> 20 << 20 })
     }
+}
+
+/// Writes `bytes` (whole MiB) of data that do not compress, the same every time.
+///
+/// # Errors
+/// [`ErrorKind::Io`] if they cannot be written, [`ErrorKind::Interrupted`] if the user does not want it any more.
+pub fn fill_random(
+    file: &mut impl Write,
+    bytes: u64,
+    interrupt: &Interrupt,
+    failed: impl Fn() -> String,
+) -> Result<()> {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut chunk = vec![0; 1 << 20];
+    for _ in 0..bytes >> 20 {
+        interrupt.check()?;
+        random.fill(&mut chunk);
+        file.write_all(&chunk).context(ErrorKind::Io, &failed)?;
+    }
+    Ok(())
 }
 
 /// A file that is removed when it is dropped.

@@ -14,7 +14,7 @@ use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
-use vlane_ring::{Layout, Queue, QueueConfig};
+use vlane_ring::{Queue, QueueConfig, RingFormat};
 
 use crate::lane::Lane;
 use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
@@ -31,8 +31,8 @@ pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue
     let at = driver.layout();
     // Where a fresh ring begins.
     let (layout, base) = match at.format {
-        Format::Split => (Layout::Split, 0),
-        Format::Packed => (Layout::Packed, 0x8000_8000),
+        Format::Split => (RingFormat::Split, 0),
+        Format::Packed => (RingFormat::Packed, 0x8000_8000),
     };
     let config = QueueConfig {
         layout,

@@ -23,7 +23,7 @@ use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::Limits;
-use vlane_ring::{Layout, Queue, QueueConfig};
+use vlane_ring::{Queue, QueueConfig, RingFormat};
 
 use crate::{
     Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder,
@@ -176,8 +176,8 @@ impl Guest {
     fn start(&self, pool: &Pool, stopped: Option<Stopped>) {
         let at = self.driver.layout();
         let (layout, fresh) = match self.format {
-            Format::Split => (Layout::Split, 0),
-            Format::Packed => (Layout::Packed, 0x8000_8000),
+            Format::Split => (RingFormat::Split, 0),
+            Format::Packed => (RingFormat::Packed, 0x8000_8000),
         };
         let config = QueueConfig {
             layout,

@@ -13,7 +13,7 @@ use std::ops::Range;
 use disks::{Entry, Ext, Mapped, Parts, Sparse, Xfs, crc32c, gpt, mbr};
 use proptest::prelude::*;
 use vlane_policy::journal::layout::{
-    self, Content, Findings, Label, Layout, MOST_BYTES, MOST_READS, Place, Why,
+    self, Content, Findings, JournalLayout, Label, MOST_BYTES, MOST_READS, Place, Why,
 };
 use vlane_policy::journal::{Detector, FileSystem, Journal};
 
@@ -25,7 +25,7 @@ fn examine(disk: &mut Sparse) -> Findings {
     let size = disk.size;
     let findings = layout::examine(disk, size);
     assert!(disk.reads <= MOST_READS && disk.bytes <= MOST_BYTES, "{} reads", disk.reads);
-    let Layout { journals, watched } = &findings.layout;
+    let JournalLayout { journals, watched } = &findings.layout;
     let mut ranges: Vec<&Range<u64>> = journals.iter().flat_map(|journal| &journal.ranges).collect();
     ranges.extend(watched);
     ranges.sort_by_key(|range| range.start);
@@ -469,7 +469,7 @@ fn what_changes_while_it_is_read_gives_no_verdict_now() {
 
 #[test]
 fn what_a_verdict_rests_on_is_watched_and_the_journal_itself_is_not() {
-    let needs = |layout: &Layout, at: u64| {
+    let needs = |layout: &JournalLayout, at: u64| {
         let mut detector = Detector::new(u64::MAX);
         detector.set_layout(layout.clone());
         detector.write(at..at + 512, &[]);

@@ -2,7 +2,7 @@
 
 /// How a virtqueue lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum RingFormat {
     /// Descriptor table, available ring, used ring (2.7). The size is a power of two.
     Split,
     /// One ring of descriptors and two event structures (2.8). Any size.
@@ -19,7 +19,7 @@ pub enum QueueError {
         /// The size given.
         size: u16,
         /// The layout it was given for.
-        layout: Layout,
+        layout: RingFormat,
     },
     /// A part of the ring is not in guest memory.
     #[error("the {part} at front end address {addr:#x} ({len:#x} bytes) is not in guest memory")]

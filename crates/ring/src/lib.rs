@@ -22,5 +22,5 @@ mod split;
 
 pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
-pub use error::{Broken, Layout, QueueError};
+pub use error::{Broken, QueueError, RingFormat};
 pub use queue::{MAX_QUEUE_SIZE, Queue, QueueConfig, Slot};

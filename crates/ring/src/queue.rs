@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::blk::{Kind, Request, Status};
-use crate::error::{Broken, Layout, QueueError};
+use crate::error::{Broken, QueueError, RingFormat};
 use crate::packed::{self, PackedQueue};
 use crate::probes;
 use crate::split::{self, SplitQueue};
@@ -18,7 +18,7 @@ pub const MAX_QUEUE_SIZE: u16 = 32768;
 #[derive(Debug, Clone)]
 pub struct QueueConfig {
     /// Split or packed.
-    pub layout: Layout,
+    pub layout: RingFormat,
     /// Entries, 1 to 32768.
     pub size: u16,
     /// `VIRTIO_F_EVENT_IDX` was negotiated.
@@ -89,17 +89,17 @@ impl Queue {
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
         let QueueConfig { layout, size, .. } = config;
         let legal =
-            (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == Layout::Packed || size.is_power_of_two());
+            (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == RingFormat::Packed || size.is_power_of_two());
         if !legal {
             return Err(QueueError::Size { size, layout });
         }
         let (ring, broken) = match layout {
-            Layout::Split => {
+            RingFormat::Split => {
                 let parts = split_parts(&config, &memory)?;
                 let base = (config.base & 0xffff) as u16;
                 (Ring::Split(SplitQueue::new(size, config.event_idx, parts, base)), None)
             }
-            Layout::Packed => {
+            RingFormat::Packed => {
                 let parts = packed_parts(&config, &memory)?;
                 let (ring, broken) = PackedQueue::new(size, config.event_idx, parts, config.base);
                 (Ring::Packed(ring), broken)
@@ -405,8 +405,8 @@ impl Queue {
     fn is_ring_lost(&self) -> bool {
         let is_lost = |part: *mut u8| fault::has_tripped(part as usize, 1);
         let parts = match self.config.layout {
-            Layout::Split => split_parts(&self.config, &self.memory).map(|p| [p.desc, p.avail, p.used]),
-            Layout::Packed => {
+            RingFormat::Split => split_parts(&self.config, &self.memory).map(|p| [p.desc, p.avail, p.used]),
+            RingFormat::Packed => {
                 packed_parts(&self.config, &self.memory).map(|p| [p.ring, p.driver_event, p.device_event])
             }
         };
@@ -419,10 +419,10 @@ impl Queue {
         self.unlogged = false;
         let (Some(log), Some(addr)) = (&self.log, self.config.log_addr) else { return };
         match self.config.layout {
-            Layout::Split => log.mark(addr, split::part_sizes(self.config.size).2),
+            RingFormat::Split => log.mark(addr, split::part_sizes(self.config.size).2),
             // Here the address that the front end gives is the device event structure's; the used descriptors are in
             // the descriptor ring.
-            Layout::Packed => {
+            RingFormat::Packed => {
                 let (ring, _, device) = packed::part_sizes(self.config.size);
                 log.mark(addr, device);
                 if let Some(desc) = self.memory.guest_of_user(self.config.desc) {

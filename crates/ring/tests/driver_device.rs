@@ -14,7 +14,7 @@ use common::cases;
 use proptest::prelude::*;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
-use vlane_ring::{Layout, Queue, QueueConfig, Slot, Status};
+use vlane_ring::{Queue, QueueConfig, RingFormat, Slot, Status};
 
 /// The longest request. Under Miri the bytes are what takes the time.
 const SECTORS: u32 = if cfg!(miri) { 1 } else { 4 };
@@ -54,7 +54,7 @@ fn pair(shape: Shape) -> (Arena, BlkQueue, Queue) {
     let driver = BlkQueue::new(&arena, options).expect("queue");
     let at = driver.layout();
     let config = QueueConfig {
-        layout: if packed { Layout::Packed } else { Layout::Split },
+        layout: if packed { RingFormat::Packed } else { RingFormat::Split },
         size: at.size,
         event_idx,
         desc: arena.to_user(at.desc),

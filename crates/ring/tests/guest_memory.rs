@@ -15,7 +15,7 @@ use common::packed::PackedDriver;
 use common::{Desc, NEXT, Ram, WRITE, cases, config, header};
 use proptest::prelude::*;
 use vlane_memory::{DirtyLog, GuestMemory, MemoryError, Region, RegionSpec};
-use vlane_ring::{Broken, Kind, Layout, Queue, Slot, Status};
+use vlane_ring::{Broken, Kind, Queue, RingFormat, Slot, Status};
 
 const PAGE: u64 = 4096;
 
@@ -45,7 +45,7 @@ fn probe(memory: &Arc<GuestMemory>, ring: &File, addr: u64, len: u32) -> Result<
     }
     ring.write_all_at(&header(8, 0, 0), 0x1000).unwrap();
     ring.write_all_at(&[0, 0, 1, 0, 0, 0], 0x400).unwrap();
-    let config = config(Layout::Split, 4, false, 0, [RING, RING + 0x400, RING + 0x800]);
+    let config = config(RingFormat::Split, 4, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, memory.clone()).expect("queue");
     let slot = queue.pop()?.expect("available");
     let buffers = queue.request(slot).buffers();
@@ -273,7 +273,7 @@ impl Session {
 #[test]
 fn replaced_memory_stays_until_its_last_request_is_answered_and_no_longer() {
     let mut session = Session::new();
-    let config = config(Layout::Split, 16, false, 0, [RING, RING + 0x400, RING + 0x800]);
+    let config = config(RingFormat::Split, 16, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, session.memory(0x10_0000)).expect("queue");
     // A request in each of four memories; a queue that is never idle.
     let mut taken = Vec::new();
@@ -308,7 +308,7 @@ fn replaced_memory_stays_until_its_last_request_is_answered_and_no_longer() {
 fn truncated_memory_is_noticed_and_survived() {
     let mut session = Session::new();
     let memory = session.memory(0x10_0000);
-    let config = config(Layout::Split, 16, false, 0, [RING, RING + 0x400, RING + 0x800]);
+    let config = config(RingFormat::Split, 16, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, memory).expect("queue");
     let slot = session.take(&mut queue, 0x10_0000);
     assert!(!queue.is_memory_lost());

@@ -8,7 +8,7 @@ mod common;
 use common::packed::{AVAIL, USED};
 use common::{Desc, INDIRECT, NEXT, Ram, WRITE, cases, config, header};
 use proptest::prelude::*;
-use vlane_ring::{Broken, Layout, MAX_BUFFERS, Queue, Slot, Status};
+use vlane_ring::{Broken, MAX_BUFFERS, Queue, RingFormat, Slot, Status};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0800, 0x1_0804];
 const REGIONS: [(u64, usize); 3] = [(0x1_0000, 0x2000), (0x1_2000, 0x1001), (u64::MAX - 0xfff, 0xfff)];
@@ -78,7 +78,7 @@ proptest! {
             (0..u64::from(size)).for_each(|i| ram.write(PARTS[0] + 16 * i, &desc.packed()));
         }
         let make = |base| {
-            let config = config(Layout::Packed, size, event_idx, base, PARTS);
+            let config = config(RingFormat::Packed, size, event_idx, base, PARTS);
             Queue::new(config, ram.memory.clone()).expect("a queue for any base")
         };
         let mut queue = make(base);
@@ -148,7 +148,7 @@ fn endless_chains_are_cut_off() {
     let parts = [0x1_0000, 0x9_8000, 0x9_8004];
     let size = 32768;
     let make = || {
-        let config = config(Layout::Packed, size, false, 0x8000_8000, parts);
+        let config = config(RingFormat::Packed, size, false, 0x8000_8000, parts);
         Queue::new(config, ram.memory.clone()).expect("queue")
     };
     let put = |desc: Desc| (0..u64::from(size)).for_each(|i| ram.write(parts[0] + 16 * i, &desc.packed()));

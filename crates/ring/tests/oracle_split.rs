@@ -23,7 +23,7 @@ use common::model::{self, Expect};
 use common::{Desc, INDIRECT, NEXT, Ram, WRITE, cases, config, header};
 use proptest::prelude::*;
 use virtio_queue::{Queue as Oracle, QueueOwnedT, QueueT};
-use vlane_ring::{Broken, Layout, Queue, Slot, Status};
+use vlane_ring::{Broken, Queue, RingFormat, Slot, Status};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// The rings and tables; beside it another region; beyond a hole one of odd size; one at the end of the world.
@@ -162,7 +162,7 @@ impl Pair {
         let ram = Ram::new(&REGIONS);
         ram.write_u16(AVAIL + 2, avail);
         ram.write_u16(USED + 2, used);
-        let config = config(Layout::Split, size, event_idx, avail.into(), [TABLE, AVAIL, USED]);
+        let config = config(RingFormat::Split, size, event_idx, avail.into(), [TABLE, AVAIL, USED]);
         let ours = Queue::new(config, ram.memory.clone()).expect("queue");
         let ranges = REGIONS.map(|(guest, len)| (GuestAddress(guest), len));
         let theirs_ram = GuestMemoryMmap::from_ranges(&ranges).expect("memory");

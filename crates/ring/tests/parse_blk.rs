@@ -54,7 +54,8 @@ fn take(
         }
         ram.write_u16(parts[1] + 4, 0);
         ram.write_u16(parts[1] + 2, 1);
-        Queue::new(config(vlane_ring::Layout::Split, 64, false, 0, parts), ram.memory.clone()).expect("queue")
+        Queue::new(config(vlane_ring::RingFormat::Split, 64, false, 0, parts), ram.memory.clone())
+            .expect("queue")
     };
     let slot = queue.pop();
     (queue, slot)

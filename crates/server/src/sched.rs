@@ -10,14 +10,14 @@ use crate::schedulers::Schedulers;
 use crate::volume::Volume;
 
 /// A session's connection, and what its lanes know of it.
-pub(crate) struct Link {
+pub(crate) struct SchedulerSession {
     volume: Arc<Volume>,
     client: Client,
 }
 
-impl Link {
+impl SchedulerSession {
     /// A link for the front end `pid`; none if nobody is to be told, or the front end is gone already.
-    pub(crate) fn new(volume: &Arc<Volume>, pid: Option<i32>) -> Option<Link> {
+    pub(crate) fn new(volume: &Arc<Volume>, pid: Option<i32>) -> Option<SchedulerSession> {
         let (sockets, expected) = match &volume.schedulers {
             Schedulers::None => return None,
             Schedulers::Usual => (default_sockets(), false),
@@ -34,7 +34,7 @@ impl Link {
             has_express: volume.config.express.mode.classifies(),
         };
         let client = Client::new(sockets, guest, expected, Instant::now());
-        Some(Link { volume: Arc::clone(volume), client })
+        Some(SchedulerSession { volume: Arc::clone(volume), client })
     }
 
     /// Readable when there is something to do.
@@ -76,7 +76,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for SchedulerSession {
     fn drop(&mut self) {
         self.tell_lanes(|_| None);
     }

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
 use vlane_memory::{DirtyLog, GuestMemory};
-use vlane_ring::{Broken, Layout, Queue, probes};
+use vlane_ring::{Broken, Queue, RingFormat, probes};
 
 mod messages;
 
@@ -26,7 +26,7 @@ use crate::features;
 use crate::padded_table;
 use crate::report::Report;
 use crate::said::{self, Said, Sight};
-use crate::sched::Link;
+use crate::sched::SchedulerSession;
 use crate::signal_fd::{Signals, Use};
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
@@ -81,7 +81,9 @@ impl Session {
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
-            Ok(copy) => self.serve(number, copy, &stream, stop, door, Link::new(&self.volume, peer)),
+            Ok(copy) => {
+                self.serve(number, copy, &stream, stop, door, SchedulerSession::new(&self.volume, peer))
+            }
             Err(error) => End::Failed(Error::SocketError(error)),
         };
         probes::session_disconnect(probed);
@@ -118,7 +120,7 @@ impl Session {
         watched: &UnixStream,
         stop: &OwnedFd,
         door: Option<&Door>,
-        mut link: Option<Link>,
+        mut link: Option<SchedulerSession>,
     ) -> End {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
         let mut refused = 0;
@@ -131,13 +133,13 @@ impl Session {
         loop {
             said.turn(&self.volume, || self.lock().sight(), is_message);
             let timeouts = [
-                link.as_ref().and_then(Link::timeout),
+                link.as_ref().and_then(SchedulerSession::timeout),
                 said.timeout(),
                 silence.as_ref().and_then(Silence::timeout),
             ];
             let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
             // Without a scheduler, its place is taken by what is waited for anyway.
-            let scheduler = link.as_ref().and_then(Link::fd).unwrap_or(stop.as_fd());
+            let scheduler = link.as_ref().and_then(SchedulerSession::fd).unwrap_or(stop.as_fd());
             let mut fds = [
                 PollFd::new(watched, silence.as_ref().map_or(PollFlags::IN, Silence::wants)),
                 PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
@@ -426,7 +428,7 @@ impl State {
 
     /// Starts a lane for the ring, if all is there that it needs.
     fn try_start(&mut self, index: u16) -> Result<()> {
-        let layout = if self.has(features::RING_PACKED) { Layout::Packed } else { Layout::Split };
+        let layout = if self.has(features::RING_PACKED) { RingFormat::Packed } else { RingFormat::Split };
         let event_idx = self.has(features::RING_EVENT_IDX);
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let vring = &self.vrings[usize::from(index)];

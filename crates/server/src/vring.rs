@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use vlane_ring::{Layout, QueueConfig};
+use vlane_ring::{QueueConfig, RingFormat};
 
 /// Ring addresses as the front end gave them, in its own address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) struct Vring {
 }
 
 impl Vring {
-    pub(crate) fn queue_config(&self, layout: Layout, event_idx: bool) -> Option<QueueConfig> {
+    pub(crate) fn queue_config(&self, layout: RingFormat, event_idx: bool) -> Option<QueueConfig> {
         let Addresses { desc, driver, device } = self.addresses?;
         (self.size > 0).then_some(QueueConfig {
             layout,

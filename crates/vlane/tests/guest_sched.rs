@@ -249,7 +249,7 @@ kill $hog
     }
     let state =
         stopped.log.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{}", stopped.log));
-    let state: vlane_sched::live::state::State = serde_json::from_str(state).unwrap();
+    let state: vlane_sched::live::state::DaemonState = serde_json::from_str(state).unwrap();
     let vcpu = state.vcpus.iter().find(|vcpu| vcpu.pid == pid).unwrap_or_else(|| panic!("{}", stopped.log));
     assert!(vcpu.tids.len() >= 2, "{vcpu:?}");
     assert!(vcpu.events >= 20 && vcpu.responses >= 20, "{vcpu:?}");

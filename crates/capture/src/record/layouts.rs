@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use vlane_policy::journal::layout::{self, Layout};
+use vlane_policy::journal::layout::{self, JournalLayout};
 use vlane_policy::journal::{Disk, FileSystem};
 use vlane_trace::{Entry, LayoutPiece, SECTOR, Writer};
 
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Layouts {
     file: Option<File>,
     size: u64,
-    layout: Layout,
+    layout: JournalLayout,
     /// It was written to since it was read.
     is_stale: bool,
     is_told: bool,
@@ -39,7 +39,15 @@ impl Layouts {
     pub(super) fn of(image: &Path, size: u64) -> Layouts {
         let is_image = std::fs::metadata(image).is_ok_and(|meta| !meta.is_dir());
         let file = File::open(image).ok().filter(|_| is_image);
-        Layouts { file, size, layout: Layout::default(), is_stale: true, is_told: false, read: None, time: 0 }
+        Layouts {
+            file,
+            size,
+            layout: JournalLayout::default(),
+            is_stale: true,
+            is_told: false,
+            read: None,
+            time: 0,
+        }
     }
 
     /// Looks at an entry of the trace, which was completed, and at the image if it is time.

@@ -213,7 +213,7 @@ impl FileEngine {
 
     /// For tests: what is taken for the layout of the volume from now on. Nothing without [`Cache::Pdc`].
     #[doc(hidden)]
-    pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::Layout) {
+    pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::JournalLayout) {
         if let Some(journal) = &self.shared.journal {
             journal.set_layout(layout);
         }

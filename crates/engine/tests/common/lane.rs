@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use vlane_driver::ring::{self as driver, Arena};
 use vlane_engine::{Channel, Decisions, Engine, Event, IoQueue, Operation, Outcome, Slot, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
-use vlane_ring::{Layout, Queue, QueueConfig};
+use vlane_ring::{Queue, QueueConfig, RingFormat};
 
 const DOORBELL: u32 = 1;
 /// Any number: it comes back with each operation.
@@ -43,7 +43,7 @@ impl Lane {
         let memory = GuestMemory::new(regions).expect("memory");
         let at = driver.layout();
         let config = QueueConfig {
-            layout: Layout::Split,
+            layout: RingFormat::Split,
             size: at.size,
             event_idx: false,
             desc: arena.to_user(at.desc),

@@ -15,6 +15,7 @@ use vlane_report::figure::show_size;
 
 use super::jobs::{CacheState, OLD};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::image::fill_random;
 use vlane_host::image::{Medium, Place};
 use vlane_host::interrupt::Interrupt;
 
@@ -255,19 +256,7 @@ pub(super) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result
 fn random_file(path: &Path, bytes: u64, interrupt: &Interrupt) -> Result<()> {
     let failed = || format!("{}: cannot write {}", path.display(), show_size(bytes));
     let mut file = File::create_new(path).context(ErrorKind::Io, failed)?;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut chunk = vec![0; 1 << 20];
-    for _ in 0..bytes >> 20 {
-        interrupt.check()?;
-        for word in chunk.as_chunks_mut::<8>().0 {
-            // xorshift64 (Marsaglia): fast, and no compressor finds it.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *word = state.to_le_bytes();
-        }
-        file.write_all(&chunk).context(ErrorKind::Io, failed)?;
-    }
+    fill_random(&mut file, bytes, interrupt, failed)?;
     file.sync_all().context(ErrorKind::Io, failed)
 }
 

@@ -131,28 +131,22 @@ pub fn run(
     Ok(results)
 }
 
-/// Writes every single measurement to a file, as JSON.
+/// Name and version of the JSON of single measurements.
+const SCHEMA: &str = "vlane-peers/1";
+
+/// Writes every single measurement to a file, as JSON: [`SCHEMA`], and the rows.
 ///
 /// # Errors
 /// As [`Output::write`].
 pub fn write_json(output: &Output, results: &[impl Serialize]) -> Result<()> {
-    let text = serde_json::to_string_pretty(results).context(ErrorKind::Format, || "the measurements")?;
+    let all = serde_json::json!({ "schema": SCHEMA, "rows": results });
+    let text = serde_json::to_string_pretty(&all).context(ErrorKind::Format, || "the measurements")?;
     output.write((text + "\n").as_bytes())
 }
 
 /// A file for the measurements: it may replace one of an earlier run.
 pub fn json_output(path: &Path, force: bool) -> Output {
-    #[derive(serde::Deserialize)]
-    #[expect(dead_code, reason = "only whether they are there counts")]
-    struct Row {
-        row: String,
-        title: String,
-        contenders: Vec<String>,
-        measured: serde_json::Value,
-    }
-    let rows =
-        |content: &[u8]| serde_json::from_slice::<Vec<Row>>(content).is_ok_and(|rows| !rows.is_empty());
-    Output::new(path).replacing(rows).force(force)
+    Output::new(path).replacing(|content| vlane_report::is_json_of(content, "vlane-peers")).force(force)
 }
 
 /// The rows that are wanted.
@@ -297,5 +291,27 @@ impl<'a> Bench<'a> {
             cpu_ms: used.cpu_seconds * 1e3,
             switches,
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_run_s_measurements_may_be_replaced_and_other_files_may_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("peers.json");
+        let measured = Measured { rounds: Vec::new() };
+        let (contenders, verdicts) = (Vec::new(), Vec::new());
+        let row = RowResult { row: "null-poll", title: "", contenders, measured, verdicts };
+        for _ in 0..2 {
+            write_json(&json_output(&path, false), std::slice::from_ref(&row)).unwrap();
+        }
+        let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!((&written["schema"], &written["rows"][0]["row"]), (&SCHEMA.into(), &"null-poll".into()));
+        std::fs::write(&path, "[1, 2]").unwrap();
+        assert!(write_json(&json_output(&path, false), std::slice::from_ref(&row)).is_err());
     }
 }

@@ -16,7 +16,7 @@ use vlane_driver::ring::{Arena, Format};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{Channel, Engine, Outcome};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
-use vlane_ring::{Kind, Layout, Queue, QueueConfig, Slot, Status};
+use vlane_ring::{Kind, Queue, QueueConfig, RingFormat, Slot, Status};
 
 use super::lock::{FifoLock, LockUse};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -195,8 +195,8 @@ fn serve(arena: &Arena, guest: &GuestQueue, event_idx: bool, memory: &Arc<GuestM
     let at = guest.blk.layout();
     let config = QueueConfig {
         layout: match at.format {
-            Format::Split => Layout::Split,
-            Format::Packed => Layout::Packed,
+            Format::Split => RingFormat::Split,
+            Format::Packed => RingFormat::Packed,
         },
         size: at.size,
         event_idx,

@@ -3,6 +3,7 @@
 
 mod kv;
 
+use fastrand::Rng;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -29,20 +30,6 @@ const RECORD: usize = 116;
 const LOG: u64 = 4 << 20;
 /// Logs that are kept.
 const LOGS: u64 = 4;
-
-/// Numbers that are the same in every run.
-#[derive(Debug, Clone)]
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        // xorshift64 (Marsaglia).
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n.max(1)
-    }
-}
 
 /// Something that is done again and again.
 trait Step: Send {
@@ -129,7 +116,7 @@ fn timed(waits: &mut Vec<Duration>, wait: impl FnOnce() -> io::Result<()>) -> io
 /// fsync; open one and read it.
 struct Mail {
     spool: PathBuf,
-    dice: Dice,
+    dice: Rng,
     /// The oldest mail and the next one's number.
     mails: std::ops::Range<u64>,
     text: Vec<u8>,
@@ -140,7 +127,7 @@ impl Mail {
         let spool = directory.join(format!("spool-{thread}"));
         fs::create_dir_all(&spool)?;
         let text = vec![b'm'; usize::try_from(MAIL).unwrap_or(0)];
-        let mut new = Self { spool, dice: Dice(0x9e37_79b9 + thread), mails: 0..0, text };
+        let mut new = Self { spool, dice: Rng::with_seed(0x9e37_79b9 + thread), mails: 0..0, text };
         for _ in 0..MAILS {
             new.make()?;
         }
@@ -152,7 +139,7 @@ impl Mail {
     }
 
     fn some_text(&mut self) -> usize {
-        usize::try_from(1 + self.dice.below(MAIL)).unwrap_or(1)
+        usize::try_from(1 + self.dice.u64(..MAIL)).unwrap_or(1)
     }
 
     fn make(&mut self) -> io::Result<File> {
@@ -164,7 +151,7 @@ impl Mail {
     }
 
     fn some_mail(&mut self) -> PathBuf {
-        let mail = self.mails.start + self.dice.below(self.mails.end - self.mails.start);
+        let mail = self.mails.start + self.dice.u64(..(self.mails.end - self.mails.start).max(1));
         self.path(mail)
     }
 }
@@ -227,7 +214,7 @@ struct Sql {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    dice: Dice,
+    dice: Rng,
     job: Job,
     /// The number of the next row.
     next: u64,
@@ -247,8 +234,14 @@ impl Sql {
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Error::new(ErrorKind::Process, "sqlite3 has no pipes"));
         };
-        let mut new =
-            Self { child, to, from: BufReader::new(from), dice: Dice(0x5851_f42d), job, next: ROWS };
+        let mut new = Self {
+            child,
+            to,
+            from: BufReader::new(from),
+            dice: Rng::with_seed(0x5851_f42d),
+            job,
+            next: ROWS,
+        };
         let said = || format!("{}: the database cannot be made", database.display());
         new.tell(&schema(job)).context(ErrorKind::Process, said)?;
         Ok(new)
@@ -308,13 +301,13 @@ fn schema(job: Job) -> String {
 }
 
 /// A transaction, in one line.
-fn transaction(job: Job, dice: &mut Dice, next: &mut u64) -> String {
-    let row = dice.below(ROWS);
+fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
+    let row = dice.u64(..ROWS);
     match job {
         Job::Graph => {
-            let (a, b) = (row, dice.below(ROWS));
+            let (a, b) = (row, dice.u64(..ROWS));
             // LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD 2013), in per mille.
-            match dice.below(1000) {
+            match dice.u64(..1000) {
                 0..512 => format!("SELECT count(*) FROM (SELECT * FROM link WHERE id1 = {a} LIMIT 1000);"),
                 512..641 => format!("SELECT length(data) FROM node WHERE id = {a};"),
                 641..690 => format!("SELECT n FROM count WHERE id = {a};"),
@@ -334,7 +327,7 @@ fn transaction(job: Job, dice: &mut Dice, next: &mut u64) -> String {
                 _ => format!("DELETE FROM node WHERE id = {a};"),
             }
         }
-        Job::Mobile => match dice.below(3) {
+        Job::Mobile => match dice.u64(..3) {
             0 => {
                 *next += 1;
                 format!("INSERT INTO t VALUES({next}, {row}, hex(randomblob(50)), '');")
@@ -345,13 +338,13 @@ fn transaction(job: Job, dice: &mut Dice, next: &mut u64) -> String {
         _ => {
             let mut sql = String::from("BEGIN; ");
             for _ in 0..10 {
-                sql += &format!("SELECT length(c) FROM t WHERE id = {}; ", dice.below(ROWS));
+                sql += &format!("SELECT length(c) FROM t WHERE id = {}; ", dice.u64(..ROWS));
             }
             for what in ["length(max(c))", "sum(k)", "count(c)", "count(DISTINCT c)"] {
-                let first = dice.below(ROWS);
+                let first = dice.u64(..ROWS);
                 sql += &format!("SELECT {what} FROM t WHERE id BETWEEN {first} AND {}; ", first + 99);
             }
-            let other = dice.below(ROWS);
+            let other = dice.u64(..ROWS);
             sql + &format!(
                 "UPDATE t SET k = k + 1 WHERE id = {row}; UPDATE t SET c = hex(randomblob(60)) WHERE id = {other}; \
                  DELETE FROM t WHERE id = {row}; INSERT INTO t VALUES({row}, {other}, hex(randomblob(60)), hex(randomblob(30))); COMMIT;"

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_boot::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
-use vlane_sched::live::state::State;
+use vlane_sched::live::state::DaemonState;
 use vlane_sched::sys::{self, Attr};
 
 use super::figures::Sample;
@@ -231,7 +231,7 @@ fn threads_of(pid: u32) -> Result<Vec<u32>> {
 }
 
 /// The state that `vlane sched run --json -` prints when it ends.
-fn last_state(log: &str) -> Result<State> {
+fn last_state(log: &str) -> Result<DaemonState> {
     let line = log.lines().rfind(|line| line.starts_with('{'));
     let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
     serde_json::from_str(line).context(ErrorKind::Format, || "what the scheduler prints is not understood")

@@ -137,16 +137,12 @@ fn guest(shared: &Shared, work_ns: u64, io: Option<(&mpsc::Sender<()>, Option<&P
 }
 
 /// The disk: an event `gap` (0.5 to 1.5 of it) after the last one was served.
-fn disk(shared: &Shared, gap: Duration, served: &mpsc::Receiver<()>, poster: Option<&Poster>, mut seed: u64) {
+fn disk(shared: &Shared, gap: Duration, served: &mpsc::Receiver<()>, poster: Option<&Poster>, seed: u64) {
     // It must not wait for its turn itself.
     let _ = sys::set(tid(), &Attr::round_robin(priority::GUARD));
+    let mut random = fastrand::Rng::with_seed(seed);
     loop {
-        // xorshift64*: enough to vary a time.
-        seed ^= seed >> 12;
-        seed ^= seed << 25;
-        seed ^= seed >> 27;
-        let random = u32::try_from(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 44).unwrap_or(0);
-        std::thread::sleep(gap.mul_f64(0.5 + f64::from(random) / f64::from(1_u32 << 20)));
+        std::thread::sleep(gap.mul_f64(0.5 + random.f64()));
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }

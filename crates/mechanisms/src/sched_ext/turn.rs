@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use vlane_policy::loan::units::{DEFAULT_WEIGHT, MS};
 use vlane_policy::loan::{Account, Claim, Decision, Params, Policy, VcpuId};
 
-use vlane_sched::ext::{Counters, Options, SchedExt, State, state};
+use vlane_sched::ext::{Counters, Options, Presence, SchedExt, state};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
@@ -412,8 +412,8 @@ pub fn unloaded(limit: Duration) -> Result<Duration> {
     let begun = Instant::now();
     loop {
         match state() {
-            State::Disabled | State::Missing => return Ok(begun.elapsed()),
-            State::Busy { state, ops } if begun.elapsed() > limit => {
+            Presence::Disabled | Presence::Missing => return Ok(begun.elapsed()),
+            Presence::Busy { state, ops } if begun.elapsed() > limit => {
                 return Err(Error::new(
                     ErrorKind::Io,
                     format!(
@@ -422,7 +422,7 @@ pub fn unloaded(limit: Duration) -> Result<Duration> {
                     ),
                 ));
             }
-            State::Busy { .. } => std::thread::sleep(Duration::from_millis(5)),
+            Presence::Busy { .. } => std::thread::sleep(Duration::from_millis(5)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::footprint::Footprint;
-use super::layout::Layout;
+use super::layout::JournalLayout;
 use super::trailing::{Drop, Trailing};
 use super::{Detector, Head, Journal, Kind, Map, Way};
 
@@ -112,7 +112,7 @@ impl Bypass {
     }
 
     /// As [`Detector::set_layout`].
-    pub fn set_layout(&mut self, layout: Layout) {
+    pub fn set_layout(&mut self, layout: JournalLayout) {
         self.detector.set_layout(layout);
         self.sweep();
     }
@@ -254,9 +254,9 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn layout(ranges: Vec<Range<u64>>) -> Layout {
+    fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
         let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
-        Layout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
+        JournalLayout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::content::Content;
-use super::layout::Layout;
+use super::layout::JournalLayout;
 use super::pattern::Pattern;
 use super::{Head, Journal, Map};
 
@@ -17,7 +17,7 @@ use super::{Head, Journal, Map};
 /// Each call takes a time that does not depend on what was written before, nor on the volume's size: [`Content`] and [`Pattern`] say what it costs, and what memory.
 #[derive(Debug)]
 pub struct Detector {
-    layout: Layout,
+    layout: JournalLayout,
     needs_layout: bool,
     content: Content,
     pattern: Pattern,
@@ -29,7 +29,7 @@ impl Detector {
     /// For a volume of `size` bytes, of which nothing is known.
     pub fn new(size: u64) -> Detector {
         Detector {
-            layout: Layout::default(),
+            layout: JournalLayout::default(),
             needs_layout: true,
             content: Content::new(size),
             pattern: Pattern::new(size),
@@ -56,7 +56,7 @@ impl Detector {
     }
 
     /// The layout was read, after all writes that the detector was told of.
-    pub fn set_layout(&mut self, layout: Layout) {
+    pub fn set_layout(&mut self, layout: JournalLayout) {
         self.needs_layout = false;
         if self.layout.journals != layout.journals {
             self.layout = layout;

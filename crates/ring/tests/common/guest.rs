@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use vlane_memory::{GuestMemory, Region, RegionSpec};
-use vlane_ring::{Layout, QueueConfig};
+use vlane_ring::{QueueConfig, RingFormat};
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -204,7 +204,7 @@ pub fn user(guest: u64) -> u64 {
 }
 
 /// A queue whose three parts lie at these guest physical addresses.
-pub fn config(layout: Layout, size: u16, event_idx: bool, base: u32, parts: [u64; 3]) -> QueueConfig {
+pub fn config(layout: RingFormat, size: u16, event_idx: bool, base: u32, parts: [u64; 3]) -> QueueConfig {
     let [desc, driver, device] = parts.map(user);
     QueueConfig { layout, size, event_idx, desc, driver, device, base, log_addr: None }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use vlane_ring::{Layout, QueueConfig};
+use vlane_ring::{QueueConfig, RingFormat};
 
 use super::*;
 
@@ -64,7 +64,7 @@ impl<'a> PackedDriver<'a> {
     }
 
     pub fn config(&self, base: u32) -> QueueConfig {
-        config(Layout::Packed, self.size, self.event_idx, base, self.parts)
+        config(RingFormat::Packed, self.size, self.event_idx, base, self.parts)
     }
 
     fn at(&self, place: Place) -> u64 {

@@ -21,7 +21,7 @@ mod sys;
 #[cfg(feature = "sched-ext")]
 mod vehicle;
 
-pub use probe::{State, probe, state};
+pub use probe::{Presence, probe, state};
 #[cfg(feature = "sched-ext")]
 pub use vehicle::{Counters, SchedExt};
 

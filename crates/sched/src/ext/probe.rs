@@ -15,7 +15,7 @@ const CAPABILITIES: [(&str, u32); 4] =
 
 /// What `/sys/kernel/sched_ext/state` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum Presence {
     /// This kernel has no sched_ext.
     Missing,
     /// No scheduler is loaded.
@@ -30,18 +30,18 @@ pub enum State {
 }
 
 /// The state of sched_ext on this machine.
-pub fn state() -> State {
+pub fn state() -> Presence {
     state_in(Path::new("/"))
 }
 
-fn state_in(root: &Path) -> State {
+fn state_in(root: &Path) -> Presence {
     let at = root.join("sys/kernel/sched_ext");
-    let Ok(state) = fs::read_to_string(at.join("state")) else { return State::Missing };
+    let Ok(state) = fs::read_to_string(at.join("state")) else { return Presence::Missing };
     match state.trim() {
-        "disabled" => State::Disabled,
+        "disabled" => Presence::Disabled,
         state => {
             let ops = fs::read_to_string(at.join("root/ops")).unwrap_or_default().trim().to_string();
-            State::Busy { state: state.to_string(), ops }
+            Presence::Busy { state: state.to_string(), ops }
         }
     }
 }
@@ -58,9 +58,9 @@ pub fn probe() -> Result<()> {
 fn probe_in(root: &Path) -> Result<()> {
     let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, format!("sched_ext: {text}")));
     match state_in(root) {
-        State::Missing => return unsupported(no_kernel(root)),
-        State::Disabled => {}
-        State::Busy { state, ops } => {
+        Presence::Missing => return unsupported(no_kernel(root)),
+        Presence::Disabled => {}
+        Presence::Busy { state, ops } => {
             let name =
                 if ops.is_empty() { "another scheduler".into() } else { format!("the scheduler {ops:?}") };
             return unsupported(format!(

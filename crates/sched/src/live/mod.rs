@@ -30,7 +30,7 @@ use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
 use self::source::{Mark, Source};
-use self::state::{Completions, Responses, Snapshot, State, VcpuState};
+use self::state::{Completions, DaemonState, Responses, Snapshot, VcpuState};
 use crate::hold;
 use crate::realtime::{describe, monotonic_ns, priority};
 use crate::sys::{self, Attr};
@@ -552,7 +552,7 @@ impl Daemon {
     }
 
     /// The state as it is now.
-    pub fn state(&self, now: u64) -> State {
+    pub fn state(&self, now: u64) -> DaemonState {
         self.snapshot(now).finished()
     }
 
@@ -591,7 +591,7 @@ impl Daemon {
         let counters = counters.map(|counter| (counter.name.into(), counter.value));
         let counters = counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
         let vcpus = vcpus.collect();
-        let state = State {
+        let state = DaemonState {
             schema: state::SCHEMA.into(),
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
             uptime: state::us(now.saturating_sub(self.began)) / 1e6,

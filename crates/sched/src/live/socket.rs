@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::source::{Mark, Poster};
-use super::state::{Snapshot, State};
+use super::state::{DaemonState, Snapshot};
 use crate::{Error, ErrorKind, Result};
 use vlane_socket::{Access, ListenError, Place, SocketFile};
 
@@ -40,7 +40,7 @@ impl Hub {
     }
 
     /// The newest one, once there is one after number `after`; `None` after some seconds without.
-    fn next(&self, after: u64) -> Option<(u64, State)> {
+    fn next(&self, after: u64) -> Option<(u64, DaemonState)> {
         let latest = self.latest.lock().ok()?;
         let (latest, timeout) =
             self.changed.wait_timeout_while(latest, PATIENCE, |latest| latest.0 <= after).ok()?;
@@ -49,7 +49,7 @@ impl Hub {
     }
 
     /// The newest one.
-    pub fn latest(&self) -> State {
+    pub fn latest(&self) -> DaemonState {
         self.latest.lock().map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1)).finished()
     }
 }
@@ -123,7 +123,7 @@ impl Socket {
     }
 }
 
-fn send(mut to: &UnixStream, state: &State) -> io::Result<()> {
+fn send(mut to: &UnixStream, state: &DaemonState) -> io::Result<()> {
     let mut line = serde_json::to_vec(state)?;
     line.push(b'\n');
     to.write_all(&line)
@@ -203,7 +203,7 @@ impl Client {
     /// # Errors
     ///
     /// [`ErrorKind::Protocol`]: nobody understands it.
-    pub fn next_state(&mut self) -> Result<Option<(String, State)>> {
+    pub fn next_state(&mut self) -> Result<Option<(String, DaemonState)>> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {
             Ok(0) => return Ok(None),
@@ -213,7 +213,7 @@ impl Client {
                 return Err(Error::caused_by(ErrorKind::Io, "the scheduler does not answer", error));
             }
         }
-        let state: State = serde_json::from_str(&line).map_err(|error| {
+        let state: DaemonState = serde_json::from_str(&line).map_err(|error| {
             Error::caused_by(ErrorKind::Protocol, "the scheduler's answer is not understood", error)
         })?;
         if state.schema != super::state::SCHEMA {

@@ -45,7 +45,7 @@ const KEPT: usize = 1024;
 
 /// The daemon's state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct DaemonState {
     /// [`SCHEMA`].
     pub schema: String,
     /// Seconds since 1970.
@@ -84,7 +84,7 @@ pub struct BudgetState {
     pub left_ms: f64,
 }
 
-impl State {
+impl DaemonState {
     /// Whether only express completions boost.
     pub fn is_express_only(&self) -> bool {
         self.completions == Completions::Express.name()
@@ -198,14 +198,14 @@ impl Responses {
 /// A state as the event loop leaves it: what has to be sorted is sorted by whoever asks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
-    pub(crate) state: State,
+    pub(crate) state: DaemonState,
     /// For each of its vCPUs.
     pub(crate) responses: Vec<Responses>,
 }
 
 impl Snapshot {
     /// The whole state.
-    pub(crate) fn finished(&self) -> State {
+    pub(crate) fn finished(&self) -> DaemonState {
         let mut state = self.state.clone();
         for (vcpu, responses) in state.vcpus.iter_mut().zip(&self.responses) {
             (vcpu.responses, vcpu.response_p50_us, vcpu.response_p99_us) = responses.percentiles();
@@ -274,8 +274,10 @@ mod tests {
     fn percentiles_are_those_of_the_moment_in_which_somebody_asks() {
         let responses = Responses::default();
         let vcpus = vec![VcpuState::default()];
-        let snapshot =
-            Snapshot { state: State { vcpus, ..State::default() }, responses: vec![responses.clone()] };
+        let snapshot = Snapshot {
+            state: DaemonState { vcpus, ..DaemonState::default() },
+            responses: vec![responses.clone()],
+        };
         responses.push(7_000);
         let vcpu = &snapshot.finished().vcpus[0];
         assert_eq!((vcpu.responses, vcpu.response_p50_us), (1, 7.0));

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use vlane_sched::ErrorKind;
 use vlane_sched::live::socket::Client;
-use vlane_sched::live::state::State;
+use vlane_sched::live::state::DaemonState;
 use vlane_socket::printable;
 
 use super::settings::runtime_dir;
@@ -44,7 +44,7 @@ struct Answer {
     why: Option<String>,
     machines: Vec<Machine>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<State>,
+    state: Option<DaemonState>,
 }
 
 /// What one machine has, all its vCPUs together.
@@ -66,7 +66,7 @@ struct Machine {
 }
 
 /// vCPUs of one process are one machine.
-fn machines(state: &State) -> Vec<Machine> {
+fn machines(state: &DaemonState) -> Vec<Machine> {
     let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
     for vcpu in &state.vcpus {
         let machine = machines.entry(vcpu.pid).or_insert_with(|| Machine {
@@ -88,7 +88,7 @@ fn machines(state: &State) -> Vec<Machine> {
     machines.into_values().collect()
 }
 
-fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
+fn text(path: &Path, state: &DaemonState, machines: &[Machine]) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
@@ -162,7 +162,7 @@ fn text(path: &Path, state: &State, machines: &[Machine]) -> String {
     text
 }
 
-fn ask(path: &Path) -> vlane_sched::Result<Option<State>> {
+fn ask(path: &Path) -> vlane_sched::Result<Option<DaemonState>> {
     match Client::connect(path, false).and_then(|mut client| client.next_state()) {
         Ok(state) => Ok(state.map(|(_, state)| state)),
         Err(error) if error.kind() == ErrorKind::Gone => Ok(None),
@@ -233,7 +233,7 @@ mod tests {
         };
         let vcpus = vec![vcpu(7, "\x1b[2Ja"), vcpu(7, "b"), vcpu(8, "c")];
         let budgets = vec![BudgetState { of: "machine \x07".into(), percent: 47.5, left_ms: -1.0 }];
-        let state = State { vcpus, budgets, pid: 42, ..State::default() };
+        let state = DaemonState { vcpus, budgets, pid: 42, ..DaemonState::default() };
         let machines = machines(&state);
         let seen: Vec<_> = machines.iter().map(|m| (m.pid, m.vcpus, m.boosts, m.user)).collect();
         assert_eq!(seen, [(7, 2, 6, 1000), (8, 1, 3, 1000)]);

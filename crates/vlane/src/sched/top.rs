@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use vlane_host::Output;
 use vlane_sched::live::socket::Client;
-use vlane_sched::live::state::State;
+use vlane_sched::live::state::DaemonState;
 use vlane_socket::printable;
 
 use super::settings::runtime_dir;
@@ -30,7 +30,7 @@ pub struct TopArgs {
 }
 
 /// A state as a table.
-fn table(state: &State) -> String {
+fn table(state: &DaemonState) -> String {
     let mut text = String::new();
     let counter = |name: &str| state.counters.get(name).copied().unwrap_or(0);
     let _ = writeln!(
@@ -148,21 +148,21 @@ mod tests {
             credit_ms: -3.25,
             ..VcpuState::default()
         };
-        let state = State { vcpus: vec![vcpu.clone(), vcpu], ..State::default() };
+        let state = DaemonState { vcpus: vec![vcpu.clone(), vcpu], ..DaemonState::default() };
         let text = table(&state);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[1].len(), lines[2].len(), "{text}");
         assert!(lines[2].contains("-3.2"), "{text}");
         assert!(!text.contains("express"), "{text}");
-        let express = State { completions: "express".into(), ..state };
+        let express = DaemonState { completions: "express".into(), ..state };
         assert!(table(&express).contains("express completions only"));
     }
 
     #[test]
     fn what_others_call_themselves_is_shown_and_not_done() {
         let vcpu = VcpuState { name: "\x1b[2J\rvCPU".into(), state: "\x07".into(), ..VcpuState::default() };
-        let state = State { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..State::default() };
+        let state = DaemonState { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..DaemonState::default() };
         let text = table(&state);
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
         assert!(text.contains("\\u{1b}[2J\\rvCPU"), "{text}");

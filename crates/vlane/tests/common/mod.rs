@@ -354,7 +354,7 @@ impl Scheduler {
     }
 
     /// What `vlane sched top` shows now.
-    pub fn state(&self) -> vlane_sched::live::state::State {
+    pub fn state(&self) -> vlane_sched::live::state::DaemonState {
         let mut top = Command::new(vlane());
         let output =
             top.args(["sched", "top", "--once", "--json", "-", "--socket"]).arg(&self.socket).output();
@@ -367,8 +367,8 @@ impl Scheduler {
     pub fn wait(
         &self,
         what: &str,
-        holds: impl Fn(&vlane_sched::live::state::State) -> bool,
-    ) -> vlane_sched::live::state::State {
+        holds: impl Fn(&vlane_sched::live::state::DaemonState) -> bool,
+    ) -> vlane_sched::live::state::DaemonState {
         let until = std::time::Instant::now() + LIMIT;
         loop {
             let state = self.state();
@@ -391,7 +391,7 @@ impl Scheduler {
     }
 
     /// Ends it; the last state.
-    pub fn stop(self) -> vlane_sched::live::state::State {
+    pub fn stop(self) -> vlane_sched::live::state::DaemonState {
         let stopped = self.backend.stop(STOP).unwrap();
         assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
         let last = stopped.log.lines().rfind(|line| line.starts_with('{'));

@@ -23,7 +23,7 @@ use std::time::Duration;
 use rtrb::{Consumer, RingBuffer};
 use vlane_policy::journal::Map;
 use vlane_policy::journal::bypass::{ByWay, Traffic};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 
 use crate::pages;
 use crate::sync::{Waker, wake};
@@ -91,7 +91,7 @@ struct Answers {
     /// Everything written so far is durable.
     is_synced: bool,
     /// For tests: what is to be taken for the layout.
-    layout: Option<Layout>,
+    layout: Option<JournalLayout>,
     report: JournalReport,
 }
 
@@ -207,7 +207,7 @@ impl Journal {
     }
 
     /// From now on this is the layout.
-    pub(super) fn set_layout(&self, layout: Layout) {
+    pub(super) fn set_layout(&self, layout: JournalLayout) {
         self.desk.ask(|answers| answers.layout = Some(layout));
     }
 

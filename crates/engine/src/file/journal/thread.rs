@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rtrb::Consumer;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::journal::bypass::{ByWay, Bypass};
-use vlane_policy::journal::layout::Layout;
+use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{self, FileSystem, Head, Way};
 
 use super::direct::{Direct, Means};
@@ -77,7 +77,7 @@ struct Thread<'a> {
     /// A ring may have more than was drained.
     is_behind: bool,
     /// For tests: what is there instead of a layout.
-    pretended: Option<Layout>,
+    pretended: Option<JournalLayout>,
     /// Each with the heads of its next write.
     rings: Vec<(Consumer<Entry>, Vec<Head>)>,
     /// When the layout is to be read.

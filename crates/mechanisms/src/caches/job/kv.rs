@@ -1,12 +1,13 @@
 //! What a key-value store does beside its log: tables that are merged, and, as a control, what nobody makes durable.
 
+use fastrand::Rng;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Dice, Step, timed};
+use super::{Step, timed};
 
 /// Bytes of a record: a key of 16 and a value of 100.
 const RECORD: usize = 116;
@@ -33,12 +34,12 @@ pub(super) struct Compact {
 
 impl Compact {
     pub(super) fn new(directory: &Path) -> io::Result<Self> {
-        let mut dice = Dice(0x2545_f491);
+        let mut dice = Rng::with_seed(0x2545_f491);
         let mut new = Self { directory: directory.into(), tables: 0..0 };
         for _ in 0..TABLES {
             let mut bytes = Vec::with_capacity(TABLE * RECORD);
             for _ in 0..TABLE {
-                bytes.extend_from_slice(format!("{:016x}", dice.below(u64::MAX)).as_bytes());
+                bytes.extend_from_slice(format!("{:016x}", dice.u64(..u64::MAX)).as_bytes());
                 bytes.resize(bytes.len() + RECORD - KEY, b'v');
             }
             new.write(&sorted([&bytes]), &mut Vec::new())?;
@@ -82,7 +83,7 @@ impl Step for Compact {
 /// A file. A step reads 4K of it and writes 4K, each anywhere, and makes nothing durable.
 pub(super) struct Plain {
     file: File,
-    dice: Dice,
+    dice: Rng,
     block: Vec<u8>,
 }
 
@@ -97,12 +98,12 @@ impl Plain {
             left = left.saturating_sub(CHUNK as u64);
         }
         file.sync_all()?;
-        Ok(Self { file, dice: Dice(0x1234_5678), block: vec![b'w'; BLOCK] })
+        Ok(Self { file, dice: Rng::with_seed(0x1234_5678), block: vec![b'w'; BLOCK] })
     }
 
     fn anywhere(&mut self) -> u64 {
         let block = BLOCK as u64;
-        self.dice.below(FILE / block) * block
+        self.dice.u64(..FILE / block) * block
     }
 }
 

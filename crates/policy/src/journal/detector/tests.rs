@@ -3,9 +3,9 @@ use crate::journal::{FileSystem, Kind, Way};
 
 const MIB: u64 = 1 << 20;
 
-fn layout(ranges: Vec<Range<u64>>, watched: Vec<Range<u64>>) -> Layout {
+fn layout(ranges: Vec<Range<u64>>, watched: Vec<Range<u64>>) -> JournalLayout {
     let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
-    Layout { journals: vec![journal], watched }
+    JournalLayout { journals: vec![journal], watched }
 }
 
 /// A ring that is appended to and flushed.

@@ -10,9 +10,9 @@
 //! verdict on that file system, and never a panic.
 //!
 //! Everything is read twice, and only what both readings say is a verdict: a table or a superblock that the guest changes meanwhile gives none.
-//! Its write is the reason to read again, since what was read is [watched](Layout::watched). An ext4 also writes these blocks for reasons of its
+//! Its write is the reason to read again, since what was read is [watched](JournalLayout::watched). An ext4 also writes these blocks for reasons of its
 //! own, every few seconds when it is busy (the descriptor has the number of free blocks, the block of the journal's inode has the root directory's,
-//! too). Reading a volume with one file system again is about twenty reads of at most 4 KiB, and gives an equal [`Layout`].
+//! too). Reading a volume with one file system again is about twenty reads of at most 4 KiB, and gives an equal [`JournalLayout`].
 //!
 //! # Bounds
 //! [`MOST_READS`] reads of [`MOST_BYTES`] bytes in all, whatever the volume says; one read at a time, of 64 KiB at most, but for the entries of a
@@ -44,7 +44,7 @@ const HEAD: usize = 2048;
 
 /// What a volume's layout says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct JournalLayout {
     /// The journals that it names.
     pub journals: Vec<Journal>,
     /// What was read to find them, or to find that there are none, and where a table or superblock would appear: when the guest writes over
@@ -60,7 +60,7 @@ pub struct Findings {
     /// What was found in each partition; without a table, on the whole volume.
     pub places: Vec<Place>,
     /// The verdict.
-    pub layout: Layout,
+    pub layout: JournalLayout,
 }
 
 /// A partition, or the whole volume.
@@ -121,7 +121,7 @@ impl fmt::Display for Why {
 }
 
 /// Reads the layout of a volume of `size` bytes. What it does not understand, or what contradicts itself, gives no journal.
-pub fn read(disk: &mut dyn Disk, size: u64) -> Layout {
+pub fn read(disk: &mut dyn Disk, size: u64) -> JournalLayout {
     examine(disk, size).layout
 }
 
@@ -141,7 +141,7 @@ pub fn examine(disk: &mut dyn Disk, size: u64) -> Findings {
     first.places.clear();
     let journals: Vec<Journal> = second.places.iter().filter_map(Place::journal).cloned().collect();
     let watched = without(merged([before, after].concat()), &journals);
-    Findings { layout: Layout { journals, watched }, ..second }
+    Findings { layout: JournalLayout { journals, watched }, ..second }
 }
 
 impl Place {
