@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use cpio::newc::{Builder, trailer};
+
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
@@ -12,7 +14,6 @@ const CHARACTER_DEVICE: u32 = 0o020_000;
 #[derive(Debug)]
 pub struct Archive<W: Write> {
     out: W,
-    written: u64,
     inode: u32,
     directories: BTreeSet<String>,
 }
@@ -20,7 +21,7 @@ pub struct Archive<W: Write> {
 impl<W: Write> Archive<W> {
     /// An empty archive.
     pub fn new(out: W) -> Self {
-        Self { out, written: 0, inode: 0, directories: BTreeSet::new() }
+        Self { out, inode: 0, directories: BTreeSet::new() }
     }
 
     /// A directory, and those above it.
@@ -55,10 +56,10 @@ impl<W: Write> Archive<W> {
     }
 
     /// Ends the archive and hands the writer back.
-    pub fn finish(mut self) -> io::Result<W> {
-        self.entry("TRAILER!!!", 0, (0, 0), &[])?;
-        self.out.flush()?;
-        Ok(self.out)
+    pub fn finish(self) -> io::Result<W> {
+        let mut out = trailer(self.out)?;
+        out.flush()?;
+        Ok(out)
     }
 
     fn parents(&mut self, path: &str) -> io::Result<()> {
@@ -72,35 +73,11 @@ impl<W: Write> Archive<W> {
         let size = u32::try_from(content.len()).map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: too large for an initramfs"))
         })?;
-        let name_size = u32::try_from(name.len() + 1).map_err(io::Error::other)?;
         self.inode += 1;
-        let (uid, gid, links, time, check) = (0, 0, 1, 0, 0);
-        let fields =
-            [self.inode, mode, uid, gid, links, time, size, 0, 0, device.0, device.1, name_size, check];
-        let mut header = String::from("070701");
-        for field in fields {
-            header.push_str(&format!("{field:08x}"));
-        }
-        self.put(header.as_bytes())?;
-        self.put(name.as_bytes())?;
-        self.put(&[0])?;
-        self.align()?;
-        self.put(content)?;
-        self.align()
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.written += bytes.len() as u64;
-        self.out.write_all(bytes)
-    }
-
-    fn align(&mut self) -> io::Result<()> {
-        match self.written % 4 {
-            0 => Ok(()),
-            1 => self.put(&[0; 3]),
-            2 => self.put(&[0; 2]),
-            _ => self.put(&[0; 1]),
-        }
+        let entry = Builder::new(name).ino(self.inode).nlink(1).mode(mode);
+        let mut entry = entry.rdev_major(device.0).rdev_minor(device.1).write(&mut self.out, size);
+        entry.write_all(content)?;
+        entry.finish().map(drop)
     }
 }
 
