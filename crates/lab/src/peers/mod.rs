@@ -134,7 +134,7 @@ pub fn run(
 /// Name and version of the JSON of single measurements.
 const SCHEMA: &str = "vlane-peers/1";
 
-/// Writes every single measurement to a file, as JSON: [`SCHEMA`], and the rows.
+/// Writes every single measurement to a file, as JSON: an object with `schema` (`vlane-peers/1`) and `rows`.
 ///
 /// # Errors
 /// As [`Output::write`].
