@@ -9,6 +9,7 @@ use vlane_boot::{Host, Install};
 use vlane_host::Interrupt;
 use vlane_mechanisms::express::machine::Place;
 use vlane_mechanisms::express::native::{self, Load};
+use vlane_mechanisms::express::places::Wanted;
 use vlane_mechanisms::express::root::Program;
 use vlane_mechanisms::express::{Mode, Model, Variant, guests, launch, reader};
 
@@ -76,9 +77,6 @@ struct NativeArgs {
 struct GuestsArgs {
     #[command(flatten)]
     guest: GuestArgs,
-    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
-    variants: Vec<Variant>,
     /// Which guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml,qemu", value_parser = parse_place)]
     places: Vec<Place>,
@@ -97,9 +95,6 @@ struct GuestsArgs {
 struct LaunchArgs {
     #[command(flatten)]
     guest: GuestArgs,
-    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
-    variants: Vec<Variant>,
     /// Which guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml", value_parser = parse_place)]
     places: Vec<Place>,
@@ -117,6 +112,9 @@ struct LaunchArgs {
 /// What both kinds of guests have.
 #[derive(Debug, Args)]
 struct GuestArgs {
+    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
+    variants: Vec<Variant>,
     /// How long the drive takes for a request: microseconds, or a time such as 1ms [default: 1ms in uml, 2ms in qemu]
     #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: Option<u64>,
@@ -216,11 +214,18 @@ impl GuestArgs {
         Some(Model { latency, parallel: self.parallel.unwrap_or(Self::PARALLEL) })
     }
 
-    fn fg(&self) -> anyhow::Result<PathBuf> {
-        match &self.fg {
-            Some(path) => Ok(path.clone()),
-            None => Ok(this_program()?.with_file_name("vlane-fg")),
-        }
+    fn wanted(&self, places: &[Place], rounds: u16) -> anyhow::Result<Wanted> {
+        let vlane = this_program()?;
+        Ok(Wanted {
+            fg: self.fg.clone().unwrap_or_else(|| vlane.with_file_name("vlane-fg")),
+            vlane,
+            command: command_line(),
+            places: unique(places),
+            variants: unique(&self.variants),
+            model: self.model(),
+            rounds: usize::from(rounds),
+            ramp: self.ramp,
+        })
     }
 
     fn host(&self) -> anyhow::Result<Host> {
@@ -230,35 +235,15 @@ impl GuestArgs {
 
 impl GuestsArgs {
     fn options(&self) -> anyhow::Result<guests::Options> {
-        Ok(guests::Options {
-            vlane: this_program()?,
-            fg: self.guest.fg()?,
-            command: command_line(),
-            places: unique(&self.places),
-            variants: unique(&self.variants),
-            model: self.guest.model(),
-            readers: self.readers,
-            reads: self.reads,
-            rounds: usize::from(self.rounds),
-            ramp: self.guest.ramp,
-        })
+        let wanted = self.guest.wanted(&self.places, self.rounds)?;
+        Ok(guests::Options { wanted, readers: self.readers, reads: self.reads })
     }
 }
 
 impl LaunchArgs {
     fn options(&self) -> anyhow::Result<launch::Options> {
-        Ok(launch::Options {
-            vlane: this_program()?,
-            fg: self.guest.fg()?,
-            command: command_line(),
-            places: unique(&self.places),
-            variants: unique(&self.variants),
-            programs: unique(&self.programs),
-            launches: usize::from(self.launches),
-            model: self.guest.model(),
-            readers: self.readers,
-            ramp: self.guest.ramp,
-        })
+        let wanted = self.guest.wanted(&self.places, self.launches)?;
+        Ok(launch::Options { wanted, programs: unique(&self.programs), readers: self.readers })
     }
 }
 

@@ -1,19 +1,17 @@
 //! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, beside as many readers as the guest can hold.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 use vlane_boot::Host;
 
-use super::judge::Arms;
-use super::machine::{Beside, Machine, Place, Setup, took};
-use super::{BLOCK, Model, Variant, report, turns};
-use vlane_host::error::{Context, Error, ErrorKind, Result};
+use super::machine::{Beside, Place, took};
+use super::places::{Task, Wanted};
+use super::{BLOCK, report};
+use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
-use vlane_report::progress::Progress;
 
 /// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's time, about.
 const AROUND: Duration = Duration::from_secs(12);
@@ -23,26 +21,12 @@ const SLOWER: u32 = 10;
 /// What the user wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// vlane-fg's file.
-    pub fg: PathBuf,
-    /// The command that makes this report again.
-    pub command: String,
-    /// Which guests.
-    pub places: Vec<Place>,
-    /// What is measured; the first one is what others are held against.
-    pub variants: Vec<Variant>,
-    /// The drive; none: what fits each guest ([`Place::model`]).
-    pub model: Option<Model>,
+    /// Of the guests.
+    pub wanted: Wanted,
     /// Readers in the background; none: as many as each guest can hold ([`Place::readers`]).
     pub readers: Option<u16>,
     /// Reads of the foreground program; none: what takes seconds in each guest ([`Place::reads`]).
     pub reads: Option<u32>,
-    /// How often everything is measured.
-    pub rounds: usize,
-    /// Time in which the crowd comes to rest.
-    pub ramp: Duration,
 }
 
 /// What one measurement gave.
@@ -86,36 +70,10 @@ impl Sample {
     }
 }
 
-/// A guest, with all arms.
-#[derive(Debug, Clone)]
-pub struct PlaceResult {
-    /// The guest.
-    pub place: Place,
-    /// It in words.
-    pub about: String,
-    /// Its disks, in words.
-    pub disks: String,
-    /// The drive.
-    pub model: Model,
-    /// Readers in the background.
-    pub readers: u16,
-    /// Reads of the foreground program.
-    pub reads: u32,
-    /// What was measured.
-    pub arms: Arms<Sample>,
-}
-
 impl Options {
-    fn check(&self) -> Result<()> {
-        if self.variants.is_empty() || self.places.is_empty() || self.rounds == 0 {
-            let text = "nothing is left to be measured: give --variants, --where and --repeat";
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        check_fg(&self.fg, &self.variants)
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.variants.iter().map(|variant| variant.title().to_owned()).collect()
+    /// Reads of the foreground program.
+    pub(super) fn reads(&self, place: Place) -> u32 {
+        self.reads.unwrap_or(place.reads())
     }
 }
 
@@ -128,80 +86,30 @@ fn typed(reads: u32) -> String {
     )
 }
 
-/// Whether `vlane-fg` is where it should be, if something needs it.
-pub(super) fn check_fg(fg: &std::path::Path, variants: &[Variant]) -> Result<()> {
-    if fg.is_file() || !variants.iter().any(|variant| variant.is_raised()) {
-        return Ok(());
-    }
-    let text = format!(
-        "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name it with --fg",
-        fg.display()
-    );
-    Err(Error::new(ErrorKind::Missing, text))
-}
-
 /// Measures, and makes a report.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and
 /// those of back ends and guests.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    options.check()?;
-    let begun = Begun::now(&options.command);
-    let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
-    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-    let arms = options.variants.len() + 1;
-    let steps = options.places.len() * (1 + options.rounds * arms);
-    let mut progress = Progress::new(steps).expecting(options.ramp + AROUND);
-    let mut results = Vec::new();
-    for place in &options.places {
-        let reads = options.reads.unwrap_or(place.reads());
-        let setup = Setup {
-            host,
-            vlane: &options.vlane,
-            fg: &options.fg,
-            place: *place,
-            model: options.model.unwrap_or(place.model()),
-            readers: options.readers.unwrap_or(place.readers()),
-            variants: &options.variants,
-            image: None,
-            typed: vec![("read".into(), typed(reads))],
-            ramp: options.ramp,
-            dir: dir.path(),
-        };
-        progress.step(format!("{}: the guest boots", place.name()));
-        let mut machine = setup.boot(interrupt)?;
-        let mut result = PlaceResult {
-            place: *place,
-            about: machine.about.clone(),
-            disks: machine.disks.clone(),
-            model: setup.model,
-            readers: setup.readers,
-            reads,
-            arms: Arms::named(&options.names()),
-        };
-        for round in 0..options.rounds {
-            for turn in turns(arms, round) {
-                let arm = &mut result.arms.0[turn];
-                progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
-                let variant = options.variants[turn % options.variants.len()];
-                let sample = measure(reads, &mut machine, &setup, variant)?;
-                tracing::debug!(?sample, arm = arm.arm, "measured");
-                arm.rounds.push(sample);
-            }
-        }
-        results.push(result);
-    }
-    progress.clear();
+    options.wanted.check(" and --repeat")?;
+    let begun = Begun::now(&options.wanted.command);
+    let task = Task {
+        name: "read",
+        typed: &|place| typed(options.reads(place)),
+        image: None,
+        readers: &|place| options.readers.unwrap_or(place.readers()),
+        takes: AROUND,
+    };
+    let results = options.wanted.measure(&task, host, interrupt, |machine, setup, variant| {
+        let reads = options.reads(setup.place);
+        let each =
+            setup.model.latency.mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
+        let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
+        let (said, beside) = machine.measure(variant, "read", &keys, each * reads * SLOWER)?;
+        Sample::of(reads, &said, beside)
+    })?;
     Ok(report::guests::fill(options, &results, &begun))
-}
-
-fn measure(reads: u32, machine: &mut Machine<'_>, setup: &Setup<'_>, variant: Variant) -> Result<Sample> {
-    let each = setup.model.latency.mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
-    let limit = each * reads * SLOWER;
-    let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
-    let (said, beside) = machine.measure(variant, "read", &keys, limit)?;
-    Sample::of(reads, &said, beside)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod judge;
 pub mod launch;
 pub mod machine;
 pub mod native;
+pub mod places;
 pub mod reader;
 mod report;
 pub mod root;

@@ -1,11 +1,14 @@
 //! The report of [`super::super::guests`].
 
-use super::super::guests::{Options, PlaceResult, Sample};
+use super::super::guests::{Options, Sample};
+
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::{AGAIN, Variant};
 use super::{busy, cell, few, goals, met, picture, says, variants};
 use vlane_report::build::{Begun, bars, table};
 use vlane_report::{Cell, Note, Point, Report, Section, Series, Spread};
+
+type PlaceResult = super::super::places::PlaceResult<Sample>;
 
 /// Of Vanilla's execution time, what Proposed may take: the paper's 15 % less.
 const SHORTER: f64 = 0.85;
@@ -70,7 +73,7 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
             result.about,
             result.disks,
             result.readers,
-            result.reads,
+            options.reads(result.place),
             result.model.describe()
         )));
         notes.extend(busy(name, &result.arms, |s| &s.beside));
@@ -83,7 +86,7 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
         "CPU raises the foreground in the guest, and the back end does not look: with an idle CPU there is little to be won by that. CPU+SIZE can only do \
          something where a guest has more than one queue and they differ in length.",
     ));
-    notes.extend(few(options.rounds));
+    notes.extend(few(options.wanted.rounds));
     notes
 }
 

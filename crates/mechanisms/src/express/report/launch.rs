@@ -4,11 +4,14 @@ use vlane_report::figure::show_size;
 
 use super::super::Variant;
 use super::super::judge::{Arms, Bound, Measured, Verdict};
-use super::super::launch::{Options, PlaceResult, Sample};
+use super::super::launch::{Options, Sample};
+
 use super::super::root::Root;
 use super::{busy, cell, few, goals, met, says, variants};
 use vlane_report::build::{Begun, bars, spread, table};
 use vlane_report::{Cell, Note, Report, Section};
+
+type PlaceResult = super::super::places::PlaceResult<Sample>;
 
 /// Of Vanilla's launch time, what Proposed may take: the paper's smallest, 28 % less.
 const SHORTER: f64 = 0.72;
@@ -86,7 +89,7 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
              of the back end, served in turns, one request of each ({}), with an image behind it.",
             result.about,
             result.disks,
-            options.readers,
+            result.readers,
             result.model.describe()
         )));
         notes.extend(busy(name, &result.arms, |s| &s.beside));
@@ -101,7 +104,7 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
     if !root.versions.is_empty() {
         notes.push(Note::info(format!("Versions: {}.", root.versions.join(", "))));
     }
-    notes.extend(few(options.launches));
+    notes.extend(few(options.wanted.rounds));
     notes
 }
 

@@ -124,6 +124,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use super::super::places::{PlaceResult, Wanted};
     use super::super::root::{Program, Root};
     use super::super::{Model, machine::Place};
     use super::*;
@@ -131,6 +132,19 @@ mod tests {
     use vlane_report::{Block, Report, Severity};
 
     const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
+
+    fn wanted(rounds: usize) -> Wanted {
+        Wanted {
+            vlane: PathBuf::new(),
+            fg: PathBuf::new(),
+            command: String::new(),
+            places: Place::ALL.into(),
+            variants: Variant::ALL.into(),
+            model: None,
+            rounds,
+            ramp: Duration::ZERO,
+        }
+    }
 
     fn arms<S: Clone>(names: &[&str], samples: &[S]) -> Arms<S> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -166,29 +180,17 @@ mod tests {
 
     #[test]
     fn a_guests_report_is_whole_and_says_when_its_cpus_are_the_limit() {
-        let options = super::super::guests::Options {
-            vlane: PathBuf::new(),
-            fg: PathBuf::new(),
-            command: String::new(),
-            places: Place::ALL.into(),
-            variants: Variant::ALL.into(),
-            model: None,
-            readers: None,
-            reads: None,
-            rounds: 5,
-            ramp: Duration::ZERO,
-        };
+        let options = super::super::guests::Options { wanted: wanted(5), readers: None, reads: None };
         let titles = Variant::ALL.map(Variant::title);
         let report = |busy| {
             let beside = Beside { busy, reads: 100.0, seconds: 1.0, ..Beside::default() };
             let sample = super::super::guests::Sample { seconds: 2.0, beside, ..Default::default() };
-            let results = Place::ALL.map(|place| super::super::guests::PlaceResult {
+            let results = Place::ALL.map(|place| PlaceResult {
                 place,
                 about: place.name().into(),
                 disks: String::new(),
                 model: MODEL,
                 readers: 1,
-                reads: 1,
                 arms: arms(&titles, &[sample; 5]),
             });
             guests::fill(&options, &results, &Begun::now(""))
@@ -200,24 +202,15 @@ mod tests {
 
     #[test]
     fn a_report_of_launches_has_a_goal_for_each_program() {
-        let options = super::super::launch::Options {
-            vlane: PathBuf::new(),
-            fg: PathBuf::new(),
-            command: String::new(),
-            places: vec![Place::Uml],
-            variants: vec![Variant::Vanilla, Variant::Proposed],
-            programs: Program::ALL.into(),
-            launches: 1,
-            model: None,
-            readers: 1,
-            ramp: Duration::ZERO,
-        };
+        let options =
+            super::super::launch::Options { wanted: wanted(1), programs: Program::ALL.into(), readers: 1 };
         let sample = super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
-        let result = super::super::launch::PlaceResult {
+        let result = PlaceResult {
             place: Place::Uml,
             about: "uml".into(),
             disks: String::new(),
             model: MODEL,
+            readers: 1,
             arms: arms(&["Vanilla", "Proposed"], &[sample]),
         };
         let root = Root::empty();

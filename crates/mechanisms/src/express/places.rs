@@ -1,0 +1,137 @@
+//! All variants in turns, in each guest: what a program that reads and launches have in common.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vlane_boot::Host;
+
+use super::judge::Arms;
+use super::machine::{Machine, Place, Setup};
+use super::{Model, Variant, turns};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::interrupt::Interrupt;
+use vlane_report::progress::Progress;
+
+/// What the user wants of guests.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// vlane's own file.
+    pub vlane: PathBuf,
+    /// vlane-fg's file.
+    pub fg: PathBuf,
+    /// The command that makes this report again.
+    pub command: String,
+    /// Which guests.
+    pub places: Vec<Place>,
+    /// What is measured; the first one is what others are held against.
+    pub variants: Vec<Variant>,
+    /// The drive; none: what fits each guest ([`Place::model`]).
+    pub model: Option<Model>,
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// Time in which the crowd comes to rest.
+    pub ramp: Duration,
+}
+
+/// A guest, with all arms.
+#[derive(Debug, Clone)]
+pub struct PlaceResult<S> {
+    /// The guest.
+    pub place: Place,
+    /// It in words.
+    pub about: String,
+    /// Its disks, in words.
+    pub disks: String,
+    /// The drive.
+    pub model: Model,
+    /// Readers in the background.
+    pub readers: u16,
+    /// What was measured.
+    pub arms: Arms<S>,
+}
+
+/// What is measured in each guest.
+pub(super) struct Task<'a> {
+    /// Its script's name.
+    pub(super) name: &'a str,
+    /// What is typed at the shell.
+    pub(super) typed: &'a dyn Fn(Place) -> String,
+    /// Behind the drive; none: a device without media.
+    pub(super) image: Option<&'a Path>,
+    /// Readers in the background.
+    pub(super) readers: &'a dyn Fn(Place) -> u16,
+    /// What one measurement takes beside the ramp, about.
+    pub(super) takes: Duration,
+}
+
+impl Wanted {
+    /// Whether anything is left to be measured, and `vlane-fg` is where it should be, if something needs it.
+    pub(super) fn check(&self, options: &str) -> Result<()> {
+        if self.variants.is_empty() || self.places.is_empty() || self.rounds == 0 {
+            let text = format!("nothing is left to be measured: give --variants, --where{options}");
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        if self.fg.is_file() || !self.variants.iter().any(|variant| variant.is_raised()) {
+            return Ok(());
+        }
+        let text = format!(
+            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name it with --fg",
+            self.fg.display()
+        );
+        Err(Error::new(ErrorKind::Missing, text))
+    }
+
+    /// Measures each variant in turns, `one` at a time, each round beginning with another one.
+    pub(super) fn measure<S: std::fmt::Debug>(
+        &self,
+        task: &Task<'_>,
+        host: &Host,
+        interrupt: &Interrupt,
+        mut one: impl FnMut(&mut Machine<'_>, &Setup<'_>, Variant) -> Result<S>,
+    ) -> Result<Vec<PlaceResult<S>>> {
+        let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
+        let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+        let names: Vec<String> = self.variants.iter().map(|variant| variant.title().to_owned()).collect();
+        let arms = names.len() + 1;
+        let steps = self.places.len() * (1 + self.rounds * arms);
+        let mut progress = Progress::new(steps).expecting(self.ramp + task.takes);
+        let mut results = Vec::new();
+        for &place in &self.places {
+            let setup = Setup {
+                host,
+                vlane: &self.vlane,
+                fg: &self.fg,
+                place,
+                model: self.model.unwrap_or(place.model()),
+                readers: (task.readers)(place),
+                variants: &self.variants,
+                image: task.image,
+                typed: vec![(task.name.into(), (task.typed)(place))],
+                ramp: self.ramp,
+                dir: dir.path(),
+            };
+            progress.step(format!("{}: the guest boots", place.name()));
+            let mut machine = setup.boot(interrupt)?;
+            let mut result = PlaceResult {
+                place,
+                about: machine.about.clone(),
+                disks: machine.disks.clone(),
+                model: setup.model,
+                readers: setup.readers,
+                arms: Arms::named(&names),
+            };
+            for round in 0..self.rounds {
+                for turn in turns(arms, round) {
+                    let arm = &mut result.arms.0[turn];
+                    progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
+                    let sample = one(&mut machine, &setup, self.variants[turn % self.variants.len()])?;
+                    tracing::debug!(?sample, arm = arm.arm, "measured");
+                    arm.rounds.push(sample);
+                }
+            }
+            results.push(result);
+        }
+        progress.clear();
+        Ok(results)
+    }
+}
