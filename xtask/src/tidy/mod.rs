@@ -19,12 +19,6 @@ use crate::{citations, structure};
 const FILE: usize = 800;
 const FUNCTION: usize = 75;
 
-/// Functions from before there was a rule, with the lines that each may have. None is added; one that was shortened is taken off.
-const LONGER: &[(&str, &str, usize)] = &[
-    ("crates/engine/src/file/transfer.rs", "completed", 76),
-    ("crates/lab/src/compare/mod.rs", "measure", 170),
-];
-
 /// Checks the repository below `root`, and prints how many lines each crate has.
 ///
 /// # Errors
@@ -51,23 +45,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
             faults.push((source.name.clone(), lines, format!("more than {FILE} lines")));
         }
         for function in &source.functions {
-            let may = LONGER.iter().find(|(file, name, _)| *file == source.name && *name == function.name);
-            let most = may.map_or(FUNCTION, |(_, _, lines)| *lines);
-            if function.lines > most {
-                let why = format!("`{}` has {} lines, more than {most}", function.name, function.lines);
+            if function.lines > FUNCTION {
+                let why = format!("`{}` has {} lines, more than {FUNCTION}", function.name, function.lines);
                 faults.push((source.name.clone(), function.line, why));
             }
-        }
-    }
-    for (file, name, _) in LONGER {
-        let functions =
-            sources.iter().filter(|source| source.name == *file).flat_map(|source| &source.functions);
-        if !functions.into_iter().any(|function| function.name == *name && function.lines > FUNCTION) {
-            faults.push((
-                (*file).to_owned(),
-                1,
-                format!("`{name}` is not too long any more: take it off the list in xtask/src/tidy"),
-            ));
         }
     }
     for circle in circles::circles(sources.len(), &arrows(sources)) {

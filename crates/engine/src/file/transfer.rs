@@ -280,14 +280,7 @@ impl Transfer {
     ) -> Next {
         let Completion { result, piece, .. } = completion;
         let Ok(n) = usize::try_from(result) else {
-            let errno = result.saturating_neg();
-            if !is_momentary(errno) || self.retries == MAX_RETRIES {
-                return self.fail(Failure::System(errno), piece, means);
-            }
-            self.retries += 1;
-            means.stats.retries += 1;
-            // What the system refused for the moment is left to a worker, who can wait.
-            return self.operation(piece, durable, true, means);
+            return self.refused(result.saturating_neg(), durable, piece, means);
         };
 
         // The data itself.
@@ -346,6 +339,18 @@ impl Transfer {
         means.pool.give_back(piece);
         self.release(means);
         self.go_on(request, durable, means)
+    }
+
+    /// The system has refused an operation.
+    #[cold]
+    fn refused(&mut self, errno: i32, durable: bool, piece: Option<Piece>, means: &mut Means<'_>) -> Next {
+        if !is_momentary(errno) || self.retries == MAX_RETRIES {
+            return self.fail(Failure::System(errno), piece, means);
+        }
+        self.retries += 1;
+        means.stats.retries += 1;
+        // What the system refused for the moment is left to a worker, who can wait.
+        self.operation(piece, durable, true, means)
     }
 
     /// Ends it where it is: nothing of it is under way, nor ever will be.

@@ -242,12 +242,91 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     scratch.fill(host, &guests, options.cache, interrupt)?;
 
     preparing.step("booting the guest");
-    let direct = options.cache == CacheState::Direct;
-    let mut commands = Vec::new();
-    let mut servers: Vec<(Column, Server)> = Vec::new();
-    for column in [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c)) {
+    let servers = serve(options, found, &scratch)?;
+    let named =
+        |(column, server): &(Column, Server)| (column.name().to_string(), server.command().to_string());
+    let mut commands: Vec<(String, String)> = servers.iter().map(named).collect();
+    let neutral = |line: &str| neutral(line, options, &scratch, host);
+    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
+    let mut planned = Planned::guess(options, found);
+    let all: Vec<Round> = planned.rounds.iter().chain(&planned.counted).cloned().collect();
+    let parts = Parts {
+        host,
+        program: &found.program,
+        kernel: &found.kernel,
+        accel: &found.accel,
+        sockets: servers.iter().map(|(column, server)| (*column, server.socket().to_path_buf())).collect(),
+        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
+        rounds: &all,
+        settings: planned.settings,
+        limit: planned.costs.total(&all, planned.runtime) * 4 + Duration::from_secs(600),
+    };
+    let mut machine = parts.boot(interrupt)?;
+    commands.push(("QEMU".into(), machine.command.clone()));
+    let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
+    planned.correct(options, found, machine.time_start()?);
+    drop(preparing);
+
+    let fio = HostFio {
+        program: found.fio.clone(),
+        files: scratch.files(),
+        scratch: scratch.dir().to_path_buf(),
+        settings: planned.settings,
+        interrupt,
+    };
+    let native = options.native.then(|| native_part(options, found, &scratch, fio.clone(), planned.runtime));
+    let mut progress = planned.progress(native.as_ref());
+
+    let pid = |wanted| servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid());
+    let pids =
+        Pids { qemu: machine.pid(), vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) };
+    let control = Control::new(scratch.dir().join("control.sock"));
+    let kvm = !found.emulated();
+    let mut bench =
+        Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
+    let (passes, results) = bench.passes(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
+    let (counted, uncounted) = bench.count_calls(&planned.counted, &mut progress)?;
+    bench.machine.quit()?;
+    drop(servers);
+
+    let native = native.map_or(Ok(Vec::new()), |native| native.run(passes, &mut progress))?;
+    drop(progress);
+    Ok(Outcome {
+        results,
+        counted,
+        uncounted,
+        native,
+        columns: found.columns.clone(),
+        missing: found.missing.clone(),
+        passes,
+        settings: planned.settings,
+        image_bytes: found.sizes.image,
+        accel: found.accel.clone(),
+        kernel: found.kernel.version.clone(),
+        commands: commands.into_iter().map(|(name, line)| (name, neutral(&line))).collect(),
+        disks,
+    })
+}
+
+/// What is measured without a guest.
+fn native_part<'a>(
+    options: &'a Options,
+    found: &Found,
+    scratch: &'a Scratch,
+    fio: HostFio<'a>,
+    runtime: Duration,
+) -> Native<'a> {
+    let storage_daemon = found.storage_daemon.clone();
+    let interrupt = fio.interrupt;
+    Native { vlane: &options.vlane, storage_daemon, scratch, fio, runtime, cache: options.cache, interrupt }
+}
+
+/// The back ends that the columns need.
+fn serve(options: &Options, found: &Found, scratch: &Scratch) -> Result<Vec<(Column, Server)>> {
+    let wanted = [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c));
+    let start = |column: Column| {
         let image = scratch.image(column.id());
-        let storage = Storage::File { path: &image, direct };
+        let storage = Storage::File { path: &image, direct: options.cache == CacheState::Direct };
         let server = match (column, &found.storage_daemon) {
             (Column::StorageDaemon, Some(program)) => {
                 Server::qemu_storage_daemon(program, scratch.dir(), storage, &[], VCPUS)?
@@ -259,144 +338,122 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
                 Server::vlane(&options.vlane, scratch.dir(), storage, &[], &words)?
             }
         };
-        commands.push((column.name().to_string(), server.command().to_string()));
-        servers.push((column, server));
+        Ok((column, server))
+    };
+    wanted.map(start).collect()
+}
+
+/// Measurements of some rounds.
+fn steps(rounds: &[Round]) -> usize {
+    rounds.iter().map(|round| round.order.len()).sum()
+}
+
+/// What will be measured. How often, and how long each, is known when the guest has shown how long fio takes to start; the jobs must be in
+/// the guest before. So the plan is made on a guess, which is corrected by leaving passes out.
+struct Planned {
+    costs: Costs,
+    /// Time for the guest.
+    share: Option<Duration>,
+    passes: usize,
+    runtime: Duration,
+    settings: Settings,
+    rounds: Vec<Round>,
+    /// In which calls are counted.
+    counted: Vec<Round>,
+}
+
+impl Planned {
+    fn guess(options: &Options, found: &Found) -> Self {
+        let costs = Costs::guess(found.emulated());
+        let limit = options.limit.map(|limit| limit.saturating_sub(Duration::from_secs(45)));
+        let share = limit.map(|limit| if options.native { limit.mul_f64(0.85) } else { limit });
+        let (passes, runtime) =
+            costs.fit(&options.loads, &found.columns, options.passes, options.runtime, share);
+        let settings = Settings {
+            runtime_ms: millis(runtime),
+            old_bytes: found.sizes.old,
+            new_bytes: found.sizes.new,
+            cache: options.cache,
+        };
+        let rounds = plan::rounds(&options.loads, &found.columns, passes);
+        let counted = match options.count {
+            true => counted_rounds(options, &found.columns, passes),
+            false => Vec::new(),
+        };
+        Self { costs, share, passes, runtime, settings, rounds, counted }
     }
-    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
-    let mut settings = Settings {
-        runtime_ms: millis(options.runtime),
-        old_bytes: found.sizes.old,
-        new_bytes: found.sizes.new,
-        cache: options.cache,
-    };
-    // How often, and how long each, is known when the guest has shown how long fio takes to start; the jobs must be in
-    // the guest before. So the plan is made on a guess, which is corrected by leaving passes out.
-    let costs = Costs::guess(found.emulated());
-    let beside = Duration::from_secs(45);
-    let limit = options.limit.map(|limit| limit.saturating_sub(beside));
-    let guest_share = limit.map(|limit| if options.native { limit.mul_f64(0.85) } else { limit });
-    let (passes, runtime) =
-        costs.fit(&options.loads, &found.columns, options.passes, options.runtime, guest_share);
-    settings.runtime_ms = millis(runtime);
-    let rounds = plan::rounds(&options.loads, &found.columns, passes);
-    let counted_rounds = match options.count {
-        true => counted_rounds(options, &found.columns, passes),
-        false => Vec::new(),
-    };
-    let all: Vec<Round> = rounds.iter().chain(&counted_rounds).cloned().collect();
-    let parts = Parts {
-        host,
-        program: &found.program,
-        kernel: &found.kernel,
-        accel: &found.accel,
-        sockets: servers.iter().map(|(column, server)| (*column, server.socket().to_path_buf())).collect(),
-        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
-        rounds: &all,
-        settings,
-        limit: costs.total(&all, runtime) * 4 + Duration::from_secs(600),
-    };
-    let mut machine = parts.boot(interrupt)?;
-    commands.push(("QEMU".into(), machine.command.clone()));
-    let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
-    let start = machine.time_start()?;
-    drop(preparing);
 
-    // What fio takes to start in this guest is known now.
-    let costs = Costs { guest_start: start, ..costs };
-    let (passes, _) = costs.fit(&options.loads, &found.columns, passes, runtime, guest_share);
-    let rounds = &rounds[..rounds.len().min(passes * options.loads.len())];
-
-    let fio = HostFio {
-        program: found.fio.clone(),
-        files: scratch.files(),
-        scratch: scratch.dir().to_path_buf(),
-        settings,
-        interrupt,
-    };
-    let native = Native {
-        vlane: &options.vlane,
-        storage_daemon: found.storage_daemon.clone(),
-        scratch: &scratch,
-        fio: fio.clone(),
-        runtime,
-        cache: options.cache,
-        interrupt,
-    };
-    let steps = |rounds: &[Round]| rounds.iter().map(|round| round.order.len()).sum::<usize>();
-    let mut total = steps(rounds) + steps(&counted_rounds);
-    let mut expected = costs.total(rounds, runtime) + costs.total(&counted_rounds, runtime);
-    if options.native {
-        total += native.steps(passes);
-        expected += native.estimate(passes);
+    fn correct(&mut self, options: &Options, found: &Found, guest_start: Duration) {
+        self.costs.guest_start = guest_start;
+        let fits = self.costs.fit(&options.loads, &found.columns, self.passes, self.runtime, self.share);
+        self.passes = fits.0;
+        self.rounds.truncate(self.passes * options.loads.len());
     }
-    let each = expected / u32::try_from(total.max(1)).unwrap_or(1);
-    let mut progress = Progress::new(total).expecting(each);
 
-    let pid = |wanted| servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid());
-    let pids =
-        Pids { qemu: machine.pid(), vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) };
-    let control = Control::new(scratch.dir().join("control.sock"));
-    let kvm = !found.emulated();
-    let mut bench = Bench { machine, fio: &fio, pids, control, kvm, runtime, interrupt, count: false };
-    let mut results = Results::default();
-    let (mut passes, planned, first) = (0, passes, Instant::now());
-    for pass in rounds.chunk_by(|a, b| a.pass == b.pass) {
-        // Other work on the machine makes everything take longer than planned: what a pass took tells.
-        if let (Some(limit), Ok(made @ 1..)) = (options.limit, u32::try_from(passes)) {
-            let mut next = begin.elapsed() + first.elapsed() / made + costs.total(&counted_rounds, runtime);
-            if options.native {
-                next += native.estimate(passes + 1);
+    fn progress(&self, native: Option<&Native<'_>>) -> Progress {
+        let mut total = steps(&self.rounds) + steps(&self.counted);
+        let mut expected =
+            self.costs.total(&self.rounds, self.runtime) + self.costs.total(&self.counted, self.runtime);
+        if let Some(native) = native {
+            total += native.steps(self.passes);
+            expected += native.estimate(self.passes);
+        }
+        Progress::new(total).expecting(expected / u32::try_from(total.max(1)).unwrap_or(1))
+    }
+}
+
+impl Bench<'_> {
+    /// The passes, as many of them as there is time for since `begin`; how many.
+    fn passes(
+        &mut self,
+        planned: &Planned,
+        limit: Option<Duration>,
+        begin: Instant,
+        native: Option<&Native<'_>>,
+        progress: &mut Progress,
+    ) -> Result<(usize, Results)> {
+        let after = planned.costs.total(&planned.counted, planned.runtime);
+        let (mut passes, first, mut results) = (0, Instant::now(), Results::default());
+        for pass in planned.rounds.chunk_by(|a, b| a.pass == b.pass) {
+            // Other work on the machine makes everything take longer than planned: what a pass took tells.
+            if let (Some(limit), Ok(made @ 1..)) = (limit, u32::try_from(passes)) {
+                let native = native.map_or(Duration::ZERO, |native| native.estimate(passes + 1));
+                if begin.elapsed() + first.elapsed() / made + after + native > limit {
+                    progress.add_steps(-isize::try_from(steps(pass)).unwrap_or(0));
+                    continue;
+                }
             }
-            if next > limit {
-                progress.add_steps(-isize::try_from(steps(pass)).unwrap_or(0));
-                continue;
+            for round in pass {
+                self.round(round, &mut results, progress)?;
             }
+            passes += 1;
         }
-        for round in pass {
-            bench.round(round, &mut results, &mut progress)?;
+        if let Some(native) = native {
+            progress.add_steps(-isize::try_from(native.steps(planned.passes - passes)).unwrap_or(0));
         }
-        passes += 1;
+        Ok((passes, results))
     }
-    if options.native {
-        progress.add_steps(-isize::try_from(native.steps(planned - passes)).unwrap_or(0));
-    }
-    let (mut counted, mut uncounted) = (Results::default(), None);
-    if !counted_rounds.is_empty() {
-        match calls::available() {
-            Counted::Is(()) => bench.count = true,
-            Counted::Not(why) => uncounted = Some(why),
-        }
-        if bench.count {
-            for round in &counted_rounds {
-                bench.round(round, &mut counted, &mut progress)?;
-            }
-        } else {
-            progress.add_steps(-isize::try_from(steps(&counted_rounds)).unwrap_or(0));
-        }
-    }
-    bench.machine.quit()?;
-    drop(servers);
 
-    let native = if options.native { native.run(passes, &mut progress)? } else { Vec::new() };
-    drop(progress);
-    Ok(Outcome {
-        results,
-        counted,
-        uncounted,
-        native,
-        columns: found.columns.clone(),
-        missing: found.missing.clone(),
-        passes,
-        settings,
-        image_bytes: found.sizes.image,
-        accel: found.accel.clone(),
-        kernel: found.kernel.version.clone(),
-        commands: commands
-            .into_iter()
-            .map(|(name, command)| (name, neutral(&command, options, &scratch, host)))
-            .collect(),
-        disks,
-    })
+    /// The rounds in which calls are counted, and why they are not.
+    fn count_calls(
+        &mut self,
+        rounds: &[Round],
+        progress: &mut Progress,
+    ) -> Result<(Results, Option<String>)> {
+        let mut counted = Results::default();
+        if rounds.is_empty() {
+            return Ok((counted, None));
+        }
+        if let Counted::Not(why) = calls::available() {
+            progress.add_steps(-isize::try_from(steps(rounds)).unwrap_or(0));
+            return Ok((counted, Some(why)));
+        }
+        self.count = true;
+        for round in rounds {
+            self.round(round, &mut counted, progress)?;
+        }
+        Ok((counted, None))
+    }
 }
 
 /// A command without the paths that only this run had, or that name a user.
