@@ -83,19 +83,36 @@ fn citations(file: &str, text: &str) -> Vec<Citation> {
     all
 }
 
+/// Whether a test's attribute stands beside a quotation: among the comments and attributes before it and behind it.
+fn is_above_a_test(text: &str, line: usize) -> bool {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let (before, after) = lines.split_at(line.min(lines.len()));
+    let belongs = |line: &&&str| line.starts_with("//") || line.starts_with("#[");
+    before
+        .iter()
+        .rev()
+        .take_while(belongs)
+        .chain(after.iter().take_while(belongs))
+        .any(|line| *line == "#[test]")
+}
+
 /// The page, and what is wrong.
 ///
 /// # Errors
 /// If a file of `specification/` has another form.
 pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Fault>)> {
     let mut quoted: BTreeMap<(String, String), Vec<Citation>> = BTreeMap::new();
+    let mut faults = Vec::new();
     for (name, text) in files.iter().filter(|(name, _)| name.ends_with(".rs") && !name.starts_with("xtask/"))
     {
         for citation in citations(name, text) {
+            if citation.is_test && !is_above_a_test(text, citation.line) {
+                faults.push((name.clone(), citation.line, "no test stands under this quotation".to_owned()));
+            }
             quoted.entry((citation.of.clone(), citation.text.clone())).or_default().push(citation);
         }
     }
-    let (mut tables, mut faults, mut counts) = (String::new(), Vec::new(), [0; 4]);
+    let (mut tables, mut counts) = (String::new(), [0; 4]);
     for (file, text) in
         files.iter().filter(|(name, _)| name.starts_with("specification/") && name.ends_with(".toml"))
     {
@@ -197,6 +214,20 @@ mod tests {
         assert!(page.contains("| It must fly. | **different:** No wings. | |"));
         assert_eq!(faults.len(), 1);
         assert!(faults[0].2.contains("It MUST."), "{faults:?}");
+    }
+
+    #[test]
+    fn a_test_s_quotation_without_a_test_under_it_is_a_fault() {
+        let quotation = "//= v 1.2, test\n//# It MUST.\n";
+        for (under, is_one) in [
+            ("#[test]\nfn it_does() {}\n", true),
+            ("#[test]\n// Why.\n#[ignore]\nfn it() {}\n", true),
+            ("fn helper() {}\n#[test]\nfn other() {}\n", false),
+            ("", false),
+        ] {
+            let (_, faults) = page(&files(&format!("{quotation}{under}"))).unwrap();
+            assert_eq!(faults.iter().all(|fault| !fault.2.contains("no test")), is_one, "{under}");
+        }
     }
 
     #[test]

@@ -197,6 +197,32 @@ fn shape() -> impl Strategy<Value = Shape> {
     )
 }
 
+#[cfg(not(miri))]
+#[test]
+//= virtio 2.7.10.2, test
+//# The device MUST set flags to 0 or 1.
+//= virtio 2.7.10.2, test
+//# The device MUST set flags to 0.
+fn the_used_rings_flags_are_one_only_while_no_notification_is_wanted_and_there_is_no_event_index() {
+    use std::os::unix::fs::FileExt;
+    for event_idx in [false, true] {
+        let shape = Shape { packed: false, event_idx, indirect: false, depth: 4, segments: 1, size: None };
+        let (arena, driver, mut device) = pair(shape);
+        let memory = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
+        let flags = || {
+            let mut flags = [0; 2];
+            memory.read_exact_at(&mut flags, driver.layout().device - arena.base()).unwrap();
+            u16::from_le_bytes(flags)
+        };
+        for _ in 0..2 {
+            device.disable_notify();
+            assert_eq!(flags(), u16::from(!event_idx), "event index: {event_idx}");
+            device.enable_notify().unwrap();
+            assert_eq!(flags(), 0, "event index: {event_idx}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(400))]
 

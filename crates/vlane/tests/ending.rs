@@ -35,6 +35,18 @@ fn an_idle_server_ends_at_once() {
 }
 
 #[test]
+//= vhost-user Backend program conventions, test
+//# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
+fn who_serves_is_the_process_that_was_started() {
+    let place = Place::new(MIB);
+    let server = place.serve(&[]);
+    let session = place.connect(&SessionOptions::default());
+    assert_eq!(session.pid().map(i32::cast_unsigned), Some(server.id()));
+    drop(session);
+    stop(server);
+}
+
+#[test]
 fn sigint_ends_it_as_sigterm_does() {
     let place = Place::new(MIB);
     let mut server = place.serve(&[]);
