@@ -1,7 +1,7 @@
 //! The units of the loan policy, and its constants: every one of them is here.
 //!
-//! CPU time is counted in nanoseconds, in `i64` or `u64`, never in floating point: a BPF program has no floating
-//! point and no signed division, and has to come to the same decisions. A *credit* is 100 us of CPU time (Xen's
+//! CPU time is counted in nanoseconds, in `i64` or `u64`, never in floating point: a simulation comes to the
+//! same decisions on every machine. A *credit* is 100 us of CPU time (Xen's
 //! Credit scheduler: ten credits per millisecond) and is used only where people read or write figures.
 
 /// Nanoseconds of CPU time in one credit.
