@@ -78,17 +78,6 @@ pub fn read_file(host: &Host, image: &Path, path: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Copies the directory `path` of the file system on `image` into the host's directory `into`.
-pub fn copy_directory(host: &Host, image: &Path, path: &str, into: &Path) -> Result<()> {
-    let request = format!("rdump \"{path}\" \"{}\"", into.display());
-    let said = run_ok(Command::new(host.program("debugfs")?).args(["-R", &request]).arg(image), LIMIT)?;
-    let complaint = said.lines().find(|l| l.contains("not found") || l.contains("rror"));
-    match complaint {
-        None => Ok(()),
-        Some(line) => Err(Error::new(ErrorKind::Tool, format!("{}: {path}: {line}", image.display()))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -141,11 +130,6 @@ mod tests {
         check(&host, &image).unwrap();
         assert_eq!(read_file(&host, &image, "/a/file").unwrap(), b"content");
         assert!(read_file(&host, &image, "/a/none").is_err());
-        let out = dir.path().join("out");
-        std::fs::create_dir(&out).unwrap();
-        copy_directory(&host, &image, "/a", &out).unwrap();
-        assert_eq!(std::fs::read(out.join("a/file")).unwrap(), b"content");
-
         // Zeroes over the first inode tables and bitmaps.
         let mut bytes = std::fs::read(&image).unwrap();
         bytes[64 << 10..256 << 10].fill(0);

@@ -73,12 +73,6 @@ impl Host {
         self
     }
 
-    /// Another cache.
-    pub fn with_cache(mut self, cache: Cache) -> Self {
-        self.cache = cache;
-        self
-    }
-
     /// What is kept between runs.
     pub fn cache(&self) -> &Cache {
         &self.cache

@@ -65,8 +65,6 @@ impl Classes {
     pub const EXPRESS_WRITES: Classes = Classes(1 << 11);
     /// Both.
     pub const EXPRESS: Classes = Classes::EXPRESS_READS.and(Classes::EXPRESS_WRITES);
-    /// Reads and writes whose priority in the guest is real-time, best effort, or not given: all but idle ones.
-    pub const NOT_IDLE: Classes = Classes(0x77);
 
     /// The classes of a request; `is_express`: its lane says so.
     #[inline]

@@ -78,11 +78,6 @@ impl Outcome {
             Self::Unfit => "undecided: no figure",
         }
     }
-
-    /// Whether it says something about A and B.
-    pub fn is_decided(self) -> bool {
-        matches!(self, Self::Better | Self::Worse | Self::Same)
-    }
 }
 
 /// A comparison of A with B.

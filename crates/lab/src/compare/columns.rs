@@ -102,11 +102,6 @@ impl Column {
         }
     }
 
-    /// Whether the guest's disk is a virtio disk.
-    pub fn is_virtio(self) -> bool {
-        matches!(self, Self::Vlane | Self::Virtio | Self::VirtioMapped | Self::StorageDaemon)
-    }
-
     /// Why it cannot be measured with this QEMU and this guest kernel, if so.
     pub fn missing(self, vcpus: u16, program: &QemuProgram, kernel: &Modules) -> Option<String> {
         let controller = self.controller(vcpus)?;

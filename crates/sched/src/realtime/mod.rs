@@ -246,11 +246,6 @@ impl RealTime {
         &self.book
     }
 
-    /// The guard's process, if there is one.
-    pub fn guard_pid(&self) -> Option<u32> {
-        self.guard.as_ref().map(Guard::pid)
-    }
-
     fn managed(&mut self, id: VcpuId) -> Result<&mut Managed> {
         let found = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut);
         found.ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))
