@@ -163,6 +163,12 @@ pub fn halves(values: &[f64]) -> f64 {
     ratio(sorted.len() / 2).max(ratio(sorted.len().div_ceil(2)))
 }
 
+/// The value that so many thousandths of the sorted values are not above (nearest rank); none of none.
+pub fn nearest_rank(sorted: &[u64], permille: usize) -> Option<u64> {
+    let rank = (sorted.len() * permille).div_ceil(1000).max(1);
+    sorted.get(rank - 1).copied()
+}
+
 /// The middle value of some figures; of two middle ones the mean; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

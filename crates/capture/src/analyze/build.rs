@@ -1,5 +1,6 @@
 //! Tables and charts of figures.
 
+use vlane_report::stats::nearest_rank;
 use vlane_report::{Axis, Block, Cell, Chart, Point, Series};
 
 /// Points of a distribution's curve.
@@ -30,19 +31,13 @@ pub(crate) fn percentile_columns<'a>(first: &'a str, unit: &'a str) -> Vec<(&'a 
     columns
 }
 
-/// The value that `part` of 1000 of the sorted values are not above.
-pub(crate) fn permille(sorted: &[u64], part: usize) -> u64 {
-    let rank = (sorted.len() * part).div_ceil(1000).max(1);
-    sorted.get(rank - 1).copied().unwrap_or(0)
-}
-
 /// Sorts values; their mean and percentiles.
 pub(crate) fn percentiles(values: &mut [u64], scale: impl Fn(f64) -> f64) -> Vec<Cell> {
     values.sort_unstable();
     let sum: u128 = values.iter().map(|value| u128::from(*value)).sum();
     let mean = sum / (values.len().max(1) as u128);
     let mean = u64::try_from(mean).unwrap_or(u64::MAX);
-    let tail = [500, 900, 990, 999, 1000].map(|part| permille(values, part));
+    let tail = [500, 900, 990, 999, 1000].map(|part| nearest_rank(values, part).unwrap_or(0));
     std::iter::once(mean).chain(tail).map(|value| Cell::Number(scale(number(value)))).collect()
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::figures::{Cell as Figures, Measured, Sample};
 use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_report::stats::nearest_rank;
 use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
 /// What the report says of what was measured.
@@ -49,8 +50,7 @@ pub(super) fn mean(times: &[u64]) -> f64 {
 pub(super) fn percentile(times: &[u64], percent: usize) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
-    let rank = (sorted.len() * percent).div_ceil(100).max(1);
-    sorted.get(rank - 1).map_or(f64::NAN, |&ns| ms(ns))
+    nearest_rank(&sorted, percent * 10).map_or(f64::NAN, ms)
 }
 
 fn mean_ms(sample: &Sample) -> f64 {

@@ -1,6 +1,7 @@
 //! What was seen, as a report.
 
 use vlane_report::build::Begun;
+use vlane_report::stats::nearest_rank;
 
 use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
@@ -70,15 +71,11 @@ fn figure(turns: &[&Shown], of: impl Fn(&Shown) -> Option<f64>) -> Cell {
     Spread::of(&values).map_or(Cell::Empty, Cell::Figure)
 }
 
-fn number(value: u64) -> f64 {
-    value as f64
-}
-
 /// A percentile of a turn's responses, microseconds.
 fn percentile(of: &[u64], percent: usize) -> Option<f64> {
     let mut sorted = of.to_vec();
     sorted.sort_unstable();
-    sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1))).copied().map(number)
+    nearest_rank(&sorted, percent * 10).map(|us| us as f64)
 }
 
 /// How far the share of the one that is farthest from the mean is from it, percent.
@@ -112,8 +109,8 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
         all.sort_unstable();
         let steps = (1..=100).filter_map(|percent| {
             let at = (all.len() * percent / 100).checked_sub(1)?;
-            let x = number(*all.get(at)?).max(1.0);
-            Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
+            let x = (*all.get(at)? as f64).max(1.0);
+            Some(Point { x, y: Spread::of(&[percent as f64])? })
         });
         Series::measured(name.clone(), steps.collect())
     });
@@ -162,12 +159,12 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
         let turns = of(name);
         vec![
             Cell::Text(name.clone()),
-            figure(&turns, |one| Some(number(one.granted))),
-            figure(&turns, |one| Some(number(one.denied))),
-            figure(&turns, |one| Some(number(one.missed))),
+            figure(&turns, |one| Some(one.granted as f64)),
+            figure(&turns, |one| Some(one.denied as f64)),
+            figure(&turns, |one| Some(one.missed as f64)),
             figure(&turns, |one| Some(one.lent_us_per_boost)),
             figure(&turns, |one| Some(one.tell_us)),
-            figure(&turns, |one| Some(number(one.sheltered))),
+            figure(&turns, |one| Some(one.sheltered as f64)),
         ]
     });
     Table::new(
