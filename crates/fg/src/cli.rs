@@ -35,9 +35,9 @@ enum What {
         /// Where the state is kept [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg].
         #[arg(long, value_name = "DIR")]
         state_dir: Option<PathBuf>,
-        /// How often to look where nothing rings, in milliseconds.
-        #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
-        look_every: u64,
+        /// How often to look where nothing rings.
+        #[arg(long, alias = "look-every", value_name = "TIME", default_value = "200ms", value_parser = time)]
+        every: Duration,
         /// Raise only what is in the foreground of this terminal, such as /dev/pts/3; may be given more than once [default: all].
         #[arg(long, value_name = "DEVICE", value_parser = terminal)]
         terminal: Vec<i32>,
@@ -85,6 +85,18 @@ struct RaiseArgs {
     io_priority: Io,
 }
 
+/// A time between 10 ms and an hour, as `200ms` or `2s`; a bare number is in milliseconds.
+fn time(text: &str) -> Result<Duration, String> {
+    let time = match text.parse() {
+        Ok(ms) => Duration::from_millis(ms),
+        Err(_) => humantime::parse_duration(text).map_err(|why| format!("{why}; such as 200ms"))?,
+    };
+    match (Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&time) {
+        true => Ok(time),
+        false => Err("there must be 10ms to 1h between two looks".to_owned()),
+    }
+}
+
 /// A terminal's number, as the kernel gives it for a process.
 fn terminal(path: &str) -> Result<i32, String> {
     let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
@@ -130,8 +142,8 @@ pub fn main() -> ExitCode {
 
 fn dispatch(what: What) -> Result<bool> {
     match what {
-        What::Daemon { raise, state_dir, look_every, terminal, no_events } => {
-            let (dir, every) = (one_dir(state_dir)?, Duration::from_millis(look_every));
+        What::Daemon { raise, state_dir, every, terminal, no_events } => {
+            let dir = one_dir(state_dir)?;
             let (raise, terminals, events) = (raise.into(), terminal, !no_events);
             daemon::run(&daemon::Options { raise, dir, every, terminals, events }).map(|()| true)
         }
@@ -163,4 +175,17 @@ fn dispatch(what: What) -> Result<bool> {
 
 fn one_dir(given: Option<PathBuf>) -> Result<PathBuf> {
     given.map_or_else(dir::default_path, Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_a_unit_or_is_in_milliseconds_as_it_was_before() {
+        let found = ["200ms", "2s", "20", "1h"].map(time);
+        let expected = [200, 2000, 20, 3_600_000].map(|ms| Ok(Duration::from_millis(ms)));
+        assert_eq!(found, expected);
+        assert!(["9ms", "5", "2h", "soon", "-1"].into_iter().all(|text| time(text).is_err()));
+    }
 }

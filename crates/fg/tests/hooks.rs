@@ -12,7 +12,7 @@ use common::{Daemon, PROGRAM, Shell, may_raise, until, until_it_has, values};
 const RAISED: &str = "-10 be/0";
 const OWN: &str = "0 none";
 /// Looking comes late, but soon enough for a test that waits on a busy machine.
-const DEAF: [&str; 3] = ["--no-events", "--look-every", "20000"];
+const DEAF: [&str; 3] = ["--no-events", "--every", "20s"];
 
 fn hook(shell: &str, dir: &Path) -> String {
     format!("eval \"$({PROGRAM} hook {shell} --state-dir {})\"", dir.display())
@@ -154,7 +154,7 @@ fn process_events_alone_raise_a_new_job_and_its_shell_after_it() {
         return;
     }
     let mut shell = Shell::bash();
-    let daemon = Daemon::new(&shell, &["--look-every", "20000"]);
+    let daemon = Daemon::new(&shell, &["--every", "20s"]);
     if !daemon.status().contains("by process events") {
         return vlane_testing::skip(format!("no process events: {}", daemon.status()));
     }

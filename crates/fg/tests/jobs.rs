@@ -14,7 +14,7 @@ use common::{
 const RAISED: &str = "-10 be/0";
 const OWN: &str = "0 none";
 /// Seldom enough that what a test sees is not by chance, often enough to be quick.
-const LOOKING: [&str; 3] = ["--no-events", "--look-every", "20"];
+const LOOKING: [&str; 3] = ["--no-events", "--every", "20ms"];
 
 #[test]
 fn a_job_goes_to_the_background_and_comes_back() {

@@ -4,7 +4,7 @@
 
 #[test]
 fn names_that_options_had_before_still_work() {
-    let pairs: [(&[&str], &str, &str, &str); 18] = [
+    let pairs: [(&[&str], &str, &str, &str); 20] = [
         (&["caches"], "rounds", "repeat", "3"),
         (&["express", "native"], "rounds", "repeat", "3"),
         (&["express", "guests"], "rounds", "repeat", "3"),
@@ -20,6 +20,8 @@ fn names_that_options_had_before_still_work() {
         (&["topologies"], "cpus", "predict", "16"),
         (&["sched", "simulate"], "seconds", "time", "3"),
         (&["sched", "prove-sched-ext"], "seconds", "time", "3"),
+        (&["sched", "prove-sched-ext"], "repeats", "repeat", "3"),
+        (&["sched", "prove-sched-ext"], "limit", "limit", "900"),
         (&["sched", "prove-sched-ext"], "every-ms", "every", "3"),
         (&["sched", "prove-sched-ext"], "boost-us", "boost", "3000"),
         (&["throttle"], "seconds", "time", "3"),
