@@ -40,12 +40,14 @@ fn loads_are_measured_on_both_and_judged_and_leave_nothing() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rows: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&single).unwrap()).unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&std::fs::read(&single).unwrap()).unwrap();
+    assert_eq!(told["schema"], "vlane-peers/1");
+    let rows = told["rows"].as_array().unwrap();
     assert_eq!(rows.len(), if blkio { 2 } else { 1 });
     // Two vlanes are held against the other in each row.
     assert!(said.contains(&format!("Of {} loads both back ends reach", 2 * rows.len())), "{said}");
     assert!(said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-max 0 |"), "{said}");
-    for row in &rows {
+    for row in rows {
         assert_eq!(row["contenders"].as_array().unwrap().len(), 3);
         for figures in
             row["measured"]["rounds"].as_array().unwrap().iter().flat_map(|r| r.as_array().unwrap())
