@@ -148,6 +148,9 @@ fn kill(own: &Path, times: u32) -> Result<()> {
     std::io::stdout().flush().context(ErrorKind::Io, || "standard output")
 }
 
+/// How often a guest whose kernel crashed under emulation is started again.
+const AGAIN: u32 = 5;
+
 /// What guests are started with.
 struct Bed<'a> {
     host: &'a Host,
@@ -164,6 +167,7 @@ impl Bed<'_> {
              echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
         );
         let guest = Initramfs::new(script).program_at("vlane", self.own);
+        let mut again = 0;
         loop {
             let guest = machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
             let report = guest.wait()?;
@@ -171,10 +175,10 @@ impl Bed<'_> {
             // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
             // meanwhile after the kernel had seen to it that nobody can. That is QEMU's emulation of CPUs on several threads, not
             // the kernel and not the scheduler. The report counts these crashes.
-            if report.console.contains("Kernel panic") && report.result("state").is_err() && *crashes < 3 {
-                *crashes += 1;
+            if report.console.contains("Kernel panic") && report.result("state").is_err() && again < AGAIN {
+                (again, *crashes) = (again + 1, *crashes + 1);
                 let at = report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
-                eprintln!("the guest's kernel crashed; again ({crashes} of 3): {}", at.trim());
+                eprintln!("the guest's kernel crashed; again ({again} of {AGAIN}): {}", at.trim());
                 continue;
             }
             report.script_ok()?;
@@ -203,7 +207,7 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     let begun = Begun::now(options.command);
     let (program, kernel) = (QemuProgram::find(host)?, Kernel::with_sched_ext(host)?);
     // In turns: what changes on the host meanwhile changes for all.
-    let turns = vec![schedulers.join(","); usize::from(*repeats)].join(",");
+    let turns = schedulers.join(",");
     let weights: Vec<String> = load.weights.iter().map(ToString::to_string).collect();
     let weights = if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
     let measures = format!(
@@ -219,18 +223,25 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     machine.memory_mib = 1024;
     let bed = Bed { host, kernel: &kernel, own: options.program, limit: options.limit };
     let mut crashes = 0;
-    let report = bed.run(machine.clone(), &measures, &mut crashes)?;
-    let read = |place| {
+    let read = |report: &vlane_boot::Report, place| {
         let text = report.result(&format!("turn_{place}"))?;
         serde_json::from_str(text)
             .context(ErrorKind::Format, || format!("what turn {place} has shown: {text}"))
     };
-    let shown = (0..schedulers.len() * usize::from(*repeats)).map(read).collect::<Result<Vec<_>>>()?;
+    // A guest for each round: every load is a chance for it to crash, and takes the other turns with it.
+    let (mut shown, mut last) = (Vec::new(), None);
+    for _ in 0..*repeats {
+        let report = bed.run(machine.clone(), &measures, &mut crashes)?;
+        for place in 0..schedulers.len() {
+            shown.push(read(&report, place)?);
+        }
+        last = Some(report);
+    }
     // Loading and unloading a scheduler changes the kernel's code.
     machine.in_turns = true;
-    let report = match load.kills {
-        0 => report,
-        kills => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
+    let report = match (load.kills, last) {
+        (0, Some(report)) => report,
+        (kills, _) => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
     };
     let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
     let kills = Kills {

@@ -35,8 +35,8 @@ struct LoadArgs {
     weights: Vec<u32>,
 }
 
-/// Boot a guest whose kernel has sched_ext, and measures there: 12 threads that only compute and one that also gets events, on 2
-/// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Then kills the loader again and again.
+/// Boot a guest whose kernel has sched_ext for each round, and measure there: 12 threads that only compute and one that also gets events, on 2
+/// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Then kill the loader again and again.
 ///
 /// Needs qemu-system-x86_64 and a vlane that was built with `--features sched-ext`. Takes some minutes.
 #[derive(Debug, Args)]
