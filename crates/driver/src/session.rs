@@ -425,10 +425,15 @@ impl Session {
         let arena = Arena::new(MEMORY_BASE, self.options.arena_bytes()? * usize::from(count))?;
         let queues =
             (0..count).map(|_| GuestQueue::new(&arena, self.options)).collect::<Result<Vec<_>, _>>()?;
-        let duplicate = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"));
+        let duplicate =
+            |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"));
         let waker = Waker(queues.iter().map(|queue| duplicate(&queue.call)).collect::<Result<_, _>>()?);
         let started = queues.iter().map(|queue| {
-            Ok(Started { layout: queue.blk.layout(), kick: duplicate(&queue.kick)?, call: duplicate(&queue.call)? })
+            Ok(Started {
+                layout: queue.blk.layout(),
+                kick: duplicate(&queue.kick)?,
+                call: duplicate(&queue.call)?,
+            })
         });
         let started = started.collect::<Result<Vec<_>, Error>>()?;
         self.begin(&arena, &started)?;

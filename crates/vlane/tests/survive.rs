@@ -107,7 +107,8 @@ fn survives(case: &Case, queues: u16, packed: Want, times: u64, chance: &mut u64
         (report, killer.join().unwrap())
     });
     let (report, server) = report;
-    let report = report.unwrap_or_else(|error| panic!("{serve:?} {queues} queues, packed {packed:?}: {error}"));
+    let report =
+        report.unwrap_or_else(|error| panic!("{serve:?} {queues} queues, packed {packed:?}: {error}"));
     assert!(report.is_clean() && !report.backend_gone, "{serve:?}: {report:?}");
     assert_eq!(report.unflushed_lost, 0, "acknowledged and not there: {report:?}");
     // A server that was killed before it was noticed is not counted.

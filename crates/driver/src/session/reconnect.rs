@@ -38,7 +38,10 @@ impl Session {
     /// [`ErrorKind::Gone`] if none came, or if the session is not to wait; [`ErrorKind::Invalid`] if the one that came is another device.
     pub(crate) fn reconnect(&mut self) -> Result<(), Error> {
         let Some(limit) = self.wanted.reconnect else {
-            return Err(Error::new(ErrorKind::Gone, format!("{}: the back end hung up", self.socket.display())));
+            return Err(Error::new(
+                ErrorKind::Gone,
+                format!("{}: the back end hung up", self.socket.display()),
+            ));
         };
         let begin = Instant::now();
         loop {
@@ -59,7 +62,8 @@ impl Session {
     fn try_again(&mut self) -> Result<(), Error> {
         let mut next = Session::connect(&self.socket, &self.wanted)?;
         if next.negotiated.bits != self.negotiated.bits || next.config.capacity != self.config.capacity {
-            let context = format!("{}: the back end that came back has another device", self.socket.display());
+            let context =
+                format!("{}: the back end that came back has another device", self.socket.display());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         next.inflight = self.inflight.take();

@@ -34,7 +34,8 @@ impl Tracking {
     /// What the front end kept.
     pub(super) fn open(shape: VhostUserInflight, file: &File) -> Result<Tracking> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
-        let region = InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
+        let region =
+            InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
         Ok(Tracking { region })
     }
 
@@ -47,7 +48,9 @@ impl Tracking {
 impl State {
     /// Has a new queue mark what it has in flight, and do again what the back end before had.
     pub(super) fn track(&self, index: u16, queue: &mut Queue) {
-        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else { return };
+        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+            return;
+        };
         let again = queue.track(part);
         if again > 0 {
             tracing::info!(
