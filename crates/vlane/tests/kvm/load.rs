@@ -13,7 +13,7 @@ const FILE: &str = "/mnt/load";
 const STOP: &str = "/tmp/stop";
 const BLOCK: usize = 4096;
 /// Blocks of each worker.
-const BLOCKS: usize = 512;
+const BLOCKS: usize = 64;
 
 /// Works with so many requests at once until it is told to stop. Prints how much it has done as it goes on.
 pub fn run(depth: usize) {

@@ -1,9 +1,11 @@
 //! A bed for guests that run under KVM: this machine's own, or that of an emulated machine in which this test program runs.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vlane_boot::{Accel, Boot, DISK_MODULES, Disk, Guest, Initramfs, Kernel, Qemu, QemuProgram, Report};
+use tempfile::{NamedTempFile, TempPath};
+use vlane_boot::{Accel, Boot, DISK_MODULES, Disk, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram, Report};
 
 use crate::common::{self, QemuBed};
 
@@ -46,7 +48,7 @@ pub struct Bed {
     program: QemuProgram,
     kernel: PathBuf,
     initramfs: PathBuf,
-    _built: Option<tempfile::TempPath>,
+    _built: Option<TempPath>,
 }
 
 impl Bed {
@@ -58,7 +60,7 @@ impl Bed {
             return Some(Self { program, kernel: KERNEL.into(), initramfs: INITRAMFS.into(), _built: None });
         }
         let (bed, true) = works_here()? else { return None };
-        let built = initramfs().build(&bed.host, &bed.kernel.modules, &DISK_MODULES).unwrap();
+        let built = initramfs(&bed.host, &bed.kernel);
         let (program, kernel) = (bed.program, bed.kernel.image);
         Some(Self { program, kernel, initramfs: built.to_path_buf(), _built: Some(built) })
     }
@@ -79,19 +81,30 @@ impl Bed {
 }
 
 /// What every guest here is made of.
-pub fn initramfs() -> Initramfs {
-    Initramfs::new(SCRIPT)
+fn initramfs(host: &Host, kernel: &Kernel) -> TempPath {
+    let this = stripped(host, &std::env::current_exe().unwrap());
+    let guest = Initramfs::new(SCRIPT)
         .programs(["mkfs.ext4"])
-        .program_at("load", std::env::current_exe().unwrap())
+        .program_at("load", this.path())
         .file("steps/write", 0o644, WRITE)
         .file("steps/load", 0o644, LOAD)
-        .file("steps/count", 0o644, counts::STEPS)
+        .file("steps/count", 0o644, counts::STEPS);
+    guest.build(host, &kernel.modules, &DISK_MODULES).unwrap()
+}
+
+/// A program without what only debuggers want: a CPU that is emulated, twice perhaps, has less to unpack.
+pub fn stripped(host: &Host, program: &Path) -> NamedTempFile {
+    let file = NamedTempFile::with_prefix("vlane-test-program-").unwrap();
+    let mut strip = Command::new(host.program("strip").unwrap());
+    let output = strip.args(["--strip-debug", "-o"]).arg(file.path()).arg(program).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    file
 }
 
 /// Puts all that [`Bed::find`] wants into an emulated machine.
-pub fn furnish(outer: Initramfs, host: &vlane_boot::Host, program: &QemuProgram, kernel: &Kernel) -> Initramfs {
+pub fn furnish(outer: Initramfs, host: &Host, program: &QemuProgram, kernel: &Kernel) -> Initramfs {
     let read = |path: &Path| std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let guest = initramfs().build(host, &kernel.modules, &DISK_MODULES).unwrap();
+    let guest = initramfs(host, kernel);
     let mut outer = outer
         .modules(["kvm_amd"])
         .program_at("qemu-system-x86_64", &program.path)
