@@ -42,7 +42,10 @@ impl QemuProgram {
                 let places = said.trim().replace('\n', ", ");
                 Error::new(
                     ErrorKind::Missing,
-                    format!("{}: no {name} in {places}; on Debian: apt-get install seabios", self.path.display()),
+                    format!(
+                        "{}: no {name} in {places}; on Debian: apt-get install seabios",
+                        self.path.display()
+                    ),
                 )
             })
         };

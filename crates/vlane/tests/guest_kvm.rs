@@ -123,8 +123,7 @@ fn each_kick_and_each_signal_of_a_kvm_guest_is_one_of_kvm_s() {
     };
     let volume = Volume::new(64 * MIB);
     let control = volume.beside("control");
-    let backend =
-        volume.serve(&["--queues", "2", "--poll", "off", "--control", control.to_str().unwrap()]);
+    let backend = volume.serve(&["--queues", "2", "--poll", "off", "--control", control.to_str().unwrap()]);
     let mut guest = bed.start(&volume.socket, "count", false);
     wait_result(&guest, "ready");
     let take = |guest: &Guest| {

@@ -168,10 +168,12 @@ impl Counts {
     /// The figures as a table: how many, and how many for each request.
     pub fn table(&self, title: &str) -> String {
         let requests = self.requests();
-        let mut table = format!("{title}: {requests} requests\n  {:<52}{:>8}{:>13}\n", "", "count", "per request");
+        let mut table =
+            format!("{title}: {requests} requests\n  {:<52}{:>8}{:>13}\n", "", "count", "per request");
         let mut row = |name: &str, count: u64| {
             #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-            let each = if requests == 0 { "-".into() } else { format!("{:.3}", count as f64 / requests as f64) };
+            let each =
+                if requests == 0 { "-".into() } else { format!("{:.3}", count as f64 / requests as f64) };
             let _ = writeln!(table, "  {name:<52}{count:>8}{each:>13}");
         };
         row("kicks that woke vlane's lane", self.vlane["kicks"]);

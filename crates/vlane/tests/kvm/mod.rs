@@ -5,7 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::{NamedTempFile, TempPath};
-use vlane_boot::{Accel, Boot, DISK_MODULES, Disk, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram, Report};
+use vlane_boot::{
+    Accel, Boot, DISK_MODULES, Disk, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram, Report,
+};
 
 use crate::common::{self, QemuBed};
 
@@ -167,13 +169,19 @@ pub fn wait_for<T>(guest: &Guest, what: &str, found: impl Fn(&Guest) -> Option<T
         if let Some(found) = found(guest) {
             return found;
         }
-        // QEMU stays there then, with a guest that stands still.
-        let console = guest.console();
-        assert!(!console.contains("KVM internal error"), "KVM gave up, waiting for: {what}");
-        assert!(!guest.results().contains_key("script"), "the guest has ended, waiting for: {what}\n{console}");
-        assert!(Instant::now() < until, "not within {} s: {what}\n{console}", LIMIT.as_secs());
+        assert!(!guest.results().contains_key("script"), "the guest has ended, waiting for: {what}");
+        stands(guest, until, what);
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Fails when time is up, or the guest will not go on: QEMU stays there after an error inside KVM.
+fn stands(guest: &Guest, until: Instant, what: &str) {
+    let console = guest.console();
+    let lost =
+        ["KVM internal error", "Kernel panic", "panicked at"].iter().find(|words| console.contains(**words));
+    assert!(lost.is_none(), "{lost:?}, waiting for: {what}\n{console}");
+    assert!(Instant::now() < until, "not within {} s: {what}\n{console}", LIMIT.as_secs());
 }
 
 /// Waits until the guest reports `key`.
@@ -185,9 +193,7 @@ pub fn wait_result(guest: &Guest, key: &str) -> String {
 pub fn finished(mut guest: Guest) -> Report {
     let until = Instant::now() + LIMIT;
     while guest.poll(Duration::from_millis(100)).unwrap().is_none() {
-        let console = guest.console();
-        assert!(!console.contains("KVM internal error"), "KVM gave up before the guest's end");
-        assert!(Instant::now() < until, "the guest has not ended within {} s:\n{console}", LIMIT.as_secs());
+        stands(&guest, until, "the guest's end");
     }
     common::finished(guest)
 }
