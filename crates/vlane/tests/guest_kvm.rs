@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Volume, one_at_a_time, sha256_of, stop};
 use kvm::counts::{Counting, Counts, REQUESTS};
-use kvm::{Bed, finished, in_flight, wait_for, wait_result};
+use kvm::{Bed, finished, wait_for, wait_result};
 use vlane_boot::{Accel, Backend, Boot, Disk, Guest, Initramfs, Kernel, Qemu, ext4};
 use vlane_host::control::Control;
 
@@ -70,20 +70,14 @@ fn goes_on(packed: bool) {
     // A device that takes its time: there are always requests in flight.
     let serve = || volume.serve(&["--queues", "2", "--latency", "1ms", "--parallel", "8"]);
     let mut backend = serve();
-    let is_tracked = in_flight::is_tracked_by(&volume.socket);
-    let under_load = is_tracked || !packed;
-    let depth = if is_tracked || packed { DEPTH } else { 1 };
-    println!("packed rings: {packed}; killed with {} requests in flight", if under_load { depth } else { 0 });
-
     let mut guest = bed.start(&volume.socket, "load", packed);
     wait_result(&guest, "ready");
-    if !under_load {
-        backend = killed_and_started(backend, serve);
-    }
-    guest.send(&format!("{depth}\n")).unwrap();
+    guest.send(&format!("{DEPTH}\n")).unwrap();
     works(&guest);
-    for _ in 0..if under_load { KILLS } else { 0 } {
-        backend = killed_and_started(backend, serve);
+    for _ in 0..KILLS {
+        backend.kill();
+        std::thread::sleep(PAUSE);
+        backend = serve();
         works(&guest);
     }
     guest.send("stop\n").unwrap();
@@ -94,12 +88,6 @@ fn goes_on(packed: bool) {
     assert!(report.result("verified").unwrap().parse::<u32>().unwrap() > 0);
     check(&volume, "/before", report.result("before").unwrap());
     check(&volume, "/load", report.result("load").unwrap());
-}
-
-fn killed_and_started(backend: Backend, serve: impl Fn() -> Backend) -> Backend {
-    backend.kill();
-    std::thread::sleep(PAUSE);
-    serve()
 }
 
 /// Waits until the guest's load has done some more.

@@ -12,7 +12,6 @@ use vlane_boot::{
 use crate::common::{self, QemuBed};
 
 pub mod counts;
-pub mod in_flight;
 pub mod load;
 
 /// What a step of a guest may take, its start included; emulated twice, one takes three seconds.
