@@ -309,6 +309,12 @@ impl IoQueue {
         self.kept.queue.leave_place();
     }
 
+    /// As [`Queue::is_replaying`].
+    #[inline]
+    pub fn is_replaying(&self) -> bool {
+        self.kept.queue.is_replaying()
+    }
+
     /// As [`Queue::in_flight`].
     #[inline]
     pub fn in_flight(&self) -> usize {

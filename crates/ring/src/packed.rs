@@ -33,9 +33,9 @@ pub(crate) struct Parts {
 
 /// An index into the ring with its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Position {
-    index: u16,
-    wrap: bool,
+pub(crate) struct Position {
+    pub index: u16,
+    pub wrap: bool,
 }
 
 impl Position {
@@ -134,6 +134,46 @@ impl PackedQueue {
         self.parts = parts;
     }
 
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The position of the next answer.
+    #[inline]
+    pub(crate) fn used(&self) -> Position {
+        self.used
+    }
+
+    /// Goes on at this position, with so many descriptors in flight.
+    pub(crate) fn goes_on(&mut self, used: Position, in_flight: u16) {
+        (self.used, self.avail) = (used, used);
+        self.avail.advance(in_flight, self.size);
+        self.outstanding = in_flight;
+        self.went_on = false;
+    }
+
+    /// Whether the descriptor there is the driver's gift, in the lap of that position.
+    #[inline]
+    pub(crate) fn is_given_at(&self, at: Position) -> bool {
+        // Acquire: the descriptor is read after the flags that make it ours.
+        let second = u64::from_le(self.second_at(at.index).load(Ordering::Acquire));
+        let flags = (second >> FLAGS_SHIFT) as u16;
+        (flags & AVAIL != 0) == at.wrap && (flags & USED != 0) != at.wrap
+    }
+
+    /// The descriptors of the chain that was taken last, of `count` ring entries, as they are now.
+    #[inline]
+    pub(crate) fn last_chain(&self, count: u16) -> impl Iterator<Item = Descriptor> {
+        let mut position = self.avail;
+        position.retreat(count, self.size);
+        (0..count).map(move |_| {
+            // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
+            let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
+            position.advance(1, self.size);
+            descriptor
+        })
+    }
+
     /// Next available (low half) and next used (high half) position: 15 bits of index, and the wrap counter.
     pub(crate) fn base(&self) -> u32 {
         u32::from(self.avail.encode()) | (u32::from(self.used.encode()) << 16)
@@ -161,13 +201,10 @@ impl PackedQueue {
     /// Whether the next descriptor is the driver's gift.
     #[inline]
     pub(crate) fn is_available(&self) -> bool {
-        // Acquire: the descriptor is read after the flags that make it ours.
-        let second = u64::from_le(self.second_at(self.avail.index).load(Ordering::Acquire));
-        let flags = (second >> FLAGS_SHIFT) as u16;
         //= virtio 2.8.15
         //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed
         //# (e.g. as compared to the initial zero value).
-        (flags & AVAIL != 0) == self.avail.wrap && (flags & USED != 0) != self.avail.wrap
+        self.is_given_at(self.avail)
     }
 
     /// Takes the next chain; `is_available` must have said that there is one.
@@ -178,49 +215,34 @@ impl PackedQueue {
         hint: &mut usize,
         request: &mut Request,
     ) -> Result<(), Broken> {
-        let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
         let mut position = self.avail;
-        for count in 1..=self.size {
+        let (size, outstanding) = (self.size, self.outstanding);
+        //= virtio 2.8.12
+        //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+        //= virtio 2.8.18
+        //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
+        //# they were made available by the driver.
+        let next = || {
             // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
             let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
-            let (id, flags) = (descriptor.low, descriptor.high);
-            //= virtio 2.8.12
-            //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
-            //= virtio 2.8.18
-            //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
-            //# they were made available by the driver.
-            position.advance(1, self.size);
-            if flags & INDIRECT != 0 {
-                if flags & NEXT != 0 {
-                    return Err(Broken::IndirectWithNext);
-                }
-                let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
-                    return Err(chain.why());
-                };
-                walk = whole;
-            } else {
-                let Descriptor { addr, len, .. } = descriptor;
-                if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
-                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
-                        return Err(chain.why());
-                    };
-                    walk = next;
-                }
-                if flags & NEXT != 0 {
-                    continue;
-                }
-            }
-            // Only the last descriptor of a chain carries the buffer id (2.8.6).
-            if count > self.size - self.outstanding {
-                return Err(Broken::TooManyInFlight { size: self.size });
-            }
-            self.outstanding += count;
-            request.id = id;
-            request.descriptors = count;
-            self.avail = position;
-            return request.parse(walk);
-        }
-        Err(Broken::Loop)
+            position.advance(1, size);
+            Some(descriptor)
+        };
+        collect(next, size - outstanding, size, memory, hint, request)?;
+        self.outstanding += request.descriptors;
+        self.avail = position;
+        Ok(())
+    }
+
+    /// Takes a chain that a device before had taken: these descriptors. The ring has gone past it already.
+    pub(crate) fn retake(
+        &self,
+        mut descriptors: impl Iterator<Item = Descriptor>,
+        memory: &GuestMemory,
+        hint: &mut usize,
+        request: &mut Request,
+    ) -> Result<(), Broken> {
+        collect(|| descriptors.next(), self.size, self.size, memory, hint, request)
     }
 
     /// The chain that was taken last, of `descriptors` ring entries, was not: it is taken again.
@@ -254,9 +276,22 @@ impl PackedQueue {
     /// Shows the batch to the driver at once; says whether it wants to be signalled.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
+        self.show() && self.wants_signal()
+    }
+
+    /// Shows what was answered to the driver; says whether there was anything.
+    #[inline]
+    pub(crate) fn show(&mut self) -> bool {
         let Some((index, second)) = self.first.take() else { return false };
         // Release: what the device wrote, and the other descriptors, before the one that shows them.
         self.second_at(index).store(second.to_le(), Ordering::Release);
+        crate::kill_point();
+        true
+    }
+
+    /// Whether the driver wants to be signalled for what was shown since the last time.
+    #[inline]
+    pub(crate) fn wants_signal(&mut self) -> bool {
         let batch = std::mem::take(&mut self.batch);
         // The descriptors must be visible before the driver's wish is read.
         fence(Ordering::SeqCst);
@@ -294,6 +329,52 @@ impl PackedQueue {
     pub(crate) fn disable_notify(&mut self) {
         self.event(self.parts.device_event).store(Self::AWAKE_WORD.to_le(), Ordering::Relaxed);
     }
+}
+
+/// Collects the buffers of a chain and makes the request of them. `next` gives its descriptors; of more than `left` there is one too many in
+/// the ring, and of more than `size` the chain has no end.
+#[inline(always)]
+fn collect(
+    mut next: impl FnMut() -> Option<Descriptor>,
+    left: u16,
+    size: u16,
+    memory: &GuestMemory,
+    hint: &mut usize,
+    request: &mut Request,
+) -> Result<(), Broken> {
+    let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
+    for count in 1..=size {
+        let Some(descriptor) = next() else { break };
+        let (id, flags) = (descriptor.low, descriptor.high);
+        if flags & INDIRECT != 0 {
+            if flags & NEXT != 0 {
+                return Err(Broken::IndirectWithNext);
+            }
+            let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
+                return Err(chain.why());
+            };
+            walk = whole;
+        } else {
+            let Descriptor { addr, len, .. } = descriptor;
+            if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
+                let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                    return Err(chain.why());
+                };
+                walk = next;
+            }
+            if flags & NEXT != 0 {
+                continue;
+            }
+        }
+        // Only the last descriptor of a chain carries the buffer id (2.8.6).
+        if count > left {
+            return Err(Broken::TooManyInFlight { size });
+        }
+        request.id = id;
+        request.descriptors = count;
+        return request.parse(walk);
+    }
+    Err(Broken::Loop)
 }
 
 /// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).

@@ -18,6 +18,7 @@ use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_ring::{Broken, Queue, RingFormat, probes};
 
 mod messages;
+mod tracking;
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
@@ -30,6 +31,7 @@ use crate::sched::SchedulerSession;
 use crate::signal_fd::{Signals, Use};
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
+use tracking::Tracking;
 
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;
@@ -324,6 +326,8 @@ struct State {
     vrings: Vec<Vring>,
     config: ConfigSpace,
     backend_channel: Option<OwnedFd>,
+    /// Where the front end keeps what is in flight, if it does.
+    tracking: Option<Tracking>,
     /// By queue, what its lanes counted in this session.
     totals: Vec<Snapshot>,
     /// No ring starts any more.
@@ -349,6 +353,7 @@ impl State {
             vrings: (0..queues).map(|_| Vring::default()).collect(),
             config,
             backend_channel: None,
+            tracking: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
             ended: false,
             was_asked_for_queues: false,
@@ -453,6 +458,7 @@ impl State {
         }
         let mut queue =
             Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        self.track(index, &mut queue);
         if queue.went_on() {
             tracing::info!(
                 "{}: queue {index} goes on where the last back end stopped ({:#x}), not where the front end says ({:#x})",
@@ -550,6 +556,10 @@ impl State {
         self.features = 0;
         self.is_negotiated = false;
         self.log = None;
+        // A device that was reset has nothing in flight, whatever its front end keeps.
+        if let Some(tracking) = self.tracking.take() {
+            tracking.forget();
+        }
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.config = ConfigSpace::new(&self.volume.geometry(), self.volume.queues());
         Ok(())

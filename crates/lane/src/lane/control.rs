@@ -257,7 +257,7 @@ impl Lane {
         if let Some(Draining::Move(to)) = self.draining {
             return if self.queue.under_way() == 0 { Settled::Leaves(to) } else { Settled::Stays };
         }
-        if self.queue.in_flight() > 0 {
+        if self.queue.in_flight() > 0 || (self.queue.is_replaying() && !self.broken) {
             return Settled::Stays;
         }
         match self.draining.take() {

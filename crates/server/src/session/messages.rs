@@ -1,5 +1,6 @@
 //! What each vhost-user message does to a session's [`State`].
 
+use super::tracking::Tracking;
 use super::{State, refuse};
 use crate::features;
 use crate::signal_fd::Use;
@@ -240,12 +241,23 @@ impl VhostUserBackendReqHandlerMut for State {
         Err(Error::InvalidOperation("there are no shared objects"))
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (inflight.num_queues, inflight.queue_size);
+        if queues > self.volume.queues() {
+            let offered = self.volume.queues();
+            return Err(refuse_for_good(refuse(format_args!(
+                "in-flight tracking is asked for {queues} queues, and {offered} are offered"
+            ))));
+        }
+        Tracking::create(queues, size).map_err(refuse_for_good)
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        if !self.running().is_empty() {
+            return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
+        }
+        self.tracking = Some(Tracking::open(*inflight, &file)?);
+        Ok(())
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
