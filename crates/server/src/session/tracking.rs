@@ -11,9 +11,17 @@ use vlane_ring::{InflightError, InflightRegion, Queue};
 use super::{State, refuse};
 
 /// What SET_INFLIGHT_FD gave.
-#[derive(Debug)]
 pub(super) struct Tracking {
     region: Arc<InflightRegion>,
+    /// For a process that takes over.
+    pub(super) shape: VhostUserInflight,
+    pub(super) file: File,
+}
+
+impl std::fmt::Debug for Tracking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracking").field("region", &self.region).finish_non_exhaustive()
+    }
 }
 
 fn refused(error: InflightError) -> vhost::vhost_user::Error {
@@ -32,10 +40,11 @@ impl Tracking {
     }
 
     /// What the front end kept.
-    pub(super) fn open(shape: VhostUserInflight, file: &File) -> Result<Tracking> {
+    pub(super) fn open(shape: VhostUserInflight, file: File) -> Result<Tracking> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
-        let region = InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
-        Ok(Tracking { region })
+        let region =
+            InflightRegion::map(&file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
+        Ok(Tracking { region, shape, file })
     }
 
     /// Nothing is in flight any more.
@@ -47,7 +56,9 @@ impl Tracking {
 impl State {
     /// Has a new queue mark what it has in flight, and do again what the back end before had.
     pub(super) fn track(&self, index: u16, queue: &mut Queue) {
-        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else { return };
+        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+            return;
+        };
         let again = queue.track(part);
         if again > 0 {
             tracing::info!(
