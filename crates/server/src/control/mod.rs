@@ -106,9 +106,11 @@ impl Control {
     pub fn giver(
         &self,
     ) -> impl Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync + 'static {
-        let (socket, file) = (Arc::downgrade(&self.socket), Arc::clone(&self.file));
+        let (socket, file) = (Arc::downgrade(&self.socket), Arc::downgrade(&self.file));
         move |handed, to| {
-            let socket = socket.upgrade().ok_or(std::io::ErrorKind::NotConnected)?;
+            let (Some(socket), Some(file)) = (socket.upgrade(), file.upgrade()) else {
+                return Err(std::io::ErrorKind::NotConnected.into());
+            };
             handed.control = Some(HandedSocket::give(to, &socket, &file)?);
             Ok(())
         }

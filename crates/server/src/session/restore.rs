@@ -112,8 +112,7 @@ pub(crate) struct Restored {
     pub(crate) session: Session,
     pub(crate) stream: UnixStream,
     messages: Messages,
-    number: u64,
-    refused: u32,
+    standing: Standing,
 }
 
 impl std::fmt::Debug for Restored {
@@ -258,6 +257,7 @@ impl State {
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
         self.try_start_all().map_err(session)?;
+        self.tell_facts();
         self.tell_size();
         Ok(())
     }
@@ -314,18 +314,17 @@ impl Session {
             false => stream.try_clone().map(|copy| Messages::new(copy, &session.state)),
         };
         let messages = messages.map_err(HandoverError::system("the session's messages"))?;
+        let standing = Standing { number, peer: session.meet(number, &stream), refused };
         session.lock().restore(handed, from)?;
-        Ok(Restored { session, stream, messages, number, refused })
+        Ok(Restored { session, stream, messages, standing })
     }
 }
 
 impl Restored {
     /// Serves the front end from where the other process was, as [`Session::run_at`].
     pub(crate) fn run(self, stop: &OwnedFd, door: &Door, relief: Option<&Relief<'_>>) -> End {
-        let Restored { session, stream, messages, number, refused } = self;
-        let peer = session.meet(number, &stream);
-        session.lock().tell_facts();
-        let standing = Standing { number, peer, refused };
+        let Restored { session, stream, messages, standing } = self;
+        let number = standing.number;
         let end = session.serve(standing, messages, &stream, stop, Some(door), relief);
         session.end(number, stream, end)
     }
