@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use vlane_socket::SocketFile;
 
 use crate::door::Door;
-use crate::session::HandedSession;
 use crate::volume::Volume;
 
 /// The form of what is handed over.
@@ -122,6 +121,80 @@ impl HandedSocket {
     }
 }
 
+/// What of a front end's messages decides how later ones are answered, whether they were refused or not.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Talked {
+    /// GET_FEATURES came.
+    pub(crate) asked_features: bool,
+    /// The last SET_FEATURES.
+    pub(crate) features: Option<u64>,
+    /// The last SET_PROTOCOL_FEATURES.
+    pub(crate) protocol: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedRegion {
+    pub(crate) file: usize,
+    pub(crate) guest: u64,
+    pub(crate) size: u64,
+    pub(crate) user: u64,
+    pub(crate) offset: u64,
+}
+
+/// A part of a file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedPart {
+    pub(crate) file: usize,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedTracking {
+    pub(crate) part: HandedPart,
+    pub(crate) queues: u16,
+    pub(crate) queue_size: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedVring {
+    pub(crate) size: u16,
+    /// Descriptors, driver's and device's part.
+    pub(crate) addresses: Option<(u64, u64, u64)>,
+    pub(crate) log_addr: Option<u64>,
+    pub(crate) base: u32,
+    pub(crate) started: bool,
+    pub(crate) enabled: bool,
+    pub(crate) kick: Option<usize>,
+    pub(crate) call: Option<usize>,
+    pub(crate) err: Option<usize>,
+}
+
+/// What a session is, to the next process.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedSession {
+    pub(crate) number: u64,
+    pub(crate) stream: usize,
+    pub(crate) has_spoken: bool,
+    pub(crate) refused: u32,
+    pub(crate) talked: Talked,
+    pub(crate) features: u64,
+    pub(crate) is_negotiated: bool,
+    pub(crate) was_asked_for_queues: bool,
+    pub(crate) config: Vec<u8>,
+    pub(crate) memory: Vec<HandedRegion>,
+    pub(crate) log: Option<HandedPart>,
+    pub(crate) tracking: Option<HandedTracking>,
+    pub(crate) backend_channel: Option<usize>,
+    pub(crate) vrings: Vec<HandedVring>,
+}
+
 /// What those who serve at a socket hand over.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -213,5 +286,48 @@ impl Relief<'_> {
 impl std::fmt::Debug for Relief<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Relief").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use vlane_engine::Geometry;
+
+    use super::*;
+    use crate::features;
+
+    /// A session goes on with the features that were agreed on. A program with the same format must offer them all; so this changes together with
+    /// the format, unless a feature comes in addition.
+    #[test]
+    fn a_format_stands_for_the_features_that_its_programs_offer() {
+        let geometry = |read_only: bool| Geometry {
+            sectors: 1,
+            block_size: 512,
+            physical_exponent: 0,
+            optimal_blocks: 0,
+            read_only,
+            discard: !read_only,
+            write_zeroes: !read_only,
+            write_cache: true,
+        };
+        assert_eq!(FORMAT, 1);
+        let must = [(false, 0x5_7400_7e46), (true, 0x5_7400_1666)];
+        for (read_only, features) in must {
+            let offered = features::offered(&geometry(read_only));
+            assert_eq!(offered & features, features, "{offered:#x}");
+        }
+        let protocol = features::protocol().bits();
+        assert_eq!(protocol & 0xb22b, 0xb22b, "{protocol:#x}");
+    }
+
+    #[test]
+    fn a_descriptor_is_taken_once_and_only_from_its_place() {
+        let mut put = Descriptors::default();
+        let place = put.put(std::io::stderr()).unwrap();
+        let mut arrived = Arrived::new(put.into_inner());
+        assert!(arrived.take(place + 1).is_err());
+        assert!(arrived.take(place).is_ok());
+        assert!(arrived.take(place).is_err());
     }
 }

@@ -26,7 +26,7 @@ use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, PATIENCE, Silence};
 use crate::features;
-use crate::handover::Relief;
+use crate::handover::{Relief, Talked};
 use crate::padded_table;
 use crate::report::Report;
 use crate::said::{self, Said, Sight};
@@ -35,8 +35,7 @@ use crate::signal_fd::{Signals, Use};
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
 use relay::Messages;
-use restore::Talked;
-pub(crate) use restore::{HandedSession, Restored};
+pub(crate) use restore::Restored;
 use tracking::Tracking;
 
 /// Refused messages after which a session ends.
@@ -198,8 +197,7 @@ impl Session {
                 return End::Stopped;
             }
             // Between two messages.
-            if ready[5]
-                && let Some(relief) = relief
+            if let Some(relief) = relief.filter(|_| ready[5])
                 && let Err(error) = self.hand_over(relief, watched, number, refused, silence.as_ref())
             {
                 return End::Failed(error);
@@ -218,13 +216,7 @@ impl Session {
                 }
                 continue;
             }
-            if let Some(channel) = config_change::peek(watched) {
-                self.lock().backend_channel = Some(channel);
-            }
-            let handled = match padded_table::take(watched) {
-                Some(table) => self.use_table(watched, table),
-                None => messages.handle(watched),
-            };
+            let handled = self.handle_message(&mut messages, watched);
             if silence.take().is_some() {
                 // It has spoken, and may take its time from now on.
                 let _ = watched.set_read_timeout(None);
@@ -232,6 +224,16 @@ impl Session {
             if let Some(end) = self.end_after(handled, &mut refused) {
                 return end;
             }
+        }
+    }
+
+    fn handle_message(&self, messages: &mut Messages, watched: &UnixStream) -> Result<()> {
+        if let Some(channel) = config_change::peek(watched) {
+            self.lock().backend_channel = Some(channel);
+        }
+        match padded_table::take(watched) {
+            Some(table) => self.use_table(watched, table),
+            None => messages.handle(watched),
         }
     }
 

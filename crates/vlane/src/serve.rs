@@ -440,9 +440,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         volume: Arc::clone(&volume),
         image: opened.file(),
         control: control.as_ref().map(|control| Box::new(control.giver()) as upgrade::GiveControl),
-        never: args.danger_record_storage.as_ref().map(|_| {
-            "what reaches the storage is written down (--danger-record-storage), and the record would be cut off; stop the service and start it again"
-        }),
+        is_recorded: args.danger_record_storage.is_some(),
     })?;
     listener.name_successor(upgrade.clone());
     let resize = resizer(volume_name(args), Arc::clone(&listener), opened, Arc::clone(&upgrade))?;

@@ -18,7 +18,7 @@ use rustix::net::{
 use vhost::vhost_user::{BackendReqHandler, Error, Result};
 
 use super::State;
-use super::restore::Talked;
+use crate::handover::Talked;
 
 const HEADER: usize = 12;
 /// The longest body of a message.

@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Error, Result};
 use vlane_memory::{DirtyLog, GuestMemory, RegionSpec};
@@ -18,24 +17,15 @@ use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, Silence};
 use crate::features;
-use crate::handover::{Arrived, Descriptors, HandoverError, Relief};
+use crate::handover::{
+    Arrived, Descriptors, HandedPart, HandedRegion, HandedSession, HandedTracking, HandedVring,
+    HandoverError, Relief,
+};
 use crate::volume::Volume;
 use crate::vring::{Addresses, Vring};
 
 /// How long the requests under way may take to be answered before it is given up.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What of a front end's messages decides how later ones are answered, whether they were refused or not.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Talked {
-    /// GET_FEATURES came.
-    pub(super) asked_features: bool,
-    /// The last SET_FEATURES.
-    pub(super) features: Option<u64>,
-    /// The last SET_PROTOCOL_FEATURES.
-    pub(super) protocol: Option<u64>,
-}
 
 /// What SET_LOG_BASE gave.
 #[derive(Debug)]
@@ -43,68 +33,6 @@ pub(super) struct LogFile {
     file: File,
     offset: u64,
     size: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HandedRegion {
-    file: usize,
-    guest: u64,
-    size: u64,
-    user: u64,
-    offset: u64,
-}
-
-/// A part of a file.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HandedPart {
-    file: usize,
-    offset: u64,
-    size: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HandedTracking {
-    part: HandedPart,
-    queues: u16,
-    queue_size: u16,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HandedVring {
-    size: u16,
-    /// Descriptors, driver's and device's part.
-    addresses: Option<(u64, u64, u64)>,
-    log_addr: Option<u64>,
-    base: u32,
-    started: bool,
-    enabled: bool,
-    kick: Option<usize>,
-    call: Option<usize>,
-    err: Option<usize>,
-}
-
-/// What a session is, to the next process.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct HandedSession {
-    number: u64,
-    stream: usize,
-    has_spoken: bool,
-    refused: u32,
-    talked: Talked,
-    features: u64,
-    is_negotiated: bool,
-    was_asked_for_queues: bool,
-    config: Vec<u8>,
-    memory: Vec<HandedRegion>,
-    log: Option<HandedPart>,
-    tracking: Option<HandedTracking>,
-    backend_channel: Option<usize>,
-    vrings: Vec<HandedVring>,
 }
 
 /// A session that goes on here.

@@ -178,8 +178,8 @@ pub(super) struct Belongings {
     pub(super) volume: Arc<Volume>,
     pub(super) image: Option<Arc<FileEngine>>,
     pub(super) control: Option<GiveControl>,
-    /// Why it cannot be done, whatever the new program is.
-    pub(super) never: Option<&'static str>,
+    /// What reaches the storage is written down.
+    pub(super) is_recorded: bool,
 }
 
 /// One upgrade after the other.
@@ -244,9 +244,10 @@ impl Upgrade {
 
     /// Asks the new program, and then the thread that serves; comes back when nobody took over.
     fn attempt(&self) -> Result<()> {
-        if let Some(why) = self.belongings.never {
-            bail!("{why}");
-        }
+        ensure!(
+            !self.belongings.is_recorded,
+            "what reaches the storage is written down (--danger-record-storage), and the record would be cut off; stop the service and start it again"
+        );
         let version = self.program.ask()?;
         let mut turn = self.turn();
         if turn.is_ending {
