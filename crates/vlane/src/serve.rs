@@ -153,7 +153,7 @@ pub struct ServeArgs {
     danger_flush_journal_only: bool,
 
     /// Say whether this program can take over from one with the same command line
-    #[arg(long, value_name = "FORMAT", hide = true, value_parser = values::whole::<u32>(0..))]
+    #[arg(long, value_name = "FORMAT", hide = true, value_parser = values::whole::<u32>(1..))]
     takes_over: Option<u32>,
 }
 
