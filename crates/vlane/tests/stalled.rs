@@ -214,3 +214,79 @@ fn a_lane_that_hangs_in_the_page_cache_hangs_nothing_else() {
         Err(why) => skip(why),
     }
 }
+
+/// An upgrade would have to wait for the storage: it is given up, and when the storage answers again, so does the server. Then it can be done.
+fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
+    let place = TempDir::with_prefix("vlane-stalled-").unwrap();
+    let at = |name: &str| -> PathBuf { place.path().join(name) };
+    let image = ext4.dir.path().join("disk.raw");
+    std::fs::write(&image, vec![7; usize::try_from(8 * MIB).unwrap()]).unwrap();
+    run("sync", &["-f", image.to_str().unwrap()]).unwrap();
+    let (socket, log) = (at("disk.sock"), at("log"));
+    let mut command = Command::new(vlane());
+    command.arg("serve").arg(&image).arg("--socket").arg(&socket).args(["--cache", cache, "--queues", "2"]);
+    command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+    let mut serving = Serving(command.spawn().unwrap());
+    until("listens", &log, || socket.exists());
+    let pid = rustix::process::Pid::from_child(&serving.0);
+    let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
+    let mut session = Session::connect(&socket, &options).unwrap();
+    let (mut queues, _waker) = session.start().unwrap();
+    let submit = |queue: &mut vlane_driver::GuestQueue, slot, kind| {
+        queue.blk.submit(slot, Request { kind, sector: 4096, len: 4096, ioprio: 0 }).unwrap();
+        queue.blk.publish();
+        queue.kick().unwrap();
+    };
+    let answered = |queue: &mut vlane_driver::GuestQueue, wanted: usize| {
+        let mut done = Vec::new();
+        until("it is answered", &log, || {
+            queue.blk.reap(&mut done).unwrap();
+            done.len() >= wanted
+        });
+        assert!(done.len() == wanted && done.iter().all(|one| one.status == 0), "{done:?}");
+    };
+    let told = |what: &str| std::fs::read_to_string(&log).unwrap().matches(what).count();
+    // What the page cache has is read whatever the device does.
+    submit(&mut queues[0], 0, Kind::Read);
+    answered(&mut queues[0], 1);
+
+    ext4.freeze().unwrap();
+    submit(&mut queues[1], 0, Kind::Write);
+    std::thread::sleep(Duration::from_millis(200));
+    for time in 1..=2 {
+        rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+        until("it is given up", &log, || told("the storage does not answer requests of 1 queues") == time);
+        // The other queue goes on.
+        submit(&mut queues[0], 0, Kind::Read);
+        answered(&mut queues[0], 1);
+    }
+    submit(&mut queues[1], 1, Kind::Read);
+    ext4.unfreeze();
+    answered(&mut queues[1], 2);
+    rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+    until("it is upgraded", &log, || told("upgraded in place") == 1);
+    for queue in &mut queues {
+        submit(queue, 0, Kind::Write);
+        answered(queue, 1);
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    until("the process has ended", &log, || serving.0.try_wait().unwrap().is_some());
+    assert_eq!(serving.0.try_wait().unwrap().and_then(|status| status.code()), Some(0));
+    drop((session, serving));
+}
+
+#[test]
+fn direct_io_that_hangs_keeps_the_program_and_goes_on() {
+    match Ext4::new() {
+        Ok(ext4) => is_not_upgraded(ext4, "none"),
+        Err(why) => skip(why),
+    }
+}
+
+#[test]
+fn a_lane_that_hangs_in_the_page_cache_keeps_the_program_and_goes_on() {
+    match Ext4::new() {
+        Ok(ext4) => is_not_upgraded(ext4, "writeback"),
+        Err(why) => skip(why),
+    }
+}

@@ -45,6 +45,7 @@ use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
 pub use self::journal::{DirectReport, JournalReport};
+pub use self::open::HandedFiles;
 use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};

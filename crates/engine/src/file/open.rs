@@ -16,11 +16,14 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::transfer::Align;
-use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
+use super::{Cache, FileOptions, JournalWay, Shared, attached, discard, durability, format, lock, map};
 use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece};
 
+mod handed;
 mod regions;
+
+pub use handed::HandedFiles;
 
 /// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
@@ -74,8 +77,24 @@ fn map(path: &Path, file: &File, size: u64) -> Option<map::Map> {
     map::Map::new(file, size).inspect_err(told).ok()
 }
 
+/// An image's files, and what is known of it.
+struct Opened {
+    file: File,
+    /// With a second file the first one is direct.
+    second: Option<File>,
+    /// In force.
+    cache: Cache,
+    witness: Option<File>,
+    /// Why nothing of it is read and written around the page cache, if that is asked.
+    refusal: Option<String>,
+    can_discard: bool,
+    is_device: bool,
+    in_memory: bool,
+    size: u64,
+}
+
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
-    let FileOptions { cache, read_only, raw, journal: journal_way, flush_delay, .. } = options;
+    let FileOptions { cache, read_only, raw, journal: journal_way, .. } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let (buffered, metadata, size) = image(path, read_only, raw)?;
     let is_device = metadata.file_type().is_block_device();
@@ -103,7 +122,15 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     lock::acquire(path, &file, read_only)?;
 
     let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
+    let can_discard = !is_device || device_discards(&metadata);
+    let opened = Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size };
+    shared(path, options, opened)
+}
 
+/// What the channels of an opened image share.
+fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
+    let Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size } = opened;
+    let FileOptions { read_only, flush_delay, .. } = options;
     let align = match second {
         Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
         None => Align::NONE,
@@ -140,7 +167,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         align,
         read_only,
         is_device,
-        can_discard: !is_device || device_discards(&metadata),
+        can_discard,
         map,
         journal,
         flush_delay,
