@@ -1,6 +1,7 @@
 //! `vlane serve`: one volume on one socket.
 
 mod stop;
+mod waiting;
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -136,6 +137,11 @@ pub struct ServeArgs {
     /// and ends without
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
     stop_timeout: Duration,
+
+    /// How long the start waits, at most, for an image whose last server was killed and left requests that the storage has not ended, which
+    /// could still write [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    lock_timeout: Option<Duration>,
 
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
@@ -378,7 +384,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
     // Registered first: a signal that comes while the volume is opened ends it in order, too.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    let opened = open(args)?;
+    let Some(opened) = open(args, &mut signals)? else {
+        notify::stopping();
+        return Ok(());
+    };
     let (engine, recorder) = engine(args, &opened);
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
@@ -490,7 +499,8 @@ fn model(args: &ServeArgs) -> Option<ModelConfig> {
     Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
 }
 
-fn open(args: &ServeArgs) -> Result<Opened> {
+/// Opens what is to be served; nothing if a signal ended the wait for it.
+fn open(args: &ServeArgs, signals: &mut Signals) -> Result<Option<Opened>> {
     if let Some(size) = args.null {
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
@@ -500,7 +510,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
                 "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
             );
         }
-        return Ok(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?)));
+        return Ok(Some(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?))));
     }
     let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
@@ -529,17 +539,22 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
         danger_flush_journal_only: args.danger_flush_journal_only,
     };
-    let engine = FileEngine::open(path, options)?;
+    let mut waiting = waiting::Waiting::new(path, signals, args.lock_timeout);
+    let engine = match FileEngine::open_patiently(path, options, &mut |leftover| waiting.goes_on(leftover)) {
+        Err(_) if waiting.was_ended() => return Ok(None),
+        engine => engine?,
+    };
+    waiting.over();
     if args.danger_flush_journal_only {
         tracing::warn!(
             "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
             path.display()
         );
     }
-    Ok(Opened::File(Arc::new(match &args.danger_record_storage {
+    Ok(Some(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,
-    })))
+    }))))
 }
 
 /// Has everything that reaches the storage written down.
