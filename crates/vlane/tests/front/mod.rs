@@ -18,6 +18,8 @@ use crate::served::LIMIT;
 pub const LEN: u32 = 4096;
 /// Sectors of a request.
 pub const SECTORS: u64 = LEN as u64 / 512;
+/// Bytes of a large one.
+pub const LARGE: u32 = 64 << 10;
 /// Requests that can be in flight.
 const DEPTH: u16 = 8;
 
@@ -30,7 +32,7 @@ pub struct Front {
 
 impl Front {
     pub fn connect(socket: &Path) -> Front {
-        let options = SessionOptions { queues: 1, depth: DEPTH, ..SessionOptions::default() };
+        let options = SessionOptions { queues: 1, depth: DEPTH, data: LARGE, ..SessionOptions::default() };
         let mut session = Session::connect(socket, &options).unwrap();
         let (mut queues, _) = session.start().unwrap();
         Front { session, queue: queues.remove(0), done: Vec::new() }
@@ -38,10 +40,14 @@ impl Front {
 
     /// Submits a request of [`LEN`] bytes in a slot and does not wait. What is written has this byte everywhere.
     pub fn begin(&mut self, slot: u16, kind: Kind, sector: u64, byte: u8) {
+        self.begin_of(LEN, slot, kind, sector, byte);
+    }
+
+    fn begin_of(&mut self, len: u32, slot: u16, kind: Kind, sector: u64, byte: u8) {
         if kind == Kind::Write {
             self.queue.blk.data_mut(slot).unwrap().fill(byte);
         }
-        let len = if matches!(kind, Kind::Flush) { 0 } else { LEN };
+        let len = if matches!(kind, Kind::Flush) { 0 } else { len };
         self.queue.blk.submit(slot, Request { kind, sector, len, ioprio: 0 }).unwrap();
         self.queue.blk.publish();
         self.queue.kick().unwrap();
@@ -71,6 +77,17 @@ impl Front {
         self.status(0)
     }
 
+    /// A write of [`LARGE`] bytes.
+    pub fn write_large(&mut self, sector: u64, byte: u8) -> u8 {
+        self.begin_of(LARGE, 0, Kind::Write, sector, byte);
+        self.status(0)
+    }
+
+    /// A read of [`LARGE`] bytes.
+    pub fn read_large(&mut self, sector: u64) -> Result<Vec<u8>, u8> {
+        self.read_of(LARGE, sector)
+    }
+
     pub fn flush(&mut self) -> u8 {
         self.begin(0, Kind::Flush, 0, 0);
         self.status(0)
@@ -78,10 +95,14 @@ impl Front {
 
     /// Reads; the bytes if it succeeds, its status if not.
     pub fn read(&mut self, sector: u64) -> Result<Vec<u8>, u8> {
-        self.begin(0, Kind::Read, sector, 0);
+        self.read_of(LEN, sector)
+    }
+
+    fn read_of(&mut self, len: u32, sector: u64) -> Result<Vec<u8>, u8> {
+        self.begin_of(len, 0, Kind::Read, sector, 0);
         match self.status(0) {
             0 => {
-                let mut bytes = vec![0; LEN as usize];
+                let mut bytes = vec![0; len as usize];
                 self.queue.blk.data(0).unwrap().copy_out(0, &mut bytes).unwrap();
                 Ok(bytes)
             }

@@ -31,7 +31,7 @@ pub fn run(program: &str, words: &[&str]) -> Result<String, String> {
 /// ext4 on a loop device, in a file on the disk; frozen if it is told to be, and never when it is dropped.
 pub struct Ext4 {
     _backing: TempDir,
-    device: String,
+    pub device: String,
     pub dir: TempDir,
     watchdog: Option<Child>,
 }
