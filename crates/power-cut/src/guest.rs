@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vlane_boot::{Host, Initramfs, Ready, Spec};
 
-use super::{Arm, FileSystem, Options, load};
+use super::{Arm, FileSystem, Load, Options, load};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{Maker, trouble, wait};
 use vlane_host::interrupt::Interrupt;
@@ -24,7 +24,7 @@ pub(super) fn record_of(dir: &Path, arm: &Arm) -> PathBuf {
 /// Runs the guest; then there is a record for each arm, all from the image `base`.
 pub(super) fn record(
     options: &Options,
-    file_system: FileSystem,
+    (file_system, load): (FileSystem, Load),
     host: &Host,
     interrupt: &Interrupt,
     dir: &Path,
@@ -48,8 +48,8 @@ pub(super) fn record(
         );
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
-    let initramfs = Initramfs::new(script(options, file_system))
-        .programs(["perl"])
+    let initramfs = Initramfs::new(script(options, file_system, load))
+        .programs(load.programs().iter().copied())
         .modules(if file_system == FileSystem::Xfs { &["xfs"][..] } else { &[] }.iter().copied())
         .file("load.pl", 0o644, load::PROGRAM);
     let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
@@ -73,7 +73,7 @@ pub(super) fn record(
 
 /// Mounts every volume and starts all programs at once; the guest is switched off with all of it mounted. Now and then a file system is frozen
 /// for a moment: it writes everything to its place then, and empties its journal, which would otherwise take a long run.
-fn script(options: &Options, file_system: FileSystem) -> String {
+fn script(options: &Options, file_system: FileSystem, load: Load) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
     let disks: Vec<String> = ('a'..='z').take(options.arms.len()).map(String::from).collect();
@@ -83,8 +83,8 @@ fn script(options: &Options, file_system: FileSystem) -> String {
     script += "pids=\n";
     for worker in 1..=options.workers {
         for disk in &disks {
-            let steps = options.steps;
-            script += &format!("perl /load.pl /mnt/{disk}/w{worker} {worker} {steps} &\npids=\"$pids $!\"\n");
+            let command = load.command(&format!("/mnt/{disk}/w{worker}"), worker, options.steps);
+            script += &format!("({command}) &\npids=\"$pids $!\"\n");
         }
     }
     script += "for pid in $pids; do\n    while kill -0 $pid 2>/dev/null; do\n        sleep 0.2\n";

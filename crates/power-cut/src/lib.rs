@@ -4,9 +4,11 @@
 
 #![forbid(unsafe_code)]
 
+mod database;
 mod file_system;
 mod guest;
 mod load;
+mod mail;
 mod report;
 pub mod states;
 pub mod storage;
@@ -20,7 +22,8 @@ use vlane_trace::storage::{Findings, History, Reader, RequestKind, What};
 
 use self::file_system::Bench;
 pub use self::file_system::FileSystem;
-use self::load::Told;
+pub use self::load::Load;
+use self::load::{Judge, Told};
 pub use self::report::report;
 use self::states::{Chance, Strategy, chooser};
 use self::storage::Storage;
@@ -41,11 +44,13 @@ pub struct Options {
     pub arms: Vec<Arm>,
     /// The guest's file systems, one after the other.
     pub file_systems: Vec<FileSystem>,
+    /// What its programs do, one after the other on each file system.
+    pub loads: Vec<Load>,
     /// Which guest; if not given, one that has the file system.
     pub machines: Option<Machines>,
     /// How many programs write to each volume at once.
     pub workers: u32,
-    /// What each of them does: steps of four fsyncs.
+    /// What each of them does: steps of about four fsyncs.
     pub steps: u64,
     /// States of each volume that are looked at.
     pub states: usize,
@@ -84,6 +89,8 @@ impl Arm {
 pub struct Outcome {
     /// Its file system.
     pub file_system: FileSystem,
+    /// What wrote to it.
+    pub load: Load,
     /// How it was served.
     pub arm: Arm,
     /// Whether each flush kept its promise, by the record.
@@ -141,6 +148,14 @@ impl Checked {
 }
 
 impl Outcome {
+    /// Its file system, and what wrote to it, for people.
+    pub fn what(&self) -> String {
+        match self.load {
+            Load::Files => self.file_system.name().to_owned(),
+            load => format!("{}, {}", self.file_system.name(), load.name()),
+        }
+    }
+
     /// Everything is as it should be, and the check has shown that it would see it if not.
     pub fn is_good(&self) -> bool {
         let sees = self.broken.as_ref().is_none_or(|broken| broken.lost > 0 && broken.unsound > 0);
@@ -158,14 +173,16 @@ impl Outcome {
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for file_system in &options.file_systems {
-        outcomes.extend(run_one(options, *file_system, host, interrupt)?);
+        for load in &options.loads {
+            outcomes.extend(run_one(options, (*file_system, *load), host, interrupt)?);
+        }
     }
     Ok(outcomes)
 }
 
 fn run_one(
     options: &Options,
-    file_system: FileSystem,
+    (file_system, load): (FileSystem, Load),
     host: &Host,
     interrupt: &Interrupt,
 ) -> Result<Vec<Outcome>> {
@@ -179,32 +196,35 @@ fn run_one(
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Whether it can be done at all, before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
+    let judge = Judge::new(host, load)?;
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
-    guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
+    guest::record(options, (file_system, load), host, interrupt, dir.path(), &base)?;
     let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
     let volume = |arm: &Arm| -> Result<Outcome> {
         let history = read(&guest::record_of(dir.path(), arm))?;
         let bench = Bench::new(host, file_system, bench_dir)?;
-        let states = check(&bench, &history, &base, options.states, options.seed, interrupt)?;
+        let told = Told::new(&history, load);
+        let looker = Looker { bench: &bench, judge: &judge, told: &told, base: &base, seed: options.seed };
+        let states = check(&looker, &history, options.states, interrupt)?;
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
         let mut outcome = Outcome {
             file_system,
+            load,
             arm: arm.clone(),
             broken_promises: words.collect(),
             flushes,
             writes: writes(&history),
             direct_writes: arm.is_direct.then(|| direct_writes(&history)),
-            steps: Told::new(&history).steps(),
+            steps: told.steps(),
             states,
             broken: None,
         };
         if options.broken_states > 0 {
             let broken = history.with_nothing_durable();
-            let states = options.broken_states;
-            outcome.broken = Some(check(&bench, &broken, &base, states, options.seed, interrupt)?);
+            outcome.broken = Some(check(&looker, &broken, options.broken_states, interrupt)?);
         }
         Ok(outcome)
     };
@@ -289,18 +309,21 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     cuts
 }
 
-/// Looks at states of a volume: with each cut, at one for each strategy.
-fn check(
-    bench: &Bench,
-    history: &History,
-    base: &[u8],
-    states: usize,
+/// What it takes to look at states of a volume.
+struct Looker<'a> {
+    bench: &'a Bench,
+    judge: &'a Judge,
+    told: &'a Told,
+    /// The image from which it all began.
+    base: &'a [u8],
     seed: u64,
-    interrupt: &Interrupt,
-) -> Result<Checked> {
+}
+
+/// Looks at states of a volume: with each cut, at one for each strategy.
+fn check(looker: &Looker<'_>, history: &History, states: usize, interrupt: &Interrupt) -> Result<Checked> {
+    let Looker { bench, judge, told, base, seed } = *looker;
     let begin = Instant::now();
     let mut chance = Chance(seed);
-    let told = Told::new(history);
     let mut checked =
         Checked { by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(), ..Checked::default() };
     let mut storage = Storage::new(history, base.to_vec());
@@ -316,8 +339,9 @@ fn check(
             let image = bench.image();
             let written = storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
             written.context(ErrorKind::Io, || format!("{}", image.display()))?;
-            let mut lost = Vec::new();
-            let unsound = bench.check(|files| lost = losses(files, &expected))?;
+            let mut lost = Ok(Vec::new());
+            let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
+            let lost = lost?;
             checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
             if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
                 let what: Vec<String> = unsound.into_iter().chain(lost.into_iter().take(3)).collect();
@@ -335,11 +359,12 @@ fn check(
 }
 
 /// What is wrong with the files of all workers.
-fn losses(files: &Path, expected: &BTreeMap<u32, u64>) -> Vec<String> {
-    expected
-        .iter()
-        .flat_map(|(worker, told)| load::wrong(&files.join(format!("w{worker}")), *worker, *told))
-        .collect()
+fn losses(judge: &Judge, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
+    let mut losses = Vec::new();
+    for (worker, told) in expected {
+        losses.extend(judge.wrong(&files.join(format!("w{worker}")), *worker, *told)?);
+    }
+    Ok(losses)
 }
 
 fn write_image(
