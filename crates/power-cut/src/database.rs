@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vlane_host::error::Result;
 
-use super::load::text;
+use super::content::text;
 
 /// As in `load.pl`.
 const BALANCE: u64 = 1600;

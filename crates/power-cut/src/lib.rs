@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod content;
 mod database;
 mod file_system;
 mod guest;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::load::{check_log, mail, shown};
+use super::content::{check_log, mail, shown};
 
 /// As in `load.pl`: mails that come at once, and steps until one is removed.
 const BURST: u64 = 3;
