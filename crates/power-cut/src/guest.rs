@@ -17,14 +17,19 @@ const LIMIT: Duration = Duration::from_secs(900);
 const STOP: Duration = Duration::from_secs(30);
 
 /// Where the record of a volume is.
-pub(super) fn record_of(dir: &Path, arm: &Arm) -> PathBuf {
-    dir.join(format!("{}.record", arm.name()))
+pub(super) fn record_of(dir: &Path, arm: &Arm, load: Load) -> PathBuf {
+    dir.join(format!("{}.record", name(arm, load)))
+}
+
+/// A volume's name for files.
+fn name(arm: &Arm, load: Load) -> String {
+    format!("{}-{}", arm.name(), load.name())
 }
 
 /// Runs the guest; then there is a record for each arm, all from the image `base`.
 pub(super) fn record(
     options: &Options,
-    (file_system, load): (FileSystem, Load),
+    file_system: FileSystem,
     host: &Host,
     interrupt: &Interrupt,
     dir: &Path,
@@ -33,23 +38,26 @@ pub(super) fn record(
     let maker = Maker::find(host, options.machines.unwrap_or(file_system.machines()))?;
     let sockets = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
     let mut servers = Vec::new();
-    for arm in &options.arms {
-        let name = arm.name();
+    for (arm, load) in options.volumes() {
+        let name = name(arm, load);
         let image = dir.join(format!("{name}.raw"));
         std::fs::copy(base, &image).context(ErrorKind::Io, || format!("{}", image.display()))?;
         let socket = sockets.path().join(format!("{name}.sock"));
         let words = ["serve".into(), image, "--queues".into(), "1".into()];
         let cache = arm.words().into_iter().map(PathBuf::from);
         let record =
-            ["--danger-record-storage".into(), record_of(dir, arm), "--socket".into(), socket.clone()];
+            ["--danger-record-storage".into(), record_of(dir, arm, load), "--socket".into(), socket.clone()];
         let spec = Spec::new(
             &options.vlane,
             words.into_iter().chain(cache).chain(record).map(PathBuf::into_os_string),
         );
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
-    let initramfs = Initramfs::new(script(options, file_system, load))
-        .programs(load.programs().iter().copied())
+    let mut programs: Vec<&str> = options.loads.iter().flat_map(|load| load.programs()).copied().collect();
+    programs.sort_unstable();
+    programs.dedup();
+    let initramfs = Initramfs::new(script(options, file_system))
+        .programs(programs)
         .modules(if file_system == FileSystem::Xfs { &["xfs"][..] } else { &[] }.iter().copied())
         .file("load.pl", 0o644, load::PROGRAM);
     let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
@@ -73,16 +81,16 @@ pub(super) fn record(
 
 /// Mounts every volume and starts all programs at once; the guest is switched off with all of it mounted. Now and then a file system is frozen
 /// for a moment: it writes everything to its place then, and empties its journal, which would otherwise take a long run.
-fn script(options: &Options, file_system: FileSystem, load: Load) -> String {
+fn script(options: &Options, file_system: FileSystem) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
-    let disks: Vec<String> = ('a'..='z').take(options.arms.len()).map(String::from).collect();
+    let disks: Vec<String> = ('a'..='z').take(options.volumes().count()).map(String::from).collect();
     for disk in &disks {
         script += &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
     }
     script += "pids=\n";
     for worker in 1..=options.workers {
-        for disk in &disks {
+        for (disk, (_, load)) in disks.iter().zip(options.volumes()) {
             let command = load.command(&format!("/mnt/{disk}/w{worker}"), worker, options.steps);
             script += &format!("({command}) &\npids=\"$pids $!\"\n");
         }

@@ -41,11 +41,11 @@ const TOLD: usize = 5;
 pub struct Options {
     /// vlane's own file.
     pub vlane: PathBuf,
-    /// A volume of the guest for each.
+    /// A volume of the guest for each, and for each load.
     pub arms: Vec<Arm>,
     /// The guest's file systems, one after the other.
     pub file_systems: Vec<FileSystem>,
-    /// What its programs do, one after the other on each file system.
+    /// What its programs do, each on volumes of its own.
     pub loads: Vec<Load>,
     /// Which guest; if not given, one that has the file system.
     pub machines: Option<Machines>,
@@ -61,6 +61,13 @@ pub struct Options {
     pub seed: u64,
     /// Where images and records go: on a disk, since in memory nothing is ever flushed.
     pub disk_dir: Option<PathBuf>,
+}
+
+impl Options {
+    /// A volume for each load and each way to serve one.
+    fn volumes(&self) -> impl Iterator<Item = (&Arm, Load)> {
+        self.loads.iter().flat_map(|load| self.arms.iter().map(|arm| (arm, *load)))
+    }
 }
 
 /// A way to serve a volume.
@@ -174,21 +181,19 @@ impl Outcome {
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for file_system in &options.file_systems {
-        for load in &options.loads {
-            outcomes.extend(run_one(options, (*file_system, *load), host, interrupt)?);
-        }
+        outcomes.extend(run_one(options, *file_system, host, interrupt)?);
     }
     Ok(outcomes)
 }
 
 fn run_one(
     options: &Options,
-    (file_system, load): (FileSystem, Load),
+    file_system: FileSystem,
     host: &Host,
     interrupt: &Interrupt,
 ) -> Result<Vec<Outcome>> {
     let dir = {
-        let bytes = file_system.size().saturating_mul(2 * options.arms.len() as u64 + 1);
+        let bytes = file_system.size().saturating_mul(2 * options.volumes().count() as u64 + 1);
         let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
         tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir())
             .context(ErrorKind::Io, || format!("{}: no directory can be made there", place.dir().display()))?
@@ -197,17 +202,19 @@ fn run_one(
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Whether it can be done at all, before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
-    let judge = Judge::new(host, load)?;
+    let judges: Result<Vec<Judge>> = options.loads.iter().map(|load| Judge::new(host, *load)).collect();
+    let judges = judges?;
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
-    guest::record(options, (file_system, load), host, interrupt, dir.path(), &base)?;
+    guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
     let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
-    let volume = |arm: &Arm| -> Result<Outcome> {
-        let history = read(&guest::record_of(dir.path(), arm))?;
+    let volume = |judge: &Judge, arm: &Arm| -> Result<Outcome> {
+        let load = judge.load();
+        let history = read(&guest::record_of(dir.path(), arm, load))?;
         let bench = Bench::new(host, file_system, bench_dir)?;
         let told = Told::new(&history, load);
-        let looker = Looker { bench: &bench, judge: &judge, told: &told, base: &base, seed: options.seed };
+        let looker = Looker { bench: &bench, judge, told: &told, base: &base, seed: options.seed };
         let states = check(&looker, &history, options.states, interrupt)?;
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
@@ -229,12 +236,20 @@ fn run_one(
         }
         Ok(outcome)
     };
-    // Mostly they wait for tools.
-    std::thread::scope(|scope| {
-        let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(arm))).collect();
-        let volumes = volumes.into_iter();
-        volumes.map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
+    let mut outcomes = Vec::new();
+    // One load after the other, for the memory that states take.
+    for judge in &judges {
+        // Mostly they wait for tools.
+        let of_load: Result<Vec<Outcome>> = std::thread::scope(|scope| {
+            let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
+            let volumes = volumes.into_iter();
+            volumes
+                .map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        });
+        outcomes.extend(of_load?);
+    }
+    Ok(outcomes)
 }
 
 fn read(path: &Path) -> Result<History> {

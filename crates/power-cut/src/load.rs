@@ -82,6 +82,11 @@ impl Judge {
         Ok(Judge { load, sqlite3 })
     }
 
+    /// Whose files it judges.
+    pub(super) fn load(&self) -> Load {
+        self.load
+    }
+
     /// What is wrong with the files of a worker, which lie in `directory`, when `told` is the last step that it had been told of.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub struct PowerCutArgs {
     /// The guest's file systems, one after the other
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
     file_system: Vec<FileSystemArg>,
-    /// What the guest's programs do, one after the other on each file system
+    /// What the guest's programs do, each on volumes of its own
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "files")]
     load: Vec<LoadArg>,
     /// The guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
@@ -107,6 +107,12 @@ impl PowerCutArgs {
             LoadArg::Mail => Load::Mail,
             LoadArg::Sqlite => Load::Sqlite,
         });
+        let mut wanted: Vec<Load> = Vec::new();
+        loads.for_each(|load| {
+            if !wanted.contains(&load) {
+                wanted.push(load)
+            }
+        });
         let machines = self.guest.map(|guest| match guest {
             GuestArg::Uml => Machines::Uml,
             GuestArg::Qemu => Machines::Qemu,
@@ -115,7 +121,7 @@ impl PowerCutArgs {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
             arms: modes.into_iter().flat_map(of).collect(),
             file_systems: file_systems.collect(),
-            loads: loads.collect(),
+            loads: wanted,
             machines,
             workers: self.workers,
             steps: self.steps,
