@@ -4,6 +4,7 @@ mod handed;
 mod signals;
 mod stop;
 mod upgrade;
+mod waiting;
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use nix::sys::signalfd::SignalFd;
 use rustix::io::Errno;
 use vlane_engine::Engine;
 use vlane_engine::behind::Behind;
@@ -137,6 +139,11 @@ pub struct ServeArgs {
     /// and ends without
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
     stop_timeout: Duration,
+
+    /// How long the start waits, at most, for an image whose last server was killed and left requests that the storage has not ended, which
+    /// could still write [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    lock_timeout: Option<Duration>,
 
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
@@ -404,7 +411,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         topology = Topology::new(queues, threads(args), &args.cpus).map_err(exit::as_usage)?;
     }
     let image = handed.as_mut().and_then(|(handed, from)| handed.image.take().map(|image| image.take(from)));
-    let opened = open(args, image.transpose()?)?;
+    let Some(opened) = open(args, image.transpose()?, &signals)? else {
+        notify::stopping();
+        return Ok(());
+    };
     let (engine, recorder) = engine(args, &opened);
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
@@ -546,7 +556,8 @@ fn model(args: &ServeArgs) -> Option<ModelConfig> {
     Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
 }
 
-fn open(args: &ServeArgs, handed: Option<HandedFiles>) -> Result<Opened> {
+/// Opens what is to be served; nothing if a signal ended the wait for it.
+fn open(args: &ServeArgs, handed: Option<HandedFiles>, signals: &SignalFd) -> Result<Option<Opened>> {
     if let Some(size) = args.null {
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
@@ -556,7 +567,7 @@ fn open(args: &ServeArgs, handed: Option<HandedFiles>) -> Result<Opened> {
                 "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
             );
         }
-        return Ok(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?)));
+        return Ok(Some(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?))));
     }
     let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
@@ -587,7 +598,16 @@ fn open(args: &ServeArgs, handed: Option<HandedFiles>) -> Result<Opened> {
     };
     let engine = match handed {
         Some(files) => FileEngine::take_over(path, options, files)?,
-        None => FileEngine::open(path, options)?,
+        None => {
+            let mut waiting = waiting::Waiting::new(path, signals, args.lock_timeout);
+            let opened = FileEngine::open_patiently(path, options, &mut |leftover| waiting.goes_on(leftover));
+            if opened.is_err() && waiting.was_ended() {
+                return Ok(None);
+            }
+            let engine = opened?;
+            waiting.over();
+            engine
+        }
     };
     if args.danger_flush_journal_only {
         tracing::warn!(
@@ -595,10 +615,10 @@ fn open(args: &ServeArgs, handed: Option<HandedFiles>) -> Result<Opened> {
             path.display()
         );
     }
-    Ok(Opened::File(Arc::new(match &args.danger_record_storage {
+    Ok(Some(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,
-    })))
+    }))))
 }
 
 /// Has everything that reaches the storage written down.
