@@ -23,9 +23,10 @@ pub(crate) enum Message {
         limits: Option<Arc<Budget>>,
         reply: Sender<Result<(), LaneError>>,
     },
-    /// Answered when nothing is in flight any more.
+    /// Answered when nothing is in flight any more; or, if it `suspends`, when the storage works on nothing of it any more.
     Stop {
         index: u16,
+        suspends: bool,
         reply: Sender<Option<Stopped>>,
     },
     /// As [`Message::Stop`], for as long as it is wanted. Not answered when it was called off first.

@@ -186,9 +186,11 @@ macro_rules! words {
 impl InflightPart {
     #[inline]
     fn word<A>(&self, at: usize) -> &A {
-        assert!(at + size_of::<A>() <= self.len && at.is_multiple_of(align_of::<A>()));
-        // SAFETY: inside the part, as just checked, which is mapped as long as `self`; it begins at a multiple of `ALIGNMENT`, so what is
-        // aligned in it is. Atomics may change under a shared reference, and have no illegal bit pattern.
+        assert!(at + size_of::<A>() <= self.len);
+        debug_assert!(at.is_multiple_of(align_of::<A>()));
+        // SAFETY: inside the part, as just checked, which is mapped as long as `self`. The part begins at a multiple of `ALIGNMENT`, and each field
+        // lies in it where its type may: at a constant that is a multiple of its size, plus so many marks of 16 or 32 bytes. Atomics may change under a
+        // shared reference, and have no illegal bit pattern.
         unsafe { self.base.add(at).cast::<A>().as_ref() }
     }
 

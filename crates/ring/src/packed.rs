@@ -215,34 +215,78 @@ impl PackedQueue {
         hint: &mut usize,
         request: &mut Request,
     ) -> Result<(), Broken> {
+        let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
         let mut position = self.avail;
-        let (size, outstanding) = (self.size, self.outstanding);
-        //= virtio 2.8.12
-        //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
-        //= virtio 2.8.18
-        //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
-        //# they were made available by the driver.
-        let next = || {
+        for count in 1..=self.size {
             // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
             let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
-            position.advance(1, size);
-            Some(descriptor)
-        };
-        collect(next, size - outstanding, size, memory, hint, request)?;
-        self.outstanding += request.descriptors;
-        self.avail = position;
-        Ok(())
+            let (id, flags) = (descriptor.low, descriptor.high);
+            //= virtio 2.8.12
+            //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+            //= virtio 2.8.18
+            //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
+            //# they were made available by the driver.
+            position.advance(1, self.size);
+            if flags & INDIRECT != 0 {
+                if flags & NEXT != 0 {
+                    return Err(Broken::IndirectWithNext);
+                }
+                let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
+                    return Err(chain.why());
+                };
+                walk = whole;
+            } else {
+                let Descriptor { addr, len, .. } = descriptor;
+                if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
+                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                        return Err(chain.why());
+                    };
+                    walk = next;
+                }
+                if flags & NEXT != 0 {
+                    continue;
+                }
+            }
+            // Only the last descriptor of a chain carries the buffer id (2.8.6).
+            if count > self.size - self.outstanding {
+                return Err(Broken::TooManyInFlight { size: self.size });
+            }
+            self.outstanding += count;
+            request.id = id;
+            request.descriptors = count;
+            self.avail = position;
+            return request.parse(walk);
+        }
+        Err(Broken::Loop)
     }
 
     /// Takes a chain that a device before had taken: these descriptors. The ring has gone past it already.
     pub(crate) fn retake(
         &self,
-        mut descriptors: impl Iterator<Item = Descriptor>,
+        descriptors: impl Iterator<Item = Descriptor>,
         memory: &GuestMemory,
         hint: &mut usize,
         request: &mut Request,
     ) -> Result<(), Broken> {
-        collect(|| descriptors.next(), self.size, self.size, memory, hint, request)
+        // As the only chain of a ring of its own.
+        let words = |d: Descriptor| {
+            [d.addr, u64::from(d.len) | u64::from(d.low) << 32 | u64::from(d.high) << FLAGS_SHIFT]
+        };
+        let mut chain: Vec<u64> = descriptors.flat_map(words).map(u64::to_le).collect();
+        let size = u16::try_from(chain.len() / 2).unwrap_or(0);
+        let start = Position { index: 0, wrap: true };
+        let parts = Parts { ring: chain.as_mut_ptr().cast(), ..self.parts };
+        let mut ring = PackedQueue {
+            size,
+            parts,
+            avail: start,
+            used: start,
+            first: None,
+            batch: 0,
+            outstanding: 0,
+            ..*self
+        };
+        ring.take(memory, hint, request)
     }
 
     /// The chain that was taken last, of `descriptors` ring entries, was not: it is taken again.
@@ -331,55 +375,9 @@ impl PackedQueue {
     }
 }
 
-/// Collects the buffers of a chain and makes the request of them. `next` gives its descriptors; of more than `left` there is one too many in
-/// the ring, and of more than `size` the chain has no end.
-#[inline(always)]
-fn collect(
-    mut next: impl FnMut() -> Option<Descriptor>,
-    left: u16,
-    size: u16,
-    memory: &GuestMemory,
-    hint: &mut usize,
-    request: &mut Request,
-) -> Result<(), Broken> {
-    let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
-    for count in 1..=size {
-        let Some(descriptor) = next() else { break };
-        let (id, flags) = (descriptor.low, descriptor.high);
-        if flags & INDIRECT != 0 {
-            if flags & NEXT != 0 {
-                return Err(Broken::IndirectWithNext);
-            }
-            let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
-                return Err(chain.why());
-            };
-            walk = whole;
-        } else {
-            let Descriptor { addr, len, .. } = descriptor;
-            if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
-                let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
-                    return Err(chain.why());
-                };
-                walk = next;
-            }
-            if flags & NEXT != 0 {
-                continue;
-            }
-        }
-        // Only the last descriptor of a chain carries the buffer id (2.8.6).
-        if count > left {
-            return Err(Broken::TooManyInFlight { size });
-        }
-        request.id = id;
-        request.descriptors = count;
-        return request.parse(walk);
-    }
-    Err(Broken::Loop)
-}
-
 /// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).
 /// Nothing: [`Collector::why`].
-#[inline]
+#[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     for index in 0..table.entries {

@@ -170,6 +170,11 @@ impl Queue {
         count
     }
 
+    /// Whether what is in flight is marked ([`Queue::track`]).
+    pub fn is_tracked(&self) -> bool {
+        self.tracker.is_some()
+    }
+
     /// Whether there are requests of the device before that were not taken again: they do not wait for the driver, and no base tells of them.
     #[inline]
     pub fn is_replaying(&self) -> bool {
@@ -365,8 +370,8 @@ impl Queue {
                 Ring::Split(ring) => ring.put_used(id, len),
                 Ring::Packed(ring) => ring.put_used(id, len, descriptors),
             }
+            request.give_back();
         }
-        self.requests[usize::from(slot.0)].give_back();
         self.free.push(slot.0);
         if !self.retired.is_empty() {
             self.release(epoch);
@@ -395,6 +400,7 @@ impl Queue {
             (Ring::Packed(_), Some(Marks::Packed(marks))) => marks.answered(slot.0, id, len),
             (Ring::Packed(ring), _) => ring.put_used(id, len, descriptors),
         }
+        self.requests[usize::from(slot.0)].give_back();
     }
 
     /// A request of an earlier memory was answered: unmaps what it was the last to need.

@@ -114,7 +114,7 @@ impl SplitQueue {
     }
 
     /// Takes the next chain; `available` must have said that there is one.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn take(
         &mut self,
         memory: &GuestMemory,
@@ -257,7 +257,7 @@ impl SplitQueue {
 }
 
 /// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). Nothing: [`Collector::why`].
-#[inline]
+#[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     let mut index = 0;

@@ -32,6 +32,7 @@ use crate::report::Report;
 use crate::said::{self, Said, Sight};
 use crate::sched::SchedulerSession;
 use crate::signal_fd::{Signals, Use};
+use crate::skip_drain;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
 use relay::Messages;
@@ -231,9 +232,12 @@ impl Session {
         if let Some(channel) = config_change::peek(watched) {
             self.lock().backend_channel = Some(channel);
         }
-        match padded_table::take(watched) {
-            Some(table) => self.use_table(watched, table),
-            None => messages.handle(watched),
+        if let Some(table) = padded_table::take(watched) {
+            self.use_table(watched, table)
+        } else if let Some(queue) = skip_drain::take(watched) {
+            self.suspend(watched, queue)
+        } else {
+            messages.handle(watched)
         }
     }
 
@@ -272,6 +276,12 @@ impl Session {
         //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
         padded_table::answer(stream, &table, done.is_ok()).map_err(Error::SocketError)?;
         done
+    }
+
+    /// GET_VRING_BASE_SKIP_DRAIN.
+    fn suspend(&self, stream: &UnixStream, queue: u32) -> Result<()> {
+        let base = self.lock().take_base(queue, true)?;
+        skip_drain::answer(stream, queue, base.num).map_err(Error::SocketError)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -367,6 +377,8 @@ struct State {
     events: EventSender,
     signals: Signals,
     features: u64,
+    /// Protocol features that were agreed on.
+    protocol: u64,
     /// SET_FEATURES came: no ring starts before, as its layout is not known.
     is_negotiated: bool,
     memory: Arc<GuestMemory>,
@@ -399,6 +411,7 @@ impl State {
             events,
             signals: Signals::default(),
             features: 0,
+            protocol: 0,
             is_negotiated: false,
             memory: Arc::default(),
             log: None,
@@ -550,13 +563,19 @@ impl State {
     /// # Errors
     /// When the lane is lost: the base is that of a start long ago.
     fn stop(&mut self, index: u16) -> Result<()> {
+        self.stop_or_suspend(index, false)
+    }
+
+    fn stop_or_suspend(&mut self, index: u16, suspends: bool) -> Result<()> {
         if !std::mem::take(&mut self.vrings[usize::from(index)].running) {
             return Ok(());
         }
         let mut result = Ok(());
         //= vhost-user Migration
         //# No further update must be done before rings are restarted.
-        match self.volume.pool.stop(index, &self.calls()) {
+        let (pool, calls) = (&self.volume.pool, self.calls());
+        let stopped = if suspends { pool.suspend(index, &calls) } else { pool.stop(index, &calls) };
+        match stopped {
             Ok(Some(stopped)) => {
                 self.vrings[usize::from(index)].base = stopped.base;
                 self.totals[usize::from(index)].add(&stopped.counters);

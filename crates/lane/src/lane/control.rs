@@ -24,6 +24,8 @@ pub(super) enum Draining {
     Stop(Sender<Option<Stopped>>),
     /// The same, unless that is called off before.
     TryStop(Arc<Wish>, Sender<Option<Stopped>>),
+    /// As a stop, but needs only that nothing is begun: what waits stays in flight.
+    Suspend(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
     Move(usize),
@@ -132,6 +134,24 @@ impl Lane {
             self.draining = None;
             self.is_touched = true;
         }
+    }
+
+    /// Stops it where it marks what is in flight; a stop elsewhere.
+    pub(crate) fn suspend(&mut self, reply: Sender<Option<Stopped>>) {
+        if !self.queue.is_tracked() {
+            return self.stop(reply);
+        }
+        self.draining = Some(Draining::Suspend(reply));
+        self.tell_classes();
+        while let Some(slot) = self.next_waiting() {
+            self.observers.put_back(slot);
+        }
+        self.leave_budget();
+    }
+
+    /// What is in flight stays so for another device.
+    pub(super) fn is_suspending(&self) -> bool {
+        matches!(self.draining, Some(Draining::Suspend(_)))
     }
 
     fn drain(&mut self, draining: Draining) {
@@ -257,7 +277,11 @@ impl Lane {
         if let Some(Draining::Move(to)) = self.draining {
             return if self.queue.under_way() == 0 { Settled::Leaves(to) } else { Settled::Stays };
         }
-        if self.queue.in_flight() > 0 || (self.queue.is_replaying() && !self.broken) {
+        let is_idle = match self.is_suspending() {
+            true => self.begun.requests == 0,
+            false => self.queue.in_flight() == 0 && (self.broken || !self.queue.is_replaying()),
+        };
+        if !is_idle {
             return Settled::Stays;
         }
         match self.draining.take() {
@@ -268,7 +292,7 @@ impl Lane {
                 self.draining = Some(Draining::Hold);
                 Settled::Stays
             }
-            Some(Draining::Stop(reply)) => self.stops(&reply),
+            Some(Draining::Stop(reply) | Draining::Suspend(reply)) => self.stops(&reply),
             Some(Draining::TryStop(wish, reply)) if wish.grant() => self.stops(&reply),
             Some(Draining::Memory(memory, reply)) => {
                 let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));

@@ -21,7 +21,7 @@ const MAX_REGIONS: usize = 509;
 
 /// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
 /// ends instead.
-fn refuse_for_good(refused: Error) -> Error {
+pub(super) fn refuse_for_good(refused: Error) -> Error {
     tracing::warn!("a message that must be answered cannot be: {refused}");
     Error::BackendInternalError
 }
@@ -149,12 +149,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
-        self.stop(number)?;
-        let vring = &mut self.vrings[usize::from(number)];
-        vring.started = false;
-        vring.kick = None;
-        Ok(VhostUserVringState::new(index, vring.base))
+        self.take_base(index, features::base_suspends(self.protocol))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -208,6 +203,12 @@ impl VhostUserBackendReqHandlerMut for State {
         if unknown != 0 {
             return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));
         }
+        if !features::is_whole(wanted) {
+            return Err(refuse(format_args!(
+                "protocol features {wanted:#x}: one of them needs one that is missing"
+            )));
+        }
+        self.protocol = wanted;
         Ok(())
     }
 

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::sync::Arc;
 
 use vhost::vhost_user::Result;
-use vhost::vhost_user::message::VhostUserInflight;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
+use super::messages::refuse_for_good;
 use super::{State, refuse};
 
 /// What SET_INFLIGHT_FD gave.
@@ -54,6 +55,16 @@ impl Tracking {
 }
 
 impl State {
+    /// Stops a ring and says where it goes on. If it `suspends`, requests may stay in flight, marked.
+    pub(super) fn take_base(&mut self, index: u32, suspends: bool) -> Result<VhostUserVringState> {
+        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
+        self.stop_or_suspend(number, suspends)?;
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.started = false;
+        vring.kick = None;
+        Ok(VhostUserVringState::new(index, vring.base))
+    }
+
     /// Has a new queue mark what it has in flight, and do again what the back end before had.
     pub(super) fn track(&self, index: u16, queue: &mut Queue) {
         let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
