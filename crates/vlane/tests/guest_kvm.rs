@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{Volume, one_at_a_time, sha256_of, stop};
 use kvm::counts::{Counting, Counts, REQUESTS};
 use kvm::{Bed, finished, wait_for, wait_result};
-use vlane_boot::{Accel, Backend, Boot, Disk, Guest, Initramfs, Kernel, Qemu, ext4};
+use vlane_boot::{Accel, Boot, Disk, Guest, Initramfs, Kernel, Qemu, ext4};
 use vlane_host::control::Control;
 
 const MIB: u64 = 1 << 20;

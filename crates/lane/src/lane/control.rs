@@ -22,10 +22,10 @@ pub(super) enum Draining {
     /// Wait for one of the others.
     Hold,
     Stop(Sender<Option<Stopped>>),
-    /// The same, unless that is called off before.
-    TryStop(Arc<Wish>, Sender<Option<Stopped>>),
     /// As a stop, but needs only that nothing is begun: what waits stays in flight.
     Suspend(Sender<Option<Stopped>>),
+    /// The same, unless that is called off before.
+    TryStop(Arc<Wish>, Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
     Move(usize),
@@ -120,22 +120,6 @@ impl Lane {
         self.drain(Draining::Stop(reply));
     }
 
-    /// As [`Lane::stop`], for as long as `wish` stands.
-    pub(crate) fn try_stop(&mut self, wish: Arc<Wish>, reply: Sender<Option<Stopped>>) {
-        // A thread that hangs reads this when nobody wants it any more.
-        if wish.stands() {
-            self.drain(Draining::TryStop(wish, reply));
-        }
-    }
-
-    /// Does not stop after all, if it was going to and that was called off.
-    pub(crate) fn carry_on(&mut self) {
-        if matches!(&self.draining, Some(Draining::TryStop(wish, _)) if !wish.stands()) {
-            self.draining = None;
-            self.is_touched = true;
-        }
-    }
-
     /// Stops it where it marks what is in flight; a stop elsewhere.
     pub(crate) fn suspend(&mut self, reply: Sender<Option<Stopped>>) {
         if !self.queue.is_tracked() {
@@ -152,6 +136,22 @@ impl Lane {
     /// What is in flight stays so for another device.
     pub(super) fn is_suspending(&self) -> bool {
         matches!(self.draining, Some(Draining::Suspend(_)))
+    }
+
+    /// As [`Lane::stop`], for as long as `wish` stands.
+    pub(crate) fn try_stop(&mut self, wish: Arc<Wish>, reply: Sender<Option<Stopped>>) {
+        // A thread that hangs reads this when nobody wants it any more.
+        if wish.stands() {
+            self.drain(Draining::TryStop(wish, reply));
+        }
+    }
+
+    /// Does not stop after all, if it was going to and that was called off.
+    pub(crate) fn carry_on(&mut self) {
+        if matches!(&self.draining, Some(Draining::TryStop(wish, _)) if !wish.stands()) {
+            self.draining = None;
+            self.is_touched = true;
+        }
     }
 
     fn drain(&mut self, draining: Draining) {
