@@ -185,6 +185,8 @@ pub(crate) struct HandedSession {
     pub(crate) refused: u32,
     pub(crate) talked: Talked,
     pub(crate) features: u64,
+    /// Protocol features.
+    pub(crate) protocol: u64,
     pub(crate) is_negotiated: bool,
     pub(crate) was_asked_for_queues: bool,
     pub(crate) config: Vec<u8>,

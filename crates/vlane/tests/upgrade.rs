@@ -121,7 +121,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
     let pauses = pauses(&server);
     println!("{serve:?}, {} queues: paused for {pauses:?} ms", session.queues);
     assert_eq!(pauses.len(), 10, "{}", server.log());
-    assert_eq!(told(&server, "front end"), 2 + 1, "one session, and the one that checks: {}", server.log());
+    assert_eq!(told(&server, " connected"), 2, "one session, and the one that checks: {}", server.log());
     stop(server);
 }
 

@@ -123,6 +123,7 @@ impl State {
             has_spoken,
             talked: self.talked,
             features: self.features,
+            protocol: self.protocol,
             is_negotiated: self.is_negotiated,
             was_asked_for_queues: self.was_asked_for_queues,
             config: self.config.bytes().to_vec(),
@@ -182,6 +183,7 @@ impl State {
             .ok_or(nonsense("a configuration space of another size"))?;
         self.talked = handed.talked;
         self.features = handed.features;
+        self.protocol = handed.protocol;
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
         self.try_start_all().map_err(session)?;
