@@ -403,6 +403,22 @@ fn refuse(what: impl std::fmt::Display) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.to_string()))
 }
 
+/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
+/// ends instead.
+fn refuse_for_good(refused: Error) -> Error {
+    tracing::warn!("a message that must be answered cannot be: {refused}");
+    Error::BackendInternalError
+}
+
+/// Maps memory of the front end's, and keeps its file.
+fn map(spec: RegionSpec, file: File) -> Result<Region> {
+    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    });
+    mapped.map(|region| region.keeping(file))
+}
+
 impl State {
     fn new(volume: Arc<Volume>, events: EventSender) -> State {
         let queues = volume.queues();

@@ -440,10 +440,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     };
     let stopper = listener.stopper();
     ending.guard(remains, move || stopper.stop())?;
-    if args.on_lost_write == OnLostWrite::Stop {
-        let ending = ending.clone();
-        volume.on_lost_write(move || ending.begin());
-    }
+    stops_on_lost_write(args, &volume, &ending);
     let upgrade = upgrade::Upgrade::new(upgrade::Belongings {
         name: volume_name(args),
         status: status.clone(),
@@ -471,6 +468,14 @@ fn serve(args: &ServeArgs) -> Result<()> {
     synced.with_context(|| unwritten(args, &volume))?;
     recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete")?;
     result
+}
+
+/// Has a lost write end it, if that is asked.
+fn stops_on_lost_write(args: &ServeArgs, volume: &Volume, ending: &stop::Ending) {
+    if args.on_lost_write == OnLostWrite::Stop {
+        let ending = ending.clone();
+        volume.on_lost_write(move || ending.begin());
+    }
 }
 
 /// The sockets: new ones, or those of the program that handed them over, which is told.

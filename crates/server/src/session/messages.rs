@@ -1,7 +1,7 @@
 //! What each vhost-user message does to a session's [`State`].
 
 use super::tracking::Tracking;
-use super::{State, refuse};
+use super::{State, refuse, refuse_for_good};
 use crate::features;
 use crate::signal_fd::Use;
 use crate::vring::Addresses;
@@ -18,22 +18,6 @@ use vlane_memory::{GuestMemory, Region, RegionSpec};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;
-
-/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
-/// ends instead.
-pub(super) fn refuse_for_good(refused: Error) -> Error {
-    tracing::warn!("a message that must be answered cannot be: {refused}");
-    Error::BackendInternalError
-}
-
-/// Maps memory of the front end's, and keeps its file.
-pub(super) fn map(spec: RegionSpec, file: File) -> Result<Region> {
-    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
-        Some(source) => refuse(format_args!("{error}: {source}")),
-        None => refuse(error),
-    });
-    mapped.map(|region| region.keeping(file))
-}
 
 fn region(region: &VhostUserMemoryRegion, file: File) -> Result<Region> {
     let spec = RegionSpec {

@@ -8,8 +8,7 @@ use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
-use super::messages::refuse_for_good;
-use super::{State, refuse};
+use super::{State, refuse, refuse_for_good};
 
 /// What SET_INFLIGHT_FD gave.
 pub(super) struct Tracking {
