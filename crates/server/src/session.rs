@@ -410,15 +410,6 @@ fn refuse_for_good(refused: Error) -> Error {
     Error::BackendInternalError
 }
 
-/// Maps memory of the front end's, and keeps its file.
-fn map(spec: RegionSpec, file: File) -> Result<Region> {
-    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
-        Some(source) => refuse(format_args!("{error}: {source}")),
-        None => refuse(error),
-    });
-    mapped.map(|region| region.keeping(file))
-}
-
 impl State {
     fn new(volume: Arc<Volume>, events: EventSender) -> State {
         let queues = volume.queues();

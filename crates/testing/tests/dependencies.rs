@@ -97,6 +97,8 @@ fn everything_that_is_built_has_a_licence_that_is_allowed_and_comes_from_crates_
     assert!(lines.len() > 100, "these are not all: {}", lines.len());
     for line in lines {
         let (package, licence) = line.split_once('\t').unwrap();
+        // A crate whose tests ask for a feature of its own depends on itself, which is told once.
+        let licence = licence.trim_end_matches(" (*)");
         assert!(
             !licence.is_empty() && is_met(licence, &allowed),
             "{package}: {licence:?} is not in deny.toml"

@@ -19,6 +19,15 @@ use vlane_memory::{GuestMemory, Region, RegionSpec};
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;
 
+/// Maps memory of the front end's, and keeps its file.
+pub(super) fn map(spec: RegionSpec, file: File) -> Result<Region> {
+    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    });
+    mapped.map(|region| region.keeping(file))
+}
+
 fn region(region: &VhostUserMemoryRegion, file: File) -> Result<Region> {
     let spec = RegionSpec {
         guest: region.guest_phys_addr,
