@@ -31,6 +31,8 @@ mod placed;
 mod placements;
 mod ranges;
 mod recorded;
+#[cfg(vlane_simulated)]
+mod simulated;
 mod syncs;
 mod transfer;
 
@@ -45,6 +47,8 @@ use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
 pub use self::journal::{DirectReport, JournalReport};
+#[cfg(vlane_simulated)]
+pub use self::simulated::Simulated;
 use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
