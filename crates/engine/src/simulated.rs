@@ -68,8 +68,10 @@ pub struct Call {
     pub durable: bool,
     /// Left to a worker (`IOSQE_ASYNC`).
     pub patient: bool,
-    /// All addresses and lengths of its buffers, by "or": what they are aligned to.
-    pub alignment: u64,
+    /// All addresses of its buffers, and all their lengths, by "or": what they are aligned to.
+    pub addresses: u64,
+    /// See [`Call::addresses`].
+    pub lengths: u64,
 }
 
 struct Operation {
@@ -89,9 +91,12 @@ struct Ring {
 
 #[derive(Default)]
 struct Kernel {
+    /// The process is: what it had not submitted never is.
+    is_dead: bool,
     rings: BTreeMap<u32, Ring>,
     operations: BTreeMap<u64, Operation>,
     numbers: u64,
+    ring_numbers: u32,
 }
 
 thread_local! {
@@ -109,6 +114,11 @@ pub fn begin(storage: Box<dyn Storage>) {
     kernel(|kernel| *kernel = Kernel::default());
     STORAGE.set(Some(storage));
     NOW.set(0);
+}
+
+/// The process is dead: what was pushed and not submitted is cancelled. Ends when the last of its rings does.
+pub fn die() {
+    kernel(|kernel| kernel.is_dead = true);
 }
 
 /// Lets time pass.
@@ -381,7 +391,8 @@ impl Builder {
 
     pub(crate) fn build(self, entries: u32) -> io::Result<IoUring> {
         let number = kernel(|kernel| {
-            let number = kernel.rings.last_key_value().map_or(0, |(number, _)| number + 1);
+            let number = kernel.ring_numbers;
+            kernel.ring_numbers += 1;
             kernel.rings.insert(number, Ring::default());
             number
         });
@@ -532,7 +543,11 @@ impl IoUring {
 impl Drop for IoUring {
     fn drop(&mut self) {
         // The thread-locals may be gone already.
-        let _ = KERNEL.try_with(|kernel| kernel.borrow_mut().rings.remove(&self.number));
+        let _ = KERNEL.try_with(|kernel| {
+            let mut kernel = kernel.borrow_mut();
+            kernel.rings.remove(&self.number);
+            kernel.is_dead &= !kernel.rings.is_empty();
+        });
     }
 }
 
@@ -578,6 +593,9 @@ impl Kernel {
                 return ring.ended.push_back(Completion { user_data, result, flags: 0 });
             }
         };
+        if self.is_dead {
+            return ring.ended.push_back(Completion { user_data, result: -libc::ECANCELED, flags: 0 });
+        }
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         let buffers = match code {
             READ | WRITE => vec![libc::iovec { iov_base: pointer.cast(), iov_len: len as usize }],
@@ -590,7 +608,6 @@ impl Kernel {
             }
             _ => Vec::new(),
         };
-        let all = |or: u64, buffer: &libc::iovec| or | buffer.iov_base as u64 | buffer.iov_len as u64;
         let call = Call {
             what,
             ring: number,
@@ -603,7 +620,8 @@ impl Kernel {
             },
             durable: what == What::Write && how & libc::RWF_DSYNC.cast_unsigned() != 0,
             patient: flags & (1 << 4) != 0,
-            alignment: buffers.iter().fold(0, all),
+            addresses: buffers.iter().fold(0, |or, buffer| or | buffer.iov_base as u64),
+            lengths: buffers.iter().fold(0, |or, buffer| or | buffer.iov_len as u64),
         };
         self.numbers += 1;
         self.operations.insert(self.numbers, Operation { call, user_data, buffers });

@@ -63,6 +63,19 @@ pub enum Step {
     Dies,
 }
 
+impl Step {
+    /// One for each.
+    pub fn number(self) -> u64 {
+        match self {
+            Step::Works => 0,
+            Step::Finds => 1,
+            Step::AsksForKicks(sleeps) => 2 + u64::from(sleeps),
+            Step::Wakes => 4,
+            Step::Dies => 5,
+        }
+    }
+}
+
 impl Threads {
     /// Threads without lanes.
     ///
@@ -115,7 +128,9 @@ impl Threads {
 
     /// The process is dead: nothing that it has is told to anybody any more. The kernel's operations of it must have been ended before.
     pub fn die(self) {
+        system::die();
         for Stepped { mut thread, .. } in self.threads {
+            let _ = thread.uring.submit();
             while let Some(event) = thread.uring.next_event() {
                 let Event::Finished(finished) = event else { continue };
                 if let Some(Some(lane)) = thread.lanes.get_mut(usize::from(finished.place())) {
