@@ -20,6 +20,8 @@ type Given<T> = Result<T, Box<dyn std::error::Error>>;
 struct Out {
     version: Version,
     request: Request,
+    /// It is of sectors that the device had.
+    is_within: bool,
     /// How many requests of the queue were offered before it.
     position: u64,
 }
@@ -48,8 +50,6 @@ pub(crate) struct Terms {
     pub(crate) is_durable: bool,
     /// Nothing has gone wrong in the storage: no request has a reason to fail.
     pub(crate) is_sound: bool,
-    /// Sectors that the device has.
-    pub(crate) size: u64,
 }
 
 /// See the [module](self).
@@ -152,7 +152,7 @@ impl Guest {
         history: &mut History,
         (queue, slot): (u16, u16),
         (action, sector, count): (Action, u64, u64),
-        (ioprio, unmap): (u32, bool),
+        (ioprio, unmap, size): (u32, bool, u64),
     ) -> Given<()> {
         let version = history.begin(self.log.tick(), action, sector, count);
         let at = &mut self.queues[usize::from(queue)];
@@ -183,7 +183,7 @@ impl Guest {
         };
         let request = Request { kind, sector: at_sector, len, ioprio };
         at.driver.submit(slot, request)?;
-        at.slots[usize::from(slot)] = Some(Out { version, request, position: at.offered });
+        at.slots[usize::from(slot)] = Some(Out { version, request, is_within: sector + count <= size, position: at.offered });
         at.offered += 1;
         at.hidden = true;
         self.log.say(&[10, queue.into(), version, sector, count], || {
@@ -263,7 +263,7 @@ impl Guest {
     fn take(&mut self, history: &mut History, queue: u16, terms: Terms, answer: Completion) {
         let Completion { slot, status, .. } = answer;
         let at = &mut self.queues[usize::from(queue)];
-        let Some(Out { version, .. }) = at.slots[usize::from(slot)].take() else {
+        let Some(Out { version, is_within, .. }) = at.slots[usize::from(slot)].take() else {
             self.log.fail(|| format!("queue {queue} slot {slot} is answered, and was not asked"));
             return;
         };
@@ -271,7 +271,6 @@ impl Guest {
         self.answers += 1;
         self.log.say(&[15, queue.into(), version, status.into()], || format!("guest: {version} is answered: {status}"));
         let record = *history.record(version);
-        let is_within = record.sector + record.count <= terms.size;
         history.end(self.log.tick(), version, status == 0, terms.is_durable);
         match status {
             0 => {}

@@ -225,7 +225,8 @@ impl History {
                 return Err(format!("sector {sector}: {}", self.unexplained(sector, read)));
             };
             // One that several can have written says nothing more; nor does one that was under way while something was done twice.
-            if possible.next().is_some() || self.is_blurred(sector, begin, end) {
+            let is_early = self.is_early(writer, begin);
+            if possible.next().is_some() || is_early || self.is_blurred(sector, begin, end) {
                 continue;
             }
             let zone = match zones.iter_mut().position(|zone| zone.version == writer) {
@@ -259,6 +260,12 @@ impl History {
             let overwrites = record.is_ok && record.action != Action::Discard;
             overwrites && record.begin > end && record.end.is_some_and(|ends| ends < now)
         })
+    }
+
+    /// Whether a write was under way at the time that was done twice: what was read of it then may be what was done first.
+    fn is_early(&self, writer: Version, begin: u64) -> bool {
+        let record = self.records.get(self.index(writer));
+        record.is_some_and(|record| record.died.is_some() && record.end.is_none_or(|end| begin < end))
     }
 
     /// Whether a write of the sector was being done twice at the time: begun by a back end that died, and done by another.

@@ -159,7 +159,6 @@ impl World {
         Terms {
             is_durable: self.cache.is_in_force || self.plan.cache == Cache::WriteThrough,
             is_sound: self.kernel.borrow().failures == self.failures_before,
-            size: self.size,
         }
     }
 
@@ -258,7 +257,7 @@ impl World {
             Action::Flush | Action::Other => (action, 0, 0),
             _ => (action, sector, count),
         };
-        let how = (ioprio, self.rng.bool());
+        let how = (ioprio, self.rng.bool(), self.size);
         self.guest.submit(&mut self.history, (queue, slot), what, how)
     }
 
@@ -287,6 +286,7 @@ impl World {
     fn reap_all(&mut self) {
         for queue in 0..self.plan.queues {
             let terms = self.terms();
+            self.guest.wake(queue);
             self.guest.reap(&mut self.history, queue, terms);
         }
     }
@@ -334,6 +334,7 @@ impl World {
     fn stopped(&mut self, mut bases: Vec<u32>) -> Given<()> {
         let Some(backend) = self.backend.take() else { return Ok(()) };
         self.tally.stops += 1;
+        self.kernel.borrow_mut().dies_after = None;
         self.misplace(&mut bases);
         let write_through = self.cache.is_off;
         let same = self.rng.bool();
@@ -391,6 +392,8 @@ impl World {
 
     /// The storage's locks are free: nothing is under way any more, and what was lost before is nobody's promise any more.
     fn opens_anew(&mut self) {
+        // What was answered was answered before.
+        self.reap_all();
         let mut kernel = self.kernel.borrow_mut();
         kernel.reap_orphans();
         if kernel.failures > self.failures_before {
@@ -401,8 +404,6 @@ impl World {
     /// A back end after one that died.
     fn restart(&mut self) -> Given<()> {
         self.opens_anew();
-        self.reap_all();
-        (0..self.plan.queues).for_each(|queue| self.guest.wake(queue));
         let bases: Option<Vec<u32>> = (0..self.plan.queues).map(|queue| self.guest.base(queue)).collect();
         let mut bases = match bases.filter(|_| self.rng.u32(0..4) > 0) {
             Some(bases) => {
