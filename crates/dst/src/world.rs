@@ -122,6 +122,17 @@ impl World {
 
     /// Runs to its end.
     pub(crate) fn run(&mut self) -> Given<()> {
+        let ran = self.run_steps();
+        if let Some(backend) = self.backend.take() {
+            self.kernel.borrow_mut().dies_after = None;
+            self.kernel.borrow_mut().bury();
+            backend.die();
+        }
+        self.count_guest();
+        ran
+    }
+
+    fn run_steps(&mut self) -> Given<()> {
         for _ in 0..self.plan.steps {
             self.step()?;
             if self.log.has_failed() {
@@ -133,11 +144,6 @@ impl World {
             self.look_at_everything();
             self.judge();
         }
-        if let Some(backend) = self.backend.take() {
-            self.kernel.borrow_mut().bury();
-            backend.die();
-        }
-        self.count_guest();
         Ok(())
     }
 

@@ -95,6 +95,8 @@ struct Kernel {
     is_dead: bool,
     rings: BTreeMap<u32, Ring>,
     operations: BTreeMap<u64, Operation>,
+    /// Of whose end nobody is told before the process dies: ring and user data.
+    forgotten: Vec<(u32, u64)>,
     numbers: u64,
     ring_numbers: u32,
 }
@@ -118,7 +120,14 @@ pub fn begin(storage: Box<dyn Storage>) {
 
 /// The process is dead: what was pushed and not submitted is cancelled. Ends when the last of its rings does.
 pub fn die() {
-    kernel(|kernel| kernel.is_dead = true);
+    kernel(|kernel| {
+        kernel.is_dead = true;
+        for (ring, user_data) in std::mem::take(&mut kernel.forgotten) {
+            if let Some(ring) = kernel.rings.get_mut(&ring) {
+                ring.ended.push_back(Completion { user_data, result: -libc::ECANCELED, flags: 0 });
+            }
+        }
+    });
 }
 
 /// Lets time pass.
@@ -181,9 +190,12 @@ pub fn finish(number: u64, result: i32) {
     });
 }
 
-/// Drops an operation without a completion, as no kernel does: for planted bugs.
+/// Ends an operation without a completion, as no kernel does: for planted bugs.
 pub fn forget(number: u64) {
-    kernel(|kernel| kernel.operations.remove(&number));
+    kernel(|kernel| {
+        let operation = kernel.operations.remove(&number);
+        kernel.forgotten.extend(operation.map(|operation| (operation.call.ring, operation.user_data)));
+    });
 }
 
 /// Whether a ring's thread has been told something, or would be if it asked.
