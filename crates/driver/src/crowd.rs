@@ -113,7 +113,7 @@ pub fn run_crowd(
     let body: Body<'_, Stats> =
         Box::new(move |shared, clock| Driver::new(all, crowd, region, window)?.run(shared, clock));
     let mut broken = false;
-    let driven = drive(&session, &waker, &[], &plan, vec![body], &mut |state| {
+    let driven = drive(&mut session, &waker, &[], &plan, vec![body], &mut |state| {
         let answer = progress(state);
         broken |= answer.is_break();
         answer

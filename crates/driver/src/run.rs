@@ -75,7 +75,7 @@ pub fn run(
     let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, workload.ramp);
-    let driven = load(&session, &mut queues, &waker, workload, region, &plan, progress);
+    let driven = load(&mut session, &mut queues, &waker, workload, region, &plan, progress);
     let stats = first_error(driven.results)?;
     session.stop()?;
     let window = Window { until: driven.until.min(plan.window.until), ..plan.window };
@@ -100,7 +100,7 @@ pub fn idle(
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, Duration::ZERO);
     let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
-    first_error(load(&session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
+    first_error(load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(
@@ -139,7 +139,7 @@ pub fn idle(
 
 /// Runs a workload on started queues.
 fn load(
-    session: &Session,
+    session: &mut Session,
     queues: &mut [GuestQueue],
     waker: &Waker,
     workload: &Workload,
@@ -202,7 +202,7 @@ pub(crate) struct Driven<T> {
 
 /// Runs jobs, each in a thread, and watches the back end meanwhile.
 pub(crate) fn drive<T: Send>(
-    session: &Session,
+    session: &mut Session,
     waker: &Waker,
     cpus: &[usize],
     plan: &Plan,
@@ -226,7 +226,7 @@ pub(crate) fn drive<T: Send>(
             }));
         }
         drop(sender);
-        let overseer = Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
+        let mut overseer = Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
         let (usage, until) = overseer.watch(plan, progress);
         let results = threads
             .into_iter()
@@ -256,7 +256,7 @@ fn first_error(results: Vec<Result<JobStats, Error>>) -> Result<Vec<JobStats>, E
 
 /// The main thread while the jobs run.
 struct Overseer<'a> {
-    session: &'a Session,
+    session: &'a mut Session,
     waker: &'a Waker,
     shared: &'a Shared,
     clock: &'a Clock,
@@ -266,8 +266,8 @@ struct Overseer<'a> {
 
 impl Overseer<'_> {
     /// Watches the jobs until all have ended; returns what the back end used within the window, and when that ended.
-    fn watch(&self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Usage)>, u64) {
-        let look = || self.session.pid().and_then(Snapshot::take);
+    fn watch(&mut self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Usage)>, u64) {
+        let look = |session: &Session| session.pid().and_then(Snapshot::take);
         let Window { from, mut until, .. } = plan.window;
         let (mut before, mut after) = (None, None);
         let (mut left, mut failed, mut told) = (self.jobs, false, false);
@@ -275,16 +275,17 @@ impl Overseer<'_> {
         while left > 0 {
             let now = self.clock.now();
             if before.is_none() && now >= from {
-                before = look();
+                before = look(self.session);
             }
             if !told && now >= until {
                 told = true;
-                after = look();
+                after = look(self.session);
                 self.shared.stop.store(true, Ordering::Relaxed);
                 // A job without completions does not look at the clock.
                 self.waker.wake();
             }
-            if self.session.wait_hangup(Duration::ZERO) {
+            // What another process used is not told.
+            if self.session.wait_hangup(Duration::ZERO) && self.session.reconnect().is_err() {
                 self.shared.gone.store(true, Ordering::Relaxed);
                 failed = true;
             }
@@ -313,7 +314,10 @@ impl Overseer<'_> {
             }
         }
         let used = || {
-            let after = after.or_else(look)?;
+            if self.session.reconnects() > 0 {
+                return None;
+            }
+            let after = after.or_else(|| look(self.session))?;
             Some((self.session.pid()?, after.since(&before?)))
         };
         (used(), until)

@@ -10,10 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::ring::{Arena, BlkOptions, BlkQueue, Format};
+use crate::ring::{Arena, BlkOptions, BlkQueue, Format, Layout};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures as Protocol,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -22,6 +22,8 @@ use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRI
 use crate::error::{Error, ErrorKind};
 use crate::message;
 use crate::watchdog::within;
+
+mod reconnect;
 
 /// The guest physical address of the memory: above 4 GiB, as a large guest's is.
 const MEMORY_BASE: u64 = 1 << 32;
@@ -59,6 +61,10 @@ pub struct SessionOptions {
     pub indirect: Want,
     /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None` leaves it.
     pub write_cache: Option<bool>,
+    /// Memory in which the back end marks what it has in flight, for the one after it.
+    pub inflight: Want,
+    /// When the back end is gone, others are waited for at the same socket for so long, and requests that are out stay out; `None`: not at all.
+    pub reconnect: Option<Duration>,
     /// How long the back end may take to answer: the negotiation, the start, the stop, each.
     pub timeout: Duration,
 }
@@ -76,6 +82,8 @@ impl Default for SessionOptions {
             event_idx: Want::IfOffered,
             indirect: Want::IfOffered,
             write_cache: None,
+            inflight: Want::No,
+            reconnect: None,
             timeout: Duration::from_secs(10),
         }
     }
@@ -224,9 +232,23 @@ pub struct Session {
     config: BlkConfig,
     negotiated: Negotiated,
     options: BlkOptions,
-    timeout: Duration,
+    /// As it was asked for, for another connection like this.
+    wanted: SessionOptions,
     arena: Option<Arena>,
-    started: u16,
+    /// The queues that run.
+    started: Vec<Started>,
+    /// The back end agreed to mark what it has in flight; and where, once it was asked.
+    marks_inflight: bool,
+    inflight: Option<(VhostUserInflight, std::fs::File)>,
+    reconnects: u64,
+}
+
+/// What a back end must know of a queue.
+#[derive(Debug)]
+struct Started {
+    layout: Layout,
+    kick: OwnedFd,
+    call: OwnedFd,
 }
 
 impl std::fmt::Debug for Session {
@@ -278,7 +300,14 @@ impl Session {
         if !protocol.contains(Protocol::CONFIG) {
             return Err(lacks("its configuration (protocol feature CONFIG), so its size cannot be known"));
         }
-        let acked = protocol & (Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK);
+        let mut acked = protocol & (Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK);
+        if options.inflight != Want::No {
+            acked |= protocol & Protocol::INFLIGHT_SHMFD;
+        }
+        let marks_inflight = acked.contains(Protocol::INFLIGHT_SHMFD);
+        if options.inflight == Want::Must && !marks_inflight {
+            return Err(lacks("in-flight tracking (protocol feature INFLIGHT_SHMFD)"));
+        }
         frontend.set_protocol_features(acked).map_err(at("SET_PROTOCOL_FEATURES"))?;
         if acked.contains(Protocol::REPLY_ACK) {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -320,9 +349,12 @@ impl Session {
             },
             config,
             options: blk,
-            timeout: options.timeout,
+            wanted: options.clone(),
             arena: None,
-            started: 0,
+            started: Vec::new(),
+            marks_inflight,
+            inflight: None,
+            reconnects: 0,
         };
         if let Some(on) = options.write_cache {
             session.set_write_cache(on)?;
@@ -393,10 +425,25 @@ impl Session {
         let arena = Arena::new(MEMORY_BASE, self.options.arena_bytes()? * usize::from(count))?;
         let queues =
             (0..count).map(|_| GuestQueue::new(&arena, self.options)).collect::<Result<Vec<_>, _>>()?;
-        let duplicate = |queue: &GuestQueue| rustix::io::fcntl_dupfd_cloexec(&queue.call, 0);
-        let calls: Result<Vec<_>, _> = queues.iter().map(duplicate).collect();
-        let waker = Waker(calls.map_err(system("duplicate an eventfd"))?);
+        let duplicate =
+            |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"));
+        let waker = Waker(queues.iter().map(|queue| duplicate(&queue.call)).collect::<Result<_, _>>()?);
+        let started = queues.iter().map(|queue| {
+            Ok(Started {
+                layout: queue.blk.layout(),
+                kick: duplicate(&queue.kick)?,
+                call: duplicate(&queue.call)?,
+            })
+        });
+        let started = started.collect::<Result<Vec<_>, Error>>()?;
+        self.begin(&arena, &started)?;
+        self.started = started;
+        self.arena = Some(arena);
+        Ok((queues, waker))
+    }
 
+    /// Gives the back end the memory and the queues.
+    fn begin(&mut self, arena: &Arena, queues: &[Started]) -> Result<(), Error> {
         let socket = self.socket.clone();
         let at = |step: &'static str| {
             let socket = socket.clone();
@@ -414,15 +461,23 @@ impl Session {
             mmap_offset: 0,
             mmap_handle: fd.as_raw_fd(),
         };
-        let (stream, frontend) = (&self.stream, &mut self.frontend);
-        within(self.timeout, &self.socket, stream, || {
+        let (stream, frontend, inflight) = (&self.stream, &mut self.frontend, &mut self.inflight);
+        let marks_inflight = self.marks_inflight;
+        within(self.wanted.timeout, &self.socket, stream, || {
             frontend.set_mem_table(&[region]).map_err(at("SET_MEM_TABLE"))?;
-            for (index, queue) in (0_u16..).zip(&queues) {
+            if marks_inflight {
+                reconnect::share_marks(frontend, inflight, queues).map_err(at("the in-flight tracking"))?;
+            }
+            for (index, queue) in (0_u16..).zip(queues) {
                 let i = usize::from(index);
-                let layout = queue.blk.layout();
+                let layout = queue.layout;
                 frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
                 match layout.format {
-                    Format::Split => frontend.set_vring_base(i, 0).map_err(at("SET_VRING_BASE"))?,
+                    // What a front end knows that cannot ask the back end before: the used index, and where the ring once began.
+                    Format::Split => {
+                        let used = arena.half_word(layout.device + 2).unwrap_or(0);
+                        frontend.set_vring_base(i, used).map_err(at("SET_VRING_BASE"))?;
+                    }
                     Format::Packed => {
                         message::packed_base(stream, index).map_err(sent("SET_VRING_BASE"))?;
                     }
@@ -440,14 +495,11 @@ impl Session {
                 message::call(stream, index, queue.call.as_fd()).map_err(sent("SET_VRING_CALL"))?;
                 message::kick(stream, index, queue.kick.as_fd()).map_err(sent("SET_VRING_KICK"))?;
             }
-            for i in 0..usize::from(count) {
+            for i in 0..queues.len() {
                 frontend.set_vring_enable(i, true).map_err(at("SET_VRING_ENABLE"))?;
             }
             Ok(())
-        })?;
-        self.started = count;
-        self.arena = Some(arena);
-        Ok((queues, waker))
+        })
     }
 
     /// Stops the queues. Requests that are out are finished by the back end before it answers.
@@ -455,9 +507,9 @@ impl Session {
     /// # Errors
     /// [`ErrorKind::Gone`], [`ErrorKind::Timeout`], [`ErrorKind::Protocol`] if it does not answer as it should.
     pub fn stop(&mut self) -> Result<(), Error> {
-        let queues = std::mem::take(&mut self.started);
-        within(self.timeout, &self.socket, &self.stream, || {
-            (0..queues).try_for_each(|i| match self.frontend.get_vring_base(i.into()) {
+        let queues = std::mem::take(&mut self.started).len();
+        within(self.wanted.timeout, &self.socket, &self.stream, || {
+            (0..queues).try_for_each(|i| match self.frontend.get_vring_base(i) {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Error::protocol(&self.socket, "GET_VRING_BASE", e)),
             })

@@ -260,7 +260,7 @@ impl IoQueue {
     ///
     /// # Errors
     /// [`Broken`], now and ever after.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
         self.kept.queue.pop()
     }
@@ -307,6 +307,17 @@ impl IoQueue {
     /// As [`Queue::leave_place`].
     pub fn leave_place(&mut self) {
         self.kept.queue.leave_place();
+    }
+
+    /// As [`Queue::is_tracked`].
+    pub fn is_tracked(&self) -> bool {
+        self.kept.queue.is_tracked()
+    }
+
+    /// As [`Queue::is_replaying`].
+    #[inline]
+    pub fn is_replaying(&self) -> bool {
+        self.kept.queue.is_replaying()
     }
 
     /// As [`Queue::in_flight`].

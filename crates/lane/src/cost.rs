@@ -14,7 +14,7 @@ use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
-use vlane_ring::{Queue, QueueConfig, RingFormat};
+use vlane_ring::{InflightRegion, Queue, QueueConfig, RingFormat};
 
 use crate::lane::Lane;
 use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
@@ -59,7 +59,8 @@ fn engine() -> Arc<dyn Engine> {
     Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if `VLANE_COST_WRITES` is set; in a packed ring, if `VLANE_COST_PACKED` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
+/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if `VLANE_COST_WRITES` is set; in a packed ring, if `VLANE_COST_PACKED` is set; with
+/// in-flight tracking, if `VLANE_COST_INFLIGHT` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
 /// that is `off` or `armed`, if `VLANE_COST_HINT` says so; with classes, if `VLANE_COST_CLASSES` is `order` or `shortest`, and two of them if it is `mixed`.
 #[test]
 fn every_request_of_every_batch_is_answered_and_counted() {
@@ -91,8 +92,14 @@ fn every_request_of_every_batch_is_answered_and_counted() {
     let ioprio = |slot: u16| if is_mixed { (2 << 13) | (u32::from(slot % 2) * 7) } else { 0 };
     // As with storage that can hang.
     let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
+    let mut queue = device(&arena, &driver, true);
+    if std::env::var_os("VLANE_COST_INFLIGHT").is_some() {
+        let (size, bytes) = (driver.layout().size, InflightRegion::bytes(1, driver.layout().size).unwrap());
+        let file = InflightRegion::create(1, size).unwrap();
+        queue.track(InflightRegion::map(&file, 0, bytes, 1, size).unwrap().part(0).unwrap());
+    }
     let config = LaneConfig {
-        queue: device(&arena, &driver, true),
+        queue,
         engine: engine(),
         kick: None,
         call: None,

@@ -22,9 +22,10 @@ pub(crate) enum Message {
         limits: Option<Arc<Budget>>,
         reply: Sender<Result<(), LaneError>>,
     },
-    /// Answered when nothing is in flight any more.
+    /// Answered when nothing is in flight any more; or, if it `suspends`, when the storage works on nothing of it any more.
     Stop {
         index: u16,
+        suspends: bool,
         reply: Sender<Option<Stopped>>,
     },
     /// Takes no more requests; a [`Message::Stop`] follows. Not answered.

@@ -563,10 +563,10 @@ impl Lane {
             }
     }
 
-    /// Takes nothing more out of the ring, for now or for good.
+    /// Takes nothing more out of the ring, for now or for good. What a back end before had in flight is not in the ring, and is done in any case.
     #[inline]
     fn takes_no_more(&self) -> bool {
-        self.broken || self.draining.is_some()
+        self.broken || (self.draining.is_some() && (self.is_suspending() || !self.queue.is_replaying()))
     }
 
     /// Has the uring tell of the guest's kick, and of the channel's doorbell.

@@ -191,7 +191,18 @@ impl Pool {
     /// [`LaneError::Gone`].
     pub fn stop(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
         self.routes.set_running(index, None);
-        self.ask(index, calls, |reply| Message::Stop { index, reply })
+        self.ask(index, calls, |reply| Message::Stop { index, suspends: false, reply })
+    }
+
+    /// As [`Pool::stop`], for a queue that marks what it has in flight ([`vlane_ring::Queue::track`]): requests that the storage has not begun stay
+    /// in flight, for whoever serves the queue next. Those that it has begun are waited for: nobody can call them back, and a write that
+    /// comes later would hit what the next one writes.
+    ///
+    /// # Errors
+    /// [`LaneError::Gone`].
+    pub fn suspend(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
+        self.routes.set_running(index, None);
+        self.ask(index, calls, |reply| Message::Stop { index, suspends: true, reply })
     }
 
     /// Lets all these lanes take no more requests, before they are stopped one after the other: one whose storage hangs would otherwise

@@ -316,7 +316,8 @@ impl Thread {
             Message::Start { index, config, limits, reply } => {
                 let _ = reply.send(self.start(index, *config, limits));
             }
-            Message::Stop { index, reply } => match self.lane(index) {
+            Message::Stop { index, suspends, reply } => match self.lane(index) {
+                Some(lane) if suspends => lane.suspend(reply),
                 Some(lane) => lane.stop(reply),
                 None => {
                     let _ = reply.send(None);

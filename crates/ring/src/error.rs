@@ -80,6 +80,11 @@ pub enum Broken {
         /// With it.
         wrap: bool,
     },
+    /// The back end before this one left marks of what was in flight, and they cannot be read.
+    #[error(
+        "what was in flight when the last back end ended is not known: {0}; none of it is done again, and the guest waits for it: reset the guest"
+    )]
+    InflightLost(crate::Lost),
     /// More buffers than any request needs.
     #[error("a descriptor chain has more than {limit} buffers")]
     ChainTooLong {

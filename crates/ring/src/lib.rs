@@ -14,6 +14,9 @@
 mod blk;
 mod chain;
 mod error;
+mod inflight;
+#[cfg(feature = "kill-points")]
+pub mod kill;
 pub mod limits;
 mod packed;
 pub mod probes;
@@ -23,4 +26,12 @@ mod split;
 pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
 pub use error::{Broken, QueueError, RingFormat};
+pub use inflight::{InflightError, InflightPart, InflightRegion, Lost};
 pub use queue::{MAX_QUEUE_SIZE, Queue, QueueConfig, Slot};
+
+/// Between two stores that another process can see: here a device may be killed, in tests.
+#[inline(always)]
+fn kill_point() {
+    #[cfg(feature = "kill-points")]
+    kill::point();
+}

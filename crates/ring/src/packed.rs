@@ -33,9 +33,9 @@ pub(crate) struct Parts {
 
 /// An index into the ring with its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Position {
-    index: u16,
-    wrap: bool,
+pub(crate) struct Position {
+    pub index: u16,
+    pub wrap: bool,
 }
 
 impl Position {
@@ -134,6 +134,46 @@ impl PackedQueue {
         self.parts = parts;
     }
 
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The position of the next answer.
+    #[inline]
+    pub(crate) fn used(&self) -> Position {
+        self.used
+    }
+
+    /// Goes on at this position, with so many descriptors in flight.
+    pub(crate) fn goes_on(&mut self, used: Position, in_flight: u16) {
+        (self.used, self.avail) = (used, used);
+        self.avail.advance(in_flight, self.size);
+        self.outstanding = in_flight;
+        self.went_on = false;
+    }
+
+    /// Whether the descriptor there is the driver's gift, in the lap of that position.
+    #[inline]
+    pub(crate) fn is_given_at(&self, at: Position) -> bool {
+        // Acquire: the descriptor is read after the flags that make it ours.
+        let second = u64::from_le(self.second_at(at.index).load(Ordering::Acquire));
+        let flags = (second >> FLAGS_SHIFT) as u16;
+        (flags & AVAIL != 0) == at.wrap && (flags & USED != 0) != at.wrap
+    }
+
+    /// The descriptors of the chain that was taken last, of `count` ring entries, as they are now.
+    #[inline]
+    pub(crate) fn last_chain(&self, count: u16) -> impl Iterator<Item = Descriptor> {
+        let mut position = self.avail;
+        position.retreat(count, self.size);
+        (0..count).map(move |_| {
+            // SAFETY: the position is inside the ring, whose descriptors are aligned to 16.
+            let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
+            position.advance(1, self.size);
+            descriptor
+        })
+    }
+
     /// Next available (low half) and next used (high half) position: 15 bits of index, and the wrap counter.
     pub(crate) fn base(&self) -> u32 {
         u32::from(self.avail.encode()) | (u32::from(self.used.encode()) << 16)
@@ -161,13 +201,10 @@ impl PackedQueue {
     /// Whether the next descriptor is the driver's gift.
     #[inline]
     pub(crate) fn is_available(&self) -> bool {
-        // Acquire: the descriptor is read after the flags that make it ours.
-        let second = u64::from_le(self.second_at(self.avail.index).load(Ordering::Acquire));
-        let flags = (second >> FLAGS_SHIFT) as u16;
         //= virtio 2.8.15
         //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed
         //# (e.g. as compared to the initial zero value).
-        (flags & AVAIL != 0) == self.avail.wrap && (flags & USED != 0) != self.avail.wrap
+        self.is_given_at(self.avail)
     }
 
     /// Takes the next chain; `is_available` must have said that there is one.
@@ -223,6 +260,35 @@ impl PackedQueue {
         Err(Broken::Loop)
     }
 
+    /// Takes a chain that a device before had taken: these descriptors. The ring has gone past it already.
+    pub(crate) fn retake(
+        &self,
+        descriptors: impl Iterator<Item = Descriptor>,
+        memory: &GuestMemory,
+        hint: &mut usize,
+        request: &mut Request,
+    ) -> Result<(), Broken> {
+        // As the only chain of a ring of its own.
+        let words = |d: Descriptor| {
+            [d.addr, u64::from(d.len) | u64::from(d.low) << 32 | u64::from(d.high) << FLAGS_SHIFT]
+        };
+        let mut chain: Vec<u64> = descriptors.flat_map(words).map(u64::to_le).collect();
+        let size = u16::try_from(chain.len() / 2).unwrap_or(0);
+        let start = Position { index: 0, wrap: true };
+        let parts = Parts { ring: chain.as_mut_ptr().cast(), ..self.parts };
+        let mut ring = PackedQueue {
+            size,
+            parts,
+            avail: start,
+            used: start,
+            first: None,
+            batch: 0,
+            outstanding: 0,
+            ..*self
+        };
+        ring.take(memory, hint, request)
+    }
+
     /// The chain that was taken last, of `descriptors` ring entries, was not: it is taken again.
     pub(crate) fn put_back(&mut self, descriptors: u16) {
         self.outstanding -= descriptors;
@@ -254,9 +320,22 @@ impl PackedQueue {
     /// Shows the batch to the driver at once; says whether it wants to be signalled.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
+        self.show() && self.wants_signal()
+    }
+
+    /// Shows what was answered to the driver; says whether there was anything.
+    #[inline]
+    pub(crate) fn show(&mut self) -> bool {
         let Some((index, second)) = self.first.take() else { return false };
         // Release: what the device wrote, and the other descriptors, before the one that shows them.
         self.second_at(index).store(second.to_le(), Ordering::Release);
+        crate::kill_point();
+        true
+    }
+
+    /// Whether the driver wants to be signalled for what was shown since the last time.
+    #[inline]
+    pub(crate) fn wants_signal(&mut self) -> bool {
         let batch = std::mem::take(&mut self.batch);
         // The descriptors must be visible before the driver's wish is read.
         fence(Ordering::SeqCst);
@@ -298,7 +377,7 @@ impl PackedQueue {
 
 /// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).
 /// Nothing: [`Collector::why`].
-#[inline]
+#[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     for index in 0..table.entries {

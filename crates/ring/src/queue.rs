@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::blk::{Kind, Request, Status};
 use crate::error::{Broken, QueueError, RingFormat};
+use crate::inflight::{InflightPart, Marks, PackedMarks, SplitMarks, Tracker};
 use crate::packed::{self, PackedQueue};
 use crate::probes;
 use crate::split::{self, SplitQueue};
@@ -65,6 +66,12 @@ pub struct Queue {
     free: Vec<u16>,
     log: Option<Arc<DirtyLog>>,
     broken: Option<Broken>,
+    /// What is in flight, for the device after this one, if the front end keeps memory for that.
+    tracker: Option<Box<Tracker>>,
+    /// Requests are not taken in the usual way: the queue is broken, or it has a tracker.
+    takes_otherwise: bool,
+    /// Answers are not given in the usual way: there is a log, or a tracker.
+    answers_otherwise: bool,
     /// Written by `complete` since the last `publish`; only kept with a log.
     unlogged: bool,
     /// Losses of memory, of anybody's, that were not of this queue's.
@@ -115,7 +122,10 @@ impl Queue {
             requests: (0..size).map(|slot| Request { slot, ..Request::empty() }).collect(),
             free: (0..size).rev().collect(),
             log: None,
+            takes_otherwise: broken.is_some(),
             broken,
+            tracker: None,
+            answers_otherwise: false,
             unlogged: false,
             trips: 0,
             taken: 0,
@@ -127,6 +137,58 @@ impl Queue {
         self.requests.iter_mut().for_each(|request| request.lane = index);
     }
 
+    /// Marks what is in flight in `part` from now on, and has what the device before left there submitted again: [`Queue::pop`] yields those requests
+    /// first, in the order in which they were taken, and exactly those. Must come before the first `pop`. If the marks cannot be read, the queue is
+    /// broken ([`Broken::InflightLost`]). Returns how many requests there are.
+    pub fn track(&mut self, part: InflightPart) -> usize {
+        let size = self.config.size;
+        let found = match &mut self.ring {
+            Ring::Split(ring) => SplitMarks::new(part, size, ring.used()).map(|(marks, left)| {
+                // Of the descriptors there are as many, at most.
+                left.iter().for_each(|left| ring.goes_on(u16::try_from(left.len()).unwrap_or(size)));
+                (Marks::Split(marks), left)
+            }),
+            Ring::Packed(ring) => {
+                PackedMarks::new(part, ring).map(|(marks, left)| (Marks::Packed(marks), left))
+            }
+        };
+        let (marks, left) = match found {
+            Ok(found) => found,
+            Err(lost) => {
+                self.fail(Broken::InflightLost(lost));
+                return 0;
+            }
+        };
+        if left.is_some() {
+            // What the front end does not know is known.
+            self.broken = None;
+        }
+        let pending = left.unwrap_or_default();
+        let count = pending.len();
+        self.tracker = Some(Box::new(Tracker::new(marks, pending, size)));
+        (self.takes_otherwise, self.answers_otherwise) = (true, true);
+        count
+    }
+
+    /// Whether what is in flight is marked ([`Queue::track`]).
+    pub fn is_tracked(&self) -> bool {
+        self.tracker.is_some()
+    }
+
+    /// Whether there are requests of the device before that were not taken again: they do not wait for the driver, and no base tells of them.
+    #[inline]
+    pub fn is_replaying(&self) -> bool {
+        self.tracker.as_ref().is_some_and(|tracker| !tracker.pending.is_empty())
+    }
+
+    /// Nothing is taken any more.
+    #[cold]
+    fn fail(&mut self, broken: Broken) -> Broken {
+        self.takes_otherwise = true;
+        self.broken = Some(broken);
+        broken
+    }
+
     /// Takes the next request, or nothing when the driver has made none available. The requests that one look at
     /// shared memory found are handed out without another.
     ///
@@ -134,14 +196,52 @@ impl Queue {
     /// [`Broken`], now and ever after.
     #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
+        if self.takes_otherwise {
+            return self.pop_otherwise();
+        }
+        self.try_pop().map_err(|broken| self.fail(broken))
+    }
+
+    #[inline(never)]
+    fn pop_otherwise(&mut self) -> Result<Option<Slot>, Broken> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
-        let result = self.try_pop();
-        if let Err(broken) = result {
-            self.broken = Some(broken);
+        let result = if self.is_replaying() { self.pop_again().map(Some) } else { self.try_pop() };
+        let slot = result.map_err(|broken| self.fail(broken))?;
+        if let (Some(slot), Some(tracker)) = (slot, &mut self.tracker) {
+            let request = &self.requests[usize::from(slot.0)];
+            match (&self.ring, &mut tracker.marks) {
+                _ if tracker.replayed[usize::from(slot.0)] => {}
+                (Ring::Packed(ring), Marks::Packed(marks)) => {
+                    marks.taken(slot.0, ring.last_chain(request.descriptors));
+                }
+                (_, Marks::Split(marks)) => marks.taken(request.id),
+                (_, Marks::Packed(_)) => {}
+            }
         }
-        result
+        Ok(slot)
+    }
+
+    /// Takes the next request that the device before had taken. It is marked already.
+    #[cold]
+    fn pop_again(&mut self) -> Result<Slot, Broken> {
+        let lost = Broken::InflightLost(crate::Lost::Damaged);
+        let (Some(slot), Some(tracker)) = (self.free.last().copied(), &mut self.tracker) else {
+            return Err(lost);
+        };
+        let name = tracker.pending.pop_front().ok_or(lost)?;
+        let request = &mut self.requests[usize::from(slot)];
+        match (&mut self.ring, &mut tracker.marks) {
+            (Ring::Split(ring), _) => ring.take_chain(name, &self.memory, &mut self.hint, request)?,
+            (Ring::Packed(ring), Marks::Packed(marks)) => {
+                ring.retake(marks.left(name), &self.memory, &mut self.hint, request)?;
+                marks.retaken(slot, name);
+            }
+            (Ring::Packed(_), Marks::Split(_)) => return Err(lost),
+        }
+        tracker.replayed[usize::from(slot)] = true;
+        self.admit(slot)
     }
 
     #[inline(always)]
@@ -161,6 +261,13 @@ impl Queue {
             Ring::Split(ring) => ring.take(&self.memory, &mut self.hint, request)?,
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.hint, request)?,
         }
+        self.admit(slot).map(Some)
+    }
+
+    /// The request in `slot`, the next free one, is in flight.
+    #[inline(always)]
+    fn admit(&mut self, slot: u16) -> Result<Slot, Broken> {
+        let request = &mut self.requests[usize::from(slot)];
         if fault::trips() != self.trips {
             if !self.memory.is_lost() {
                 self.trips = fault::trips();
@@ -175,18 +282,23 @@ impl Queue {
         self.taken = self.taken.wrapping_add(1);
         self.free.pop();
         probes::request_start(request);
-        Ok(Some(Slot(slot)))
+        Ok(Slot(slot))
     }
 
     /// Puts the request that was taken last back into the ring, as if it had not been taken: for one that would hold up the end of the
     /// device, and whose effects may happen twice. Then the one before it is the last, unless it was answered already. Says whether it was
-    /// the last, and is back.
+    /// the last, and is back. One that was taken again after another device ([`Queue::track`]) never is: it is not in the ring.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
     pub fn put_back(&mut self, slot: Slot) -> bool {
         let request = &mut self.requests[usize::from(slot.0)];
         if request.taken != self.taken.wrapping_sub(1) || !request.in_flight {
+            return false;
+        }
+        if let Some(tracker) = &mut self.tracker
+            && !tracker.put_back(slot.0, request.id)
+        {
             return false;
         }
         request.in_flight = false;
@@ -207,6 +319,9 @@ impl Queue {
     /// Whether [`Queue::pop`] would find something.
     #[inline]
     pub fn has_available(&mut self) -> bool {
+        if self.takes_otherwise && self.is_replaying() {
+            return true;
+        }
         match &mut self.ring {
             // An index that is out of range is for `pop` to report.
             Ring::Split(ring) => ring.available().map_or(true, |n| n > 0),
@@ -248,19 +363,44 @@ impl Queue {
         };
         let len = u32::try_from(written + 1).unwrap_or(u32::MAX);
         let (id, descriptors, epoch) = (request.id, request.descriptors, request.epoch);
-        if let Some(log) = &self.log {
-            log_request(log, &self.memory, &self.retired, request);
-            self.unlogged = true;
+        if self.answers_otherwise {
+            self.answer_otherwise(slot, id, len, descriptors);
+        } else {
+            match &mut self.ring {
+                Ring::Split(ring) => ring.put_used(id, len),
+                Ring::Packed(ring) => ring.put_used(id, len, descriptors),
+            }
+            request.give_back();
         }
-        match &mut self.ring {
-            Ring::Split(ring) => ring.put_used(id, len),
-            Ring::Packed(ring) => ring.put_used(id, len, descriptors),
-        }
-        request.give_back();
         self.free.push(slot.0);
         if !self.retired.is_empty() {
             self.release(epoch);
         }
+    }
+
+    /// As the usual way, and logged or tracked.
+    #[inline(never)]
+    fn answer_otherwise(&mut self, slot: Slot, id: u16, len: u32, descriptors: u16) {
+        if let Some(log) = &self.log {
+            log_request(log, &self.memory, &self.retired, &self.requests[usize::from(slot.0)]);
+            self.unlogged = true;
+        }
+        let marks = self.tracker.as_mut().map(|tracker| {
+            tracker.replayed[usize::from(slot.0)] = false;
+            &mut tracker.marks
+        });
+        match (&mut self.ring, marks) {
+            (Ring::Split(ring), marks) => {
+                ring.put_used(id, len);
+                if let Some(Marks::Split(marks)) = marks {
+                    marks.answered(id);
+                }
+            }
+            // It is written when it is shown.
+            (Ring::Packed(_), Some(Marks::Packed(marks))) => marks.answered(slot.0, id, len),
+            (Ring::Packed(ring), _) => ring.put_used(id, len, descriptors),
+        }
+        self.requests[usize::from(slot.0)].give_back();
     }
 
     /// A request of an earlier memory was answered: unmaps what it was the last to need.
@@ -281,6 +421,17 @@ impl Queue {
             Ring::Split(ring) => ring.publish(),
             Ring::Packed(ring) => ring.publish(),
         };
+        if self.answers_otherwise { self.published_otherwise(signal) } else { signal }
+    }
+
+    /// What follows the showing where it is logged or tracked. Returns whether the driver wants to be signalled.
+    #[inline(never)]
+    fn published_otherwise(&mut self, mut signal: bool) -> bool {
+        match (&mut self.ring, self.tracker.as_mut().map(|tracker| &mut tracker.marks)) {
+            (_, Some(Marks::Split(marks))) => marks.shown(),
+            (Ring::Packed(ring), Some(Marks::Packed(marks))) => signal |= marks.show(ring),
+            _ => {}
+        }
         // After the writes: a page that is copied between its mark and the write would be copied too early.
         if self.unlogged {
             self.log_ring();
@@ -304,10 +455,8 @@ impl Queue {
         if self.log.is_some() {
             self.log_ring();
         }
-        if let Err(broken) = result {
-            self.broken = Some(broken);
-        }
-        result
+        let came = result.map_err(|broken| self.fail(broken))?;
+        Ok(came || self.is_replaying())
     }
 
     /// Asks the driver not to kick: somebody is looking anyway.
@@ -327,6 +476,7 @@ impl Queue {
         if let Ring::Packed(ring) = &mut self.ring
             && self.broken.is_none()
             && self.requests.len() == self.free.len()
+            && self.tracker.as_ref().is_none_or(|tracker| tracker.pending.is_empty())
         {
             ring.leave_place();
             if self.log.is_some() {
@@ -374,7 +524,7 @@ impl Queue {
             Ring::Packed(ring) => packed_parts(&self.config, &memory).map(|parts| ring.set_parts(parts)),
         };
         if let Err(error) = parts {
-            self.broken = Some(Broken::RingUnmapped);
+            self.fail(Broken::RingUnmapped);
             return Err(error);
         }
         let old = std::mem::replace(&mut self.memory, memory);
@@ -391,6 +541,7 @@ impl Queue {
     /// Begins or ends the logging of written pages; `ring` is the guest physical address at which writes to the used
     /// ring are logged.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
+        self.answers_otherwise = log.is_some() || self.tracker.is_some();
         self.log = log;
         self.config.log_addr = ring;
     }

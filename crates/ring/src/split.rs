@@ -65,6 +65,17 @@ impl SplitQueue {
         self.parts = parts;
     }
 
+    /// The used index that the driver was shown.
+    pub(crate) fn used(&self) -> u16 {
+        self.published
+    }
+
+    /// Goes on with so many chains in flight, and everything else before the next available one answered.
+    pub(crate) fn goes_on(&mut self, in_flight: u16) {
+        self.next_avail = self.next_used.wrapping_add(in_flight);
+        self.avail_idx = self.next_avail;
+    }
+
     pub(crate) fn base(&self) -> u16 {
         self.next_avail
     }
@@ -103,7 +114,7 @@ impl SplitQueue {
     }
 
     /// Takes the next chain; `available` must have said that there is one.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn take(
         &mut self,
         memory: &GuestMemory,
@@ -114,6 +125,18 @@ impl SplitQueue {
         let head =
             u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
         self.next_avail = self.next_avail.wrapping_add(1);
+        self.take_chain(head, memory, hint, request)
+    }
+
+    /// Takes the chain at `head`.
+    #[inline(always)]
+    pub(crate) fn take_chain(
+        &self,
+        head: u16,
+        memory: &GuestMemory,
+        hint: &mut usize,
+        request: &mut Request,
+    ) -> Result<(), Broken> {
         request.id = head;
         let (mut chain, mut walk) = Collector::new(memory, hint, &mut request.buffers);
         let mut index = head;
@@ -187,6 +210,7 @@ impl SplitQueue {
         // Release: the entries are visible before the index.
         self.used_idx().store(new.to_le(), Ordering::Release);
         self.published = new;
+        crate::kill_point();
         // The index must be visible before the driver's wish is read: it does the two in the other order.
         fence(Ordering::SeqCst);
         if self.event_idx {
@@ -233,7 +257,7 @@ impl SplitQueue {
 }
 
 /// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). Nothing: [`Collector::why`].
-#[inline]
+#[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     let mut index = 0;

@@ -77,6 +77,23 @@ pub(crate) fn offered(geometry: &Geometry) -> u64 {
     features
 }
 
+/// VHOST_USER_PROTOCOL_F_GET_VRING_BASE_SKIP_DRAIN, which the `vhost` crate does not know.
+const SKIP_DRAIN: u64 = 1 << 23;
+
+/// What a front end that agreed on these protocol features means by GET_VRING_BASE: whether what is in flight may stay so. (A message of its own
+/// says so where that was agreed on: [`crate::skip_drain`].)
+pub(crate) fn base_suspends(protocol: u64) -> bool {
+    protocol & VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits() != 0 && protocol & SKIP_DRAIN == 0
+}
+
+/// Whether each of these protocol features comes with those that it needs.
+pub(crate) fn is_whole(protocol: u64) -> bool {
+    let inflight = VhostUserProtocolFeatures::INFLIGHT_SHMFD.bits();
+    let base = VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits();
+    let needs = |feature: u64, others: u64| protocol & feature == 0 || protocol & others == others;
+    needs(base, inflight) && needs(SKIP_DRAIN, base | inflight)
+}
+
 /// The vhost-user protocol features. UML 6.1 refuses a back end without BACKEND_REQ.
 pub(crate) fn protocol() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
@@ -84,6 +101,9 @@ pub(crate) fn protocol() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::RESET_DEVICE
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
+        | VhostUserProtocolFeatures::from_bits_retain(SKIP_DRAIN)
 }

@@ -21,6 +21,7 @@ mod sched;
 mod schedulers;
 mod session;
 mod signal_fd;
+mod skip_drain;
 mod stall;
 mod vanished;
 mod volume;

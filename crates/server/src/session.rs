@@ -18,6 +18,7 @@ use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_ring::{Broken, Queue, RingFormat, probes};
 
 mod messages;
+mod tracking;
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
@@ -28,8 +29,10 @@ use crate::report::Report;
 use crate::said::{self, Said, Sight};
 use crate::sched::SchedulerSession;
 use crate::signal_fd::{Signals, Use};
+use crate::skip_drain;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
+use tracking::Tracking;
 
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;
@@ -173,9 +176,12 @@ impl Session {
             if let Some(channel) = config_change::peek(watched) {
                 self.lock().backend_channel = Some(channel);
             }
-            let handled = match padded_table::take(watched) {
-                Some(table) => self.use_table(watched, table),
-                None => handler.handle_request(),
+            let handled = if let Some(table) = padded_table::take(watched) {
+                self.use_table(watched, table)
+            } else if let Some(queue) = skip_drain::take(watched) {
+                self.suspend(watched, queue)
+            } else {
+                handler.handle_request()
             };
             if silence.take().is_some() {
                 // It has spoken, and may take its time from now on.
@@ -222,6 +228,12 @@ impl Session {
         //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
         padded_table::answer(stream, &table, done.is_ok()).map_err(Error::SocketError)?;
         done
+    }
+
+    /// GET_VRING_BASE_SKIP_DRAIN.
+    fn suspend(&self, stream: &UnixStream, queue: u32) -> Result<()> {
+        let base = self.lock().take_base(queue, true)?;
+        skip_drain::answer(stream, queue, base.num).map_err(Error::SocketError)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -317,6 +329,8 @@ struct State {
     events: EventSender,
     signals: Signals,
     features: u64,
+    /// Protocol features that were agreed on.
+    protocol: u64,
     /// SET_FEATURES came: no ring starts before, as its layout is not known.
     is_negotiated: bool,
     memory: Arc<GuestMemory>,
@@ -324,6 +338,8 @@ struct State {
     vrings: Vec<Vring>,
     config: ConfigSpace,
     backend_channel: Option<OwnedFd>,
+    /// Where the front end keeps what is in flight, if it does.
+    tracking: Option<Tracking>,
     /// By queue, what its lanes counted in this session.
     totals: Vec<Snapshot>,
     /// No ring starts any more.
@@ -343,12 +359,14 @@ impl State {
             events,
             signals: Signals::default(),
             features: 0,
+            protocol: 0,
             is_negotiated: false,
             memory: Arc::default(),
             log: None,
             vrings: (0..queues).map(|_| Vring::default()).collect(),
             config,
             backend_channel: None,
+            tracking: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
             ended: false,
             was_asked_for_queues: false,
@@ -453,6 +471,7 @@ impl State {
         }
         let mut queue =
             Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        self.track(index, &mut queue);
         if queue.went_on() {
             tracing::info!(
                 "{}: queue {index} goes on where the last back end stopped ({:#x}), not where the front end says ({:#x})",
@@ -490,13 +509,19 @@ impl State {
     /// # Errors
     /// When the lane is lost: the base is that of a start long ago.
     fn stop(&mut self, index: u16) -> Result<()> {
+        self.stop_or_suspend(index, false)
+    }
+
+    fn stop_or_suspend(&mut self, index: u16, suspends: bool) -> Result<()> {
         if !std::mem::take(&mut self.vrings[usize::from(index)].running) {
             return Ok(());
         }
         let mut result = Ok(());
         //= vhost-user Migration
         //# No further update must be done before rings are restarted.
-        match self.volume.pool.stop(index, &self.calls()) {
+        let (pool, calls) = (&self.volume.pool, self.calls());
+        let stopped = if suspends { pool.suspend(index, &calls) } else { pool.stop(index, &calls) };
+        match stopped {
             Ok(Some(stopped)) => {
                 self.vrings[usize::from(index)].base = stopped.base;
                 self.totals[usize::from(index)].add(&stopped.counters);
@@ -550,6 +575,10 @@ impl State {
         self.features = 0;
         self.is_negotiated = false;
         self.log = None;
+        // A device that was reset has nothing in flight, whatever its front end keeps.
+        if let Some(tracking) = self.tracking.take() {
+            tracking.forget();
+        }
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.config = ConfigSpace::new(&self.volume.geometry(), self.volume.queues());
         Ok(())

@@ -41,8 +41,10 @@ fn a_writable_volume_offers_exactly_what_it_can_do() {
     let server = Server::new(null(None), 3, 1);
     let wire = server.connect();
     assert_eq!(wire.ask_word(code::GET_FEATURES), BLOCK | TRANSPORT | ZEROING | CONFIG_WCE);
-    // MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-    let protocol = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15;
+    // MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS; GET_VRING_BASE_INFLIGHT and
+    // GET_VRING_BASE_SKIP_DRAIN.
+    let usual = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+    let protocol = usual | 1 << 20 | 1 << 23;
     assert_eq!(wire.ask_word(code::GET_PROTOCOL_FEATURES), protocol);
 }
 
@@ -167,8 +169,8 @@ fn what_was_not_offered_is_refused() {
     drop(wire);
     let wire = server.connect();
     wire.negotiate(USUAL);
-    // SET_PROTOCOL_FEATURES with IN-FLIGHT tracking.
-    assert!(!wire.set(code::SET_PROTOCOL_FEATURES, &(1u64 << 12 | 1 << 3).to_le_bytes(), &[]));
+    // SET_PROTOCOL_FEATURES with descriptors that the back end sends by itself.
+    assert!(!wire.set(code::SET_PROTOCOL_FEATURES, &(1u64 << 10 | 1 << 3).to_le_bytes(), &[]));
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub fn replay(
     };
     let time = Plan::open_end(total);
     let work = |shared: &Shared, clock: &Clock| Replay::new(&mut queues, plan, options, shared, clock)?.run();
-    let driven = drive(&session, &waker, &cpus, &time, vec![Box::new(work)], progress);
+    let driven = drive(&mut session, &waker, &cpus, &time, vec![Box::new(work)], progress);
     let mut stats = driven.results.into_iter().collect::<Result<Vec<_>, _>>()?;
     let stats = stats.pop().ok_or_else(|| Error::new(ErrorKind::System, "the replay's thread is gone"))?;
     session.stop()?;

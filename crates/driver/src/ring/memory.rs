@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
 use super::error::Error;
 
@@ -127,6 +127,17 @@ impl Arena {
     /// This process' address for a guest physical one, as vhost-user wants ring addresses.
     pub fn to_user(&self, gpa: u64) -> u64 {
         gpa - self.base + self.user_addr()
+    }
+
+    /// The half word at a guest physical address, as the device left it; nothing outside of the memory, or if it is not aligned.
+    pub fn half_word(&self, gpa: u64) -> Option<u16> {
+        let offset = usize::try_from(gpa.checked_sub(self.base)?).ok()?;
+        if offset.checked_add(2)? > self.map.len || !offset.is_multiple_of(2) {
+            return None;
+        }
+        // SAFETY: two bytes inside the mapping, which begins at a page, aligned as just checked; shared memory is accessed by atomics only.
+        let word = unsafe { self.map.start.add(offset).cast::<AtomicU16>().as_ref() };
+        Some(u16::from_le(word.load(Ordering::Acquire)))
     }
 
     /// The next `len` bytes, zeroed, aligned to `align` bytes (a power of two up to 4096; others are rounded up).

@@ -202,6 +202,8 @@ pub struct VerifyReport {
     pub errors: Errors,
     /// Whether the back end hung up before the end.
     pub backend_gone: bool,
+    /// Back ends that came after others which had hung up ([`SessionOptions::reconnect`](crate::SessionOptions::reconnect)).
+    pub reconnects: u64,
     /// How long it took, in seconds.
     pub seconds: f64,
 }
@@ -286,7 +288,7 @@ fn go(
             job.run(shared, clock, plan.window.until, count)
         }));
     }
-    let driven = drive(&session, &waker, &cpus, &plan, bodies, progress);
+    let driven = drive(&mut session, &waker, &cpus, &plan, bodies, progress);
     let mut report = VerifyReport::default();
     let mut failure = None;
     for result in driven.results {
@@ -304,6 +306,7 @@ fn go(
         state.crashed();
     }
     report.seconds = started.elapsed().as_secs_f64();
+    report.reconnects = session.reconnects();
     match failure {
         Some(error) => Err(error),
         None if report.backend_gone => Ok(report),

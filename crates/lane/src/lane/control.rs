@@ -20,6 +20,8 @@ pub(super) enum Draining {
     /// Wait for one of the others.
     Hold,
     Stop(Sender<Option<Stopped>>),
+    /// As a stop, but needs only that nothing is begun: what waits stays in flight.
+    Suspend(Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
     Move(usize),
@@ -112,6 +114,24 @@ impl Lane {
 
     pub(crate) fn stop(&mut self, reply: Sender<Option<Stopped>>) {
         self.drain(Draining::Stop(reply));
+    }
+
+    /// Stops it where it marks what is in flight; a stop elsewhere.
+    pub(crate) fn suspend(&mut self, reply: Sender<Option<Stopped>>) {
+        if !self.queue.is_tracked() {
+            return self.stop(reply);
+        }
+        self.draining = Some(Draining::Suspend(reply));
+        self.tell_classes();
+        while let Some(slot) = self.next_waiting() {
+            self.observers.put_back(slot);
+        }
+        self.leave_budget();
+    }
+
+    /// What is in flight stays so for another device.
+    pub(super) fn is_suspending(&self) -> bool {
+        matches!(self.draining, Some(Draining::Suspend(_)))
     }
 
     fn drain(&mut self, draining: Draining) {
@@ -243,7 +263,11 @@ impl Lane {
         if let Some(Draining::Move(to)) = self.draining {
             return if self.queue.under_way() == 0 { Settled::Leaves(to) } else { Settled::Stays };
         }
-        if self.queue.in_flight() > 0 {
+        let is_idle = match self.is_suspending() {
+            true => self.begun.requests == 0,
+            false => self.queue.in_flight() == 0 && (self.broken || !self.queue.is_replaying()),
+        };
+        if !is_idle {
             return Settled::Stays;
         }
         match self.draining.take() {
@@ -254,7 +278,7 @@ impl Lane {
                 self.draining = Some(Draining::Hold);
                 Settled::Stays
             }
-            Some(Draining::Stop(reply)) => {
+            Some(Draining::Stop(reply) | Draining::Suspend(reply)) => {
                 self.publish();
                 self.queue.leave_place();
                 self.store_counters();

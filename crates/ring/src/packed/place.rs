@@ -98,6 +98,11 @@ impl PackedQueue {
         Some(other)
     }
 
+    /// Whether nothing in the ring speaks against the device being at `place`, with everything before it used.
+    pub(crate) fn can_be_at(&self, place: Position) -> bool {
+        self.fit(place) != Fit::No
+    }
+
     /// The word for the driver, and for the next device, while nobody needs to be kicked.
     pub(super) const AWAKE_WORD: u32 = (AWAKE as u32) | (EVENT_DISABLE as u32) << 16;
 

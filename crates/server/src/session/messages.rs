@@ -1,5 +1,6 @@
 //! What each vhost-user message does to a session's [`State`].
 
+use super::tracking::Tracking;
 use super::{State, refuse};
 use crate::features;
 use crate::signal_fd::Use;
@@ -21,7 +22,7 @@ const MAX_REGIONS: usize = 509;
 
 /// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
 /// ends instead.
-fn refuse_for_good(refused: Error) -> Error {
+pub(super) fn refuse_for_good(refused: Error) -> Error {
     tracing::warn!("a message that must be answered cannot be: {refused}");
     Error::BackendInternalError
 }
@@ -141,12 +142,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
-        self.stop(number)?;
-        let vring = &mut self.vrings[usize::from(number)];
-        vring.started = false;
-        vring.kick = None;
-        Ok(VhostUserVringState::new(index, vring.base))
+        self.take_base(index, features::base_suspends(self.protocol))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -199,6 +195,12 @@ impl VhostUserBackendReqHandlerMut for State {
         if unknown != 0 {
             return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));
         }
+        if !features::is_whole(wanted) {
+            return Err(refuse(format_args!(
+                "protocol features {wanted:#x}: one of them needs one that is missing"
+            )));
+        }
+        self.protocol = wanted;
         Ok(())
     }
 
@@ -240,12 +242,23 @@ impl VhostUserBackendReqHandlerMut for State {
         Err(Error::InvalidOperation("there are no shared objects"))
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (inflight.num_queues, inflight.queue_size);
+        if queues > self.volume.queues() {
+            let offered = self.volume.queues();
+            return Err(refuse_for_good(refuse(format_args!(
+                "in-flight tracking is asked for {queues} queues, and {offered} are offered"
+            ))));
+        }
+        Tracking::create(queues, size).map_err(refuse_for_good)
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        Err(Error::InvalidOperation("in-flight tracking was not offered"))
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        if !self.running().is_empty() {
+            return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
+        }
+        self.tracking = Some(Tracking::open(*inflight, &file)?);
+        Ok(())
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

@@ -86,8 +86,13 @@ impl QemuBed {
     }
 
     pub fn start(&self, machine: Qemu, script: &str, programs: &[&str]) -> Guest {
+        self.start_for(machine, script, programs, LIMIT)
+    }
+
+    /// The same, for a guest that may take so long.
+    pub fn start_for(&self, machine: Qemu, script: &str, programs: &[&str], limit: Duration) -> Guest {
         let guest = Initramfs::new(script).programs(programs.iter().copied());
-        machine.start_with(&self.host, &self.kernel, &guest, LIMIT, Some(show)).unwrap()
+        machine.start_with(&self.host, &self.kernel, &guest, limit, Some(show)).unwrap()
     }
 
     /// Runs `script` in a machine to its end; the script must succeed.

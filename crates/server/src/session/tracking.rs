@@ -1,0 +1,73 @@
+//! The memory in which requests in flight are marked, which the front end keeps while back ends come and go (vhost-user, "Inflight I/O
+//! tracking").
+
+use std::fs::File;
+use std::sync::Arc;
+
+use vhost::vhost_user::Result;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
+use vlane_ring::{InflightError, InflightRegion, Queue};
+
+use super::messages::refuse_for_good;
+use super::{State, refuse};
+
+/// What SET_INFLIGHT_FD gave.
+#[derive(Debug)]
+pub(super) struct Tracking {
+    region: Arc<InflightRegion>,
+}
+
+fn refused(error: InflightError) -> vhost::vhost_user::Error {
+    match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    }
+}
+
+impl Tracking {
+    /// New memory, for the front end to keep.
+    pub(super) fn create(queues: u16, size: u16) -> Result<(VhostUserInflight, File)> {
+        let bytes = InflightRegion::bytes(queues, size).map_err(refused)?;
+        let file = InflightRegion::create(queues, size).map_err(refused)?;
+        Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
+    }
+
+    /// What the front end kept.
+    pub(super) fn open(shape: VhostUserInflight, file: &File) -> Result<Tracking> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
+        let region =
+            InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
+        Ok(Tracking { region })
+    }
+
+    /// Nothing is in flight any more.
+    pub(super) fn forget(&self) {
+        self.region.forget();
+    }
+}
+
+impl State {
+    /// Stops a ring and says where it goes on. If it `suspends`, requests may stay in flight, marked.
+    pub(super) fn take_base(&mut self, index: u32, suspends: bool) -> Result<VhostUserVringState> {
+        let (number, _) = self.vring(index).map_err(refuse_for_good)?;
+        self.stop_or_suspend(number, suspends)?;
+        let vring = &mut self.vrings[usize::from(number)];
+        vring.started = false;
+        vring.kick = None;
+        Ok(VhostUserVringState::new(index, vring.base))
+    }
+
+    /// Has a new queue mark what it has in flight, and do again what the back end before had.
+    pub(super) fn track(&self, index: u16, queue: &mut Queue) {
+        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+            return;
+        };
+        let again = queue.track(part);
+        if again > 0 {
+            tracing::info!(
+                "{}: queue {index}: {again} requests that the last back end had in flight are done again",
+                self.volume.config.name
+            );
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What is in flight, in memory that the front end keeps: how it is asked for and given back, and how a queue is stopped with requests in flight.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod common;
+
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use common::*;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use vlane_policy::throttle::Limits;
+
+const GET_INFLIGHT_FD: u32 = 31;
+const SET_INFLIGHT_FD: u32 = 32;
+const GET_VRING_BASE_SKIP_DRAIN: u32 = 45;
+
+/// Protocol features.
+const REPLY_ACK: u64 = 1 << 3;
+const INFLIGHT_SHMFD: u64 = 1 << 12;
+const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
+const SKIP_DRAIN: u64 = 1 << 23;
+
+/// Bytes, offset, queues, size, as both messages have them.
+fn shape(bytes: u64, queues: u16, size: u16) -> Vec<u8> {
+    let mut body = words(&[bytes, 0]);
+    body.extend(queues.to_le_bytes());
+    body.extend(size.to_le_bytes());
+    // The structure's own size is a multiple of eight.
+    body.extend([0; 4]);
+    body
+}
+
+/// The memory for so many queues of that size; nothing when the other side hung up.
+fn get_inflight(wire: &Wire, queues: u16, size: u16) -> Option<(Vec<u8>, File)> {
+    wire.tell(GET_INFLIGHT_FD, &shape(0, queues, size), &[]);
+    let mut reply = [0; 12 + 24];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::net::recvmsg(&wire.stream, &mut [IoSliceMut::new(&mut reply)], &mut ancillary, flags);
+    if got.ok()?.bytes < reply.len() {
+        return None;
+    }
+    let file = ancillary.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    Some((reply[12..].to_vec(), File::from(file.unwrap())))
+}
+
+fn set_inflight(wire: &Wire, shape: &[u8], file: &File) -> bool {
+    wire.set(SET_INFLIGHT_FD, shape, &[file.as_fd()])
+}
+
+/// A front end that agreed on these protocol features.
+fn connect(server: &Server, memory: &Memory, protocol: u64) -> Wire {
+    let wire = server.connect();
+    wire.tell(code::SET_OWNER, &[], &[]);
+    wire.ask_word(code::GET_FEATURES);
+    assert_eq!(wire.ask_word(code::GET_PROTOCOL_FEATURES) & protocol, protocol);
+    wire.tell(code::SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[]);
+    assert!(wire.set_features(USUAL) && wire.add_memory(memory));
+    wire
+}
+
+const USUAL_PROTOCOL: u64 = REPLY_ACK | CONFIGURE_MEM_SLOTS | INFLIGHT_SHMFD;
+const REQUESTS: u16 = 8;
+
+/// As good as none: the first request or two pass.
+fn hardly_any() -> Limits {
+    Limits { iops: NonZeroU64::new(1), burst: Duration::from_millis(1), ..Limits::default() }
+}
+
+fn memory() -> Memory {
+    Memory::new(0x10_0000, 0x20_0000)
+}
+
+/// What is in flight when `stop` has stopped the queue is answered by the next back end, once.
+fn stays_in_flight(protocol: u64, stop: fn(&Wire) -> Option<u32>) {
+    let server = Server::new(null(None), 2, 1);
+    let memory = memory();
+    let mut ring = Ring::new(&memory, 0);
+    let wire = connect(&server, &memory, protocol);
+    let (shape, file) = get_inflight(&wire, 2, SIZE).unwrap();
+    server.volume.set_limits(hardly_any()).unwrap();
+    assert!(set_inflight(&wire, &shape, &file) && wire.start(1, &ring));
+    (0..REQUESTS).for_each(|slot| ring.submit(slot, IN, u64::from(slot) * 8, 4096));
+    // The first has its answer: the lane has seen them.
+    let mut done = ring.wait(1);
+    assert!(ring.is_quiet());
+    let base = stop(&wire).unwrap() as usize;
+    done.extend(ring.used());
+    assert!(base > done.len(), "nothing was in flight: {base} taken, {done:?} answered");
+    drop(wire);
+
+    let wire = connect(&server, &memory, USUAL_PROTOCOL);
+    server.volume.set_limits(Limits::default()).unwrap();
+    // The used index, as QEMU would say; the marks know better.
+    assert!(set_inflight(&wire, &shape, &file) && wire.start_at(1, &ring, done.len() as u32));
+    done.extend(ring.wait(usize::from(REQUESTS) - done.len()));
+    done.sort_unstable();
+    assert_eq!(done, (0..REQUESTS).collect::<Vec<_>>(), "each is answered once");
+    ring.submit(3, GET_ID, 0, 20);
+    assert_eq!(ring.wait(1), [3]);
+    assert_eq!(wire.get_base(1), Some(u32::from(REQUESTS) + 1));
+}
+
+#[test]
+fn a_front_end_that_skips_the_drain_finds_what_waited_in_flight() {
+    let protocol = USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN;
+    stays_in_flight(protocol, |wire| {
+        wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[1, 0])).map(|body| half(&body, 4))
+    });
+}
+
+/// Before there was a message for it, the feature alone said so.
+#[test]
+fn a_base_is_told_with_requests_in_flight_where_that_is_what_it_means() {
+    stays_in_flight(USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT, |wire| wire.get_base(1));
+}
+
+/// With both features, and without any, GET_VRING_BASE leaves nothing in flight.
+#[test]
+fn a_base_is_told_with_nothing_in_flight_otherwise() {
+    for protocol in [USUAL_PROTOCOL, USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN] {
+        let server = Server::new(null(None), 1, 1);
+        let memory = memory();
+        let mut ring = Ring::new(&memory, 0);
+        let wire = connect(&server, &memory, protocol);
+        let (shape, file) = get_inflight(&wire, 1, SIZE).unwrap();
+        server.volume.set_limits(hardly_any()).unwrap();
+        assert!(set_inflight(&wire, &shape, &file) && wire.start(0, &ring));
+        (0..REQUESTS).for_each(|slot| ring.submit(slot, IN, u64::from(slot) * 8, 4096));
+        let done = ring.wait(1).len() + ring.used().len();
+        let base = wire.get_base(0).unwrap() as usize;
+        // What is not answered is in the ring.
+        assert_eq!(base, done + ring.used().len());
+    }
+}
+
+/// A queue that is stopped before it has come to what the back end before it left does that first: no base tells of it.
+#[test]
+fn what_a_back_end_left_is_done_before_a_base_is_told() {
+    let server = Server::new(null(None), 1, 1);
+    let memory = memory();
+    let mut ring = Ring::new(&memory, 0);
+    let protocol = USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN;
+    let wire = connect(&server, &memory, protocol);
+    let (shape, file) = get_inflight(&wire, 1, SIZE).unwrap();
+    server.volume.set_limits(hardly_any()).unwrap();
+    assert!(set_inflight(&wire, &shape, &file) && wire.start(0, &ring));
+    (0..REQUESTS).for_each(|slot| ring.submit(slot, IN, u64::from(slot) * 8, 4096));
+    let first = ring.wait(1).len();
+    assert!(ring.is_quiet());
+    let base = wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[0, 0])).map(|body| half(&body, 4)).unwrap();
+    assert!(base as usize > first, "nothing was in flight");
+    // The limits still hold, and nothing is taken out of the ring.
+    assert!(wire.start_at(0, &ring, 0));
+    assert_eq!(wire.get_base(0), Some(base));
+    assert_eq!(first + ring.used().len(), base as usize);
+}
+
+#[test]
+fn features_that_need_others_are_refused_without_them() {
+    let server = Server::new(null(None), 1, 1);
+    for protocol in [
+        GET_VRING_BASE_INFLIGHT,
+        SKIP_DRAIN,
+        SKIP_DRAIN | INFLIGHT_SHMFD,
+        SKIP_DRAIN | GET_VRING_BASE_INFLIGHT,
+    ] {
+        let wire = server.connect();
+        wire.negotiate(USUAL);
+        assert!(!wire.set(code::SET_PROTOCOL_FEATURES, &(REPLY_ACK | protocol).to_le_bytes(), &[]));
+    }
+}
+
+#[test]
+fn memory_for_it_is_checked_and_does_not_change_under_a_queue() {
+    let server = Server::new(null(None), 2, 1);
+    let memory = memory();
+    let ring = Ring::new(&memory, 0);
+    let wire = connect(&server, &memory, USUAL_PROTOCOL);
+    let (whole, file) = get_inflight(&wire, 2, SIZE).unwrap();
+    let bytes = word(&whole, 0);
+    assert_eq!(file.metadata().unwrap().len(), bytes);
+    for wrong in
+        [shape(bytes + 1, 2, SIZE), shape(bytes, 2, 32768), shape(64, 2, SIZE), shape(bytes, 200, SIZE)]
+    {
+        assert!(!set_inflight(&wire, &wrong, &file), "{wrong:?}");
+    }
+    assert!(set_inflight(&wire, &whole, &file) && wire.start(0, &ring));
+    assert!(!set_inflight(&wire, &whole, &file), "while a queue runs");
+    assert!(wire.is_alive());
+    // There is no answer that says no: the session ends.
+    assert!(get_inflight(&wire, 3, SIZE).is_none());
+    assert!(wire.is_hung_up(LIMIT));
+}
+
+/// A front end that shrinks the file harms itself only.
+#[test]
+fn a_file_that_is_cut_short_ends_nobody_else() {
+    let server = Server::new(null(None), 1, 1);
+    let memory = memory();
+    let mut ring = Ring::new(&memory, 0);
+    let wire = connect(&server, &memory, USUAL_PROTOCOL);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 16).unwrap();
+    assert!(set_inflight(&wire, &shape(1 << 16, 1, SIZE), &file) && wire.start(0, &ring));
+    ring.submit(0, IN, 0, 4096);
+    ring.wait(1);
+    file.set_len(0).unwrap();
+    ring.submit(1, IN, 0, 4096);
+    ring.wait(1);
+    drop(wire);
+    server.serves_the_next();
+}

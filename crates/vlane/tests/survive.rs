@@ -1,0 +1,154 @@
+//! The server is killed at random moments under a verified load and started again, and the front end goes on with it: each request is answered, once, and
+//! what was acknowledged is there, exactly.
+//!
+//! Unlike in `crash.rs` the front end stays: its rings are as the dead server left them, and what was in flight is marked in memory that the front end
+//! keeps. The driver says so if a request is answered twice, or never; and each block holds the last acknowledged write and no older one, though
+//! requests are done again.
+//!
+//! `VLANE_SURVIVE_KILLS=1000` kills so often in all; `VLANE_CRASH_SEED` repeats the moments.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
+
+mod served;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use served::{Place, going_on, stop};
+use vlane_boot::Backend;
+use vlane_driver::{
+    Limit, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Want, verify_check, verify_load,
+};
+use vlane_testing::skip;
+
+const MIB: u64 = 1 << 20;
+/// In the gate.
+const KILLS: u64 = 20;
+
+/// One step of splitmix64.
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("VLANE_CRASH_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        u64::from(now.subsec_nanos()) ^ now.as_secs()
+    });
+    // Shown when the test fails.
+    println!("VLANE_CRASH_SEED={seed}");
+    seed
+}
+
+/// What the server is started with, and where.
+struct Case {
+    place: Place,
+    serve: &'static [&'static str],
+}
+
+fn cases() -> Vec<Case> {
+    let on_disk = |serve| Case { place: Place::new(16 * MIB), serve };
+    let mut cases = vec![
+        on_disk(&["--queues", "2", "--cache", "none"]),
+        on_disk(&["--queues", "2", "--cache", "writeback"]),
+        on_disk(&["--queues", "2", "--cache", "pdc", "--classes", "on"]),
+    ];
+    cases.extend(Place::in_memory(16 * MIB).map(|place| Case { place, serve: &["--queues", "2"] }));
+    cases
+}
+
+/// Kills the server `times` times under load that does not end in between.
+fn survives(case: &Case, queues: u16, packed: Want, times: u64, chance: &mut u64) -> VerifyReport {
+    let Case { place, serve } = case;
+    let options = SessionOptions {
+        queues,
+        depth: 16,
+        packed,
+        // Any server that is killed early in its life is followed by another one.
+        reconnect: Some(served::LIMIT),
+        inflight: Want::Must,
+        ..SessionOptions::default()
+    };
+    let load = VerifyOptions {
+        size: Some(8 * MIB),
+        // As long as there are kills.
+        limit: Limit::Time(Duration::from_secs(3600)),
+        flush_every: [4, 32, 256][usize::try_from(draw(chance) % 3).unwrap()],
+        seed: draw(chance),
+        ..VerifyOptions::default()
+    };
+    let pauses: Vec<Duration> =
+        (0..times).map(|_| Duration::from_micros(500 + draw(chance) % 200_000)).collect();
+    let mut server = place.serve(serve);
+    let front_end = place.connect(&options);
+    let mut state = VerifyState::new(&front_end, &load).unwrap();
+    let over = AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let next = |server: Backend, pause| {
+                std::thread::sleep(pause);
+                server.kill();
+                place.serve(serve)
+            };
+            server = pauses.into_iter().fold(server, next);
+            std::thread::sleep(Duration::from_millis(50));
+            over.store(true, Ordering::Relaxed);
+            server
+        });
+        let report = verify_load(front_end, &mut state, &load, &mut |_| {
+            if over.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (report, killer.join().unwrap())
+    });
+    let (report, server) = report;
+    let report =
+        report.unwrap_or_else(|error| panic!("{serve:?} {queues} queues, packed {packed:?}: {error}"));
+    assert!(report.is_clean() && !report.backend_gone, "{serve:?}: {report:?}");
+    assert_eq!(report.unflushed_lost, 0, "acknowledged and not there: {report:?}");
+    // A server that was killed before it was noticed is not counted.
+    assert!(report.reconnects > times / 2, "{report:?}");
+    let front_end = place.connect(&SessionOptions { queues, ..SessionOptions::default() });
+    let checked = verify_check(front_end, &mut state, going_on()).unwrap();
+    assert!(checked.is_clean() && checked.unflushed_lost == 0, "{checked:?}");
+    stop(server);
+    report
+}
+
+#[test]
+fn requests_are_answered_once_and_nothing_is_lost_however_often_the_server_is_killed() {
+    let kills = std::env::var("VLANE_SURVIVE_KILLS").map_or(KILLS, |given| given.parse().unwrap());
+    let mut chance = seed();
+    let cases = cases();
+    if cases.len() < 4 {
+        skip("images in memory: there is no /dev/shm");
+    }
+    let shapes = [(1, Want::No), (2, Want::Must), (2, Want::No), (1, Want::Must)];
+    // Each ring on each kind of storage, or as many as there are kills for.
+    let turns: Vec<_> = (0..shapes.len() * cases.len())
+        .map(|turn| (&cases[(turn + turn / cases.len()) % cases.len()], shapes[turn % shapes.len()]))
+        .collect();
+    let each = kills.div_ceil(turns.len() as u64).max(5);
+    let (mut left, begin) = (kills, Instant::now());
+    let (mut reads, mut writes, mut reconnects) = (0, 0, 0);
+    for (case, (queues, packed)) in turns {
+        let times = each.min(left);
+        if times == 0 {
+            break;
+        }
+        left -= times;
+        let report = survives(case, queues, packed, times, &mut chance);
+        (reads, writes) = (reads + report.reads, writes + report.writes);
+        reconnects += report.reconnects;
+    }
+    println!(
+        "{kills} kills, {reconnects} reconnections, {reads} reads and {writes} writes in {:?}",
+        begin.elapsed()
+    );
+    assert!(writes > 50 * kills, "hardly any load: {writes} writes");
+}
