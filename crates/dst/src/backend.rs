@@ -122,7 +122,6 @@ impl Backend {
             };
             starts.push(threads.start(index, config));
         }
-        let none = Vec::new;
         Ok(Backend {
             engine,
             threads,
@@ -132,7 +131,7 @@ impl Backend {
             switches: Vec::new(),
             sizes: Vec::new(),
             stops: Vec::new(),
-            bases: none(),
+            bases: Vec::new(),
         })
     }
 
@@ -155,8 +154,8 @@ impl Backend {
         self.sizes = (0..queues).map(|index| self.threads.set_sectors(index, sectors)).collect();
     }
 
-    pub(crate) fn stop(&mut self, queues: u16) {
-        self.stops = (0..queues).map(|index| self.threads.stop(index)).collect();
+    pub(crate) fn stop(&mut self, queues: u16, suspends: bool) {
+        self.stops = (0..queues).map(|index| self.threads.stop(index, suspends)).collect();
     }
 
     /// What control is told by now.

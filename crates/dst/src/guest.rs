@@ -1,12 +1,13 @@
 //! The guest: its memory, its driver's queues, what it has asked for and what it was told.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Completion, Format, Kind, Request};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
-use vlane_ring::{Queue, QueueConfig, RingFormat};
+use vlane_ring::{InflightRegion, Queue, QueueConfig, RingFormat};
 
 use crate::disk::{SECTOR, Version, contents, version_of};
 use crate::history::{Action, History};
@@ -59,6 +60,8 @@ pub(crate) struct Guest {
     arena: Arena,
     memory: Arc<GuestMemory>,
     queues: Vec<Virtqueue>,
+    /// Where back ends mark what they have in flight.
+    marks: Option<File>,
     log: Log,
     /// Answers that were seen.
     pub(crate) answers: u64,
@@ -80,7 +83,9 @@ fn arena(shape: BlkOptions, queues: u16) -> Given<(Arena, Arc<GuestMemory>)> {
 }
 
 impl Guest {
-    pub(crate) fn new(shape: BlkOptions, queues: u16, log: Log) -> Given<Guest> {
+    pub(crate) fn new(shape: BlkOptions, queues: u16, tracks: bool, log: Log) -> Given<Guest> {
+        let marks = tracks.then(|| InflightRegion::create(queues, shape.queue_size()?).map_err(Box::from));
+        let marks: Option<File> = marks.transpose().map_err(|error: Box<dyn std::error::Error>| error)?;
         let (arena, memory) = arena(shape, queues)?;
         let queue = |_| {
             let (kick, call) = eventfds()?;
@@ -99,7 +104,7 @@ impl Guest {
             })
         };
         let queues = (0..queues).map(queue).collect::<Given<Vec<_>>>()?;
-        Ok(Guest { shape, arena, memory, queues, log, answers: 0, flushes: 0, errors: 0 })
+        Ok(Guest { shape, arena, memory, queues, marks, log, answers: 0, flushes: 0, errors: 0 })
     }
 
     /// The queue's descriptors, for a back end.
@@ -124,7 +129,21 @@ impl Guest {
             base,
             log_addr: None,
         };
-        Ok(Queue::new(config, Arc::clone(&self.memory))?)
+        let mut device = Queue::new(config, Arc::clone(&self.memory))?;
+        if let Some(part) = self.region()?.and_then(|region| region.part(queue)) {
+            let again = device.track(part);
+            self.log.say(&[17, queue.into(), again as u64], || {
+                format!("queue {queue}: {again} requests of the last back end are done again")
+            });
+        }
+        Ok(device)
+    }
+
+    fn region(&self) -> Given<Option<Arc<InflightRegion>>> {
+        let Some(marks) = &self.marks else { return Ok(None) };
+        let (queues, size) = (u16::try_from(self.queues.len())?, self.shape.queue_size()?);
+        let bytes = InflightRegion::bytes(queues, size)?;
+        Ok(Some(InflightRegion::map(marks, 0, bytes, queues, size)?))
     }
 
     /// Where a fresh ring begins.
@@ -306,9 +325,14 @@ impl Guest {
         }
     }
 
-    /// Where a device must go on that knows nothing of what is under way, if that can be: what is out are the requests that were offered last.
+    /// Where a device goes on after one that was killed, as QEMU has it: at the used index, or where the ring began. Nothing if that device could not know
+    /// what is in flight: nobody marks it, and it is not simply the requests that were offered last.
     pub(crate) fn base(&self, queue: u16) -> Option<u32> {
-        let Virtqueue { slots, answered, .. } = &self.queues[usize::from(queue)];
+        let Virtqueue { driver, slots, answered, .. } = &self.queues[usize::from(queue)];
+        if self.marks.is_some() {
+            let used = self.arena.half_word(driver.layout().device + 2).map(u32::from);
+            return if self.shape.format == Format::Split { used } else { Some(self.fresh_base()) };
+        }
         let is_last = slots.iter().flatten().all(|out| out.position >= *answered);
         let is_split = self.shape.format == Format::Split;
         (is_last && is_split).then_some(u32::try_from(answered & 0xffff).unwrap_or(0))
@@ -336,6 +360,9 @@ impl Guest {
             (at.sleeps, at.owes_kick, at.hidden) = (false, false, true);
         }
         (self.arena, self.memory) = (arena, memory);
+        if let Some(region) = self.region()? {
+            region.forget();
+        }
         self.log.say(&[16], || "guest: resets its queues".to_owned());
         Ok(())
     }

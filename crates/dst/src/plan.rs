@@ -44,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) threads: usize,
     pub(crate) shape: BlkOptions,
     pub(crate) express: Express,
+    /// The front end keeps what is in flight (INFLIGHT_SHMFD).
+    pub(crate) tracks: bool,
     pub(crate) faults: Faults,
     pub(crate) rates: Rates,
     pub(crate) steps: u32,
@@ -102,6 +104,7 @@ impl Plan {
             queues: rng.u16(1..=3),
             threads: rng.usize(1..=2),
             shape,
+            tracks: rng.u32(0..4) > 0,
             express: Express { mode, ..Express::default() },
             faults,
             rates,

@@ -101,7 +101,7 @@ impl World {
         let kernel = Kernel::new(disk, none, plan.faults, bug, rng.fork(), log.clone());
         let kernel = Rc::new(RefCell::new(kernel));
         system::begin(Box::new(Handle(Rc::clone(&kernel))));
-        let guest = Guest::new(plan.shape, plan.queues, log.clone())?;
+        let guest = Guest::new(plan.shape, plan.queues, plan.tracks, log.clone())?;
         let mut world = World {
             size: plan.size,
             bug,
@@ -123,8 +123,8 @@ impl World {
     /// Runs to its end.
     pub(crate) fn run(&mut self) -> Given<()> {
         let ran = self.run_steps();
+        self.spare();
         if let Some(backend) = self.backend.take() {
-            self.kernel.borrow_mut().dies_after = None;
             self.kernel.borrow_mut().bury();
             backend.die();
         }
@@ -331,8 +331,9 @@ impl World {
     fn stop(&mut self) {
         let Some(backend) = &mut self.backend else { return };
         if !backend.is_asked() {
-            backend.stop(self.plan.queues);
-            self.log.say(&[36], || "control: the lanes stop".to_owned());
+            let suspends = self.rng.bool();
+            backend.stop(self.plan.queues, suspends);
+            self.log.say(&[36, suspends.into()], || format!("control: the lanes stop, suspended: {suspends}"));
         }
     }
 
@@ -340,7 +341,7 @@ impl World {
     fn stopped(&mut self, mut bases: Vec<u32>) -> Given<()> {
         let Some(backend) = self.backend.take() else { return Ok(()) };
         self.tally.stops += 1;
-        self.kernel.borrow_mut().dies_after = None;
+        self.spare();
         self.misplace(&mut bases);
         let write_through = self.cache.is_off;
         let same = self.rng.bool();
@@ -375,6 +376,10 @@ impl World {
     fn kill_some_time(&mut self) -> Given<()> {
         if self.rng.bool() {
             self.kill();
+        } else if self.rng.bool() {
+            let stores = self.rng.u64(0..60);
+            vlane_ring::kill::after(Some(stores));
+            self.log.say(&[42, stores], || format!("the back end dies after {stores} stores"));
         } else {
             let calls = self.rng.u32(0..12);
             self.kernel.borrow_mut().dies_after = Some(calls);
@@ -383,14 +388,18 @@ impl World {
         Ok(())
     }
 
+    /// Whatever was to kill the back end does not.
+    fn spare(&self) {
+        vlane_ring::kill::after(None);
+        self.kernel.borrow_mut().dies_after = None;
+    }
+
     fn kill(&mut self) {
+        self.spare();
         let Some(backend) = self.backend.take() else { return };
         self.tally.kills += 1;
         self.log.say(&[39], || "the back end is dead".to_owned());
-        let mut kernel = self.kernel.borrow_mut();
-        kernel.dies_after = None;
-        kernel.bury();
-        drop(kernel);
+        self.kernel.borrow_mut().bury();
         backend.die();
         let now = self.log.tick();
         self.history.died(now);
@@ -398,11 +407,14 @@ impl World {
 
     /// The storage's locks are free: nothing is under way any more, and what was lost before is nobody's promise any more.
     fn opens_anew(&mut self) {
-        // What was answered was answered before.
-        self.reap_all();
+        let has_failed = self.kernel.borrow().failures > self.failures_before;
+        if has_failed || self.cache.is_off != self.cache.is_in_force {
+            // What was answered was answered before.
+            self.reap_all();
+        }
         let mut kernel = self.kernel.borrow_mut();
         kernel.reap_orphans();
-        if kernel.failures > self.failures_before {
+        if has_failed {
             self.history.forgives();
         }
     }
@@ -410,6 +422,9 @@ impl World {
     /// A back end after one that died.
     fn restart(&mut self) -> Given<()> {
         self.opens_anew();
+        if !self.plan.tracks {
+            self.reap_all();
+        }
         let bases: Option<Vec<u32>> = (0..self.plan.queues).map(|queue| self.guest.base(queue)).collect();
         let mut bases = match bases.filter(|_| self.rng.u32(0..4) > 0) {
             Some(bases) => {
@@ -449,13 +464,13 @@ impl World {
         self.kill();
         self.count_guest();
         let mut kernel = self.kernel.borrow_mut();
-        kernel.dies_after = None;
         kernel.cut();
         self.failures_before = kernel.failures;
         let initial = (0..self.plan.most).map(|sector| kernel.disk.read(sector)).collect();
         drop(kernel);
         self.history = History::new(self.history.next(), initial);
-        self.guest = Guest::new(self.plan.shape, self.plan.queues, self.log.clone())?;
+        let Plan { shape, queues, tracks, .. } = self.plan;
+        self.guest = Guest::new(shape, queues, tracks, self.log.clone())?;
         self.cache = WriteCache::default();
         self.start_fresh()
     }
@@ -481,7 +496,7 @@ impl World {
     /// Lets everything that was begun come to its end, without any more trouble.
     fn come_to_rest(&mut self) -> Given<()> {
         self.kernel.borrow_mut().faults = Default::default();
-        self.kernel.borrow_mut().dies_after = None;
+        self.spare();
         if self.backend.is_none() {
             self.restart()?;
         }

@@ -121,7 +121,7 @@ impl Threads {
         let stepped = &mut self.threads[thread];
         match catch_unwind(AssertUnwindSafe(|| stepped.step())) {
             Ok(step) => step,
-            Err(payload) if payload.is::<Killed>() => Step::Dies,
+            Err(payload) if payload.is::<Killed>() || payload.is::<vlane_ring::kill::Killed>() => Step::Dies,
             Err(payload) => resume_unwind(payload),
         }
     }
@@ -150,10 +150,10 @@ impl Threads {
         reply
     }
 
-    /// As [`crate::Pool::stop`].
-    pub fn stop(&mut self, index: u16) -> Receiver<Option<Stopped>> {
+    /// As [`crate::Pool::stop`], or [`crate::Pool::suspend`].
+    pub fn stop(&mut self, index: u16, suspends: bool) -> Receiver<Option<Stopped>> {
         self.routes.set_running(index, None);
-        self.ask(index, |reply| Message::Stop { index, reply })
+        self.ask(index, |reply| Message::Stop { index, suspends, reply })
     }
 
     /// As [`crate::Pool::set_write_through`].
