@@ -137,7 +137,10 @@ impl Backend {
 
     /// Whether somebody waits for an answer.
     pub(crate) fn is_asked(&self) -> bool {
-        !(self.starts.is_empty() && self.switches.is_empty() && self.sizes.is_empty() && self.stops.is_empty())
+        !(self.starts.is_empty()
+            && self.switches.is_empty()
+            && self.sizes.is_empty()
+            && self.stops.is_empty())
     }
 
     /// Whether the lanes are to stop.

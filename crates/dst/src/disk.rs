@@ -117,7 +117,7 @@ impl Disk {
         for sector in sectors {
             let Some(sector) = self.at(sector) else { continue };
             let covered = |written: &&Written| written.at <= before && !written.is_lost;
-            if let Some(last) = sector.since.iter().filter(covered).next_back().copied() {
+            if let Some(last) = sector.since.iter().rfind(covered).copied() {
                 sector.durable = last.version;
                 // What was lost before it does not matter any more.
                 sector.since.retain(|written| written.at > last.at);
@@ -153,7 +153,6 @@ impl Disk {
         self.is_told |= told < self.failures;
         told < self.failures
     }
-
 
     /// All that a sector may hold after a power cut.
     pub(crate) fn outcomes(&self, sector: u64) -> impl Iterator<Item = Version> + '_ {

@@ -202,7 +202,8 @@ impl Guest {
         };
         let request = Request { kind, sector: at_sector, len, ioprio };
         at.driver.submit(slot, request)?;
-        at.slots[usize::from(slot)] = Some(Out { version, request, is_within: sector + count <= size, position: at.offered });
+        at.slots[usize::from(slot)] =
+            Some(Out { version, request, is_within: sector + count <= size, position: at.offered });
         at.offered += 1;
         at.hidden = true;
         self.log.say(&[10, queue.into(), version, sector, count], || {
@@ -219,7 +220,9 @@ impl Guest {
         }
         at.owes_kick |= at.driver.publish();
         let kicks = at.owes_kick;
-        self.log.say(&[11, queue.into(), kicks.into()], || format!("guest: queue {queue} publishes, kick: {kicks}"));
+        self.log.say(&[11, queue.into(), kicks.into()], || {
+            format!("guest: queue {queue} publishes, kick: {kicks}")
+        });
     }
 
     /// Whether there is something to be shown, or a kick to be given.
@@ -288,7 +291,9 @@ impl Guest {
         };
         at.answered += 1;
         self.answers += 1;
-        self.log.say(&[15, queue.into(), version, status.into()], || format!("guest: {version} is answered: {status}"));
+        self.log.say(&[15, queue.into(), version, status.into()], || {
+            format!("guest: {version} is answered: {status}")
+        });
         let record = *history.record(version);
         history.end(self.log.tick(), version, status == 0, terms.is_durable);
         match status {

@@ -195,8 +195,8 @@ impl History {
         let Some(latest) = self.latest(at, version) else {
             return Err(format!("sector {sector} holds {version} on the disk, which nobody wrote there"));
         };
-        let newer = self.changes[at].iter().map(|version| (version, self.record(*version)));
-        match newer.filter(|(_, record)| record.begin > latest && self.must_last(record)).next_back() {
+        let mut newer = self.changes[at].iter().map(|version| (version, self.record(*version)));
+        match newer.rfind(|(_, record)| record.begin > latest && self.must_last(record)) {
             None => Ok(()),
             Some((newer, record)) => Err(format!(
                 "sector {sector} may hold {version} after a power cut, although {newer} (begun at {}, answered at {}) was durable (flushes: {}, \
@@ -250,7 +250,8 @@ impl History {
         let initial = (self.initial[sector] == ZERO).then_some((ZERO, (0, 0)));
         let zeroes = self.changes[sector].iter().map(|version| (*version, self.record(*version)));
         let zeroes = zeroes.filter(|(_, record)| record.action != Action::Write);
-        let zeroes = zeroes.map(|(version, record)| (version, (record.begin, record.end.unwrap_or(u64::MAX))));
+        let zeroes =
+            zeroes.map(|(version, record)| (version, (record.begin, record.end.unwrap_or(u64::MAX))));
         initial.into_iter().chain(zeroes).collect()
     }
 
@@ -312,12 +313,7 @@ fn check_order(zones: &mut [Zone]) -> Result<(), String> {
         if let Some(last) = last.filter(|last| zone.first_end < last.last_begin) {
             return Err(format!(
                 "{} was there from {} to {}, and {} from {} to {}",
-                last.version,
-                last.first_end,
-                last.last_begin,
-                zone.version,
-                zone.first_end,
-                zone.last_begin
+                last.version, last.first_end, last.last_begin, zone.version, zone.first_end, zone.last_begin
             ));
         }
         last = Some(*zone);

@@ -115,7 +115,14 @@ impl Storage for Handle {
 }
 
 impl Kernel {
-    pub(crate) fn new(disk: Disk, files: Files, faults: Faults, bug: Option<Bug>, rng: Rng, log: Log) -> Kernel {
+    pub(crate) fn new(
+        disk: Disk,
+        files: Files,
+        faults: Faults,
+        bug: Option<Bug>,
+        rng: Rng,
+        log: Log,
+    ) -> Kernel {
         Kernel {
             disk,
             files,
@@ -156,7 +163,9 @@ impl Kernel {
         }
         if !self.stale.is_empty() && self.rng.u32(0..20) == 0 {
             let (sector, version) = self.stale.swap_remove(0);
-            self.log.say(&[20, sector, version], || format!("kernel: sector {sector} is {version} again (planted)"));
+            self.log.say(&[20, sector, version], || {
+                format!("kernel: sector {sector} is {version} again (planted)")
+            });
             self.disk.write(sector, version);
         }
     }
@@ -199,7 +208,8 @@ impl Kernel {
         if self.is_misaligned(call) {
             fate = Fate::Refused(libc::EINVAL);
         }
-        let asked = if matches!(call.what, What::Sync | What::WriteBack) { 0 } else { call.len / SECTOR as u64 };
+        let asked =
+            if matches!(call.what, What::Sync | What::WriteBack) { 0 } else { call.len / SECTOR as u64 };
         let there = if call.what == What::Read { self.disk.size.saturating_sub(first) } else { asked };
         let count = match fate {
             Fate::Whole | Fate::Fails(_) => asked.min(there),
@@ -225,7 +235,8 @@ impl Kernel {
             let Call { what, fd, offset, len, durable, .. } = *call;
             let is_direct = Some(fd) == self.files.direct;
             self.log.say(&[22, number, offset, len], || {
-                let (way, how) = (if is_direct { "direct " } else { "" }, if durable { " durably" } else { "" });
+                let (way, how) =
+                    (if is_direct { "direct " } else { "" }, if durable { " durably" } else { "" });
                 format!("kernel: {number} begins: {way}{what:?} {}+{}{how}", offset / 512, len / 512)
             });
             if what == What::Sync {
@@ -276,7 +287,9 @@ impl Kernel {
                 }
             }
             Some(_) => self.log.fail(|| format!("a write of sector {sector}, which is beyond the image")),
-            None => self.log.fail(|| format!("a write of sector {sector} with contents that nobody wrote there")),
+            None => {
+                self.log.fail(|| format!("a write of sector {sector} with contents that nobody wrote there"))
+            }
         }
     }
 
@@ -304,8 +317,14 @@ impl Kernel {
                 result = -libc::EIO;
             }
         }
-        self.log.say(&[24, number, u64::from(result.cast_unsigned())], || format!("kernel: {number} ends: {result}"));
-        if self.bug == Some(Bug::TornSector) && call.what == What::Write && result > 0 && self.rng.u32(0..20) == 0 {
+        self.log.say(&[24, number, u64::from(result.cast_unsigned())], || {
+            format!("kernel: {number} ends: {result}")
+        });
+        if self.bug == Some(Bug::TornSector)
+            && call.what == What::Write
+            && result > 0
+            && self.rng.u32(0..20) == 0
+        {
             self.disk.write(first, Version::MAX);
         }
         match self.bug {
@@ -366,7 +385,9 @@ impl Kernel {
                     match version_of(first + index, &bytes) {
                         _ if call.what == What::Clear => orphan.push((first + index, ZERO)),
                         Some(version) => orphan.push((first + index, version)),
-                        None => self.log.fail(|| format!("a write of sector {} with other contents", first + index)),
+                        None => self
+                            .log
+                            .fail(|| format!("a write of sector {} with other contents", first + index)),
                     }
                 }
                 if !orphan.is_empty() {
@@ -387,7 +408,8 @@ impl Kernel {
             self.orphans.swap_remove(at);
             return;
         };
-        self.log.say(&[27, sector, version], || format!("device: sector {sector} is {version}, of one who died"));
+        self.log
+            .say(&[27, sector, version], || format!("device: sector {sector} is {version}, of one who died"));
         self.disk.write(sector, version);
     }
 

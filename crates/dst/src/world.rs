@@ -316,7 +316,9 @@ impl World {
             2 => {
                 let (queue, thread) = (self.rng.u16(0..queues), self.rng.usize(0..backend.threads.count()));
                 backend.threads.move_lane(queue, thread);
-                self.log.say(&[34, queue.into(), thread as u64], || format!("control: queue {queue} to thread {thread}"));
+                self.log.say(&[34, queue.into(), thread as u64], || {
+                    format!("control: queue {queue} to thread {thread}")
+                });
             }
             _ if !backend.is_asked() && self.size < most => {
                 let size = self.rng.u64(self.size / 8..=most / 8) * 8;
@@ -333,7 +335,8 @@ impl World {
         if !backend.is_asked() {
             let suspends = self.rng.bool();
             backend.stop(self.plan.queues, suspends);
-            self.log.say(&[36, suspends.into()], || format!("control: the lanes stop, suspended: {suspends}"));
+            self.log
+                .say(&[36, suspends.into()], || format!("control: the lanes stop, suspended: {suspends}"));
         }
     }
 
@@ -345,7 +348,8 @@ impl World {
         self.misplace(&mut bases);
         let write_through = self.cache.is_off;
         let same = self.rng.bool();
-        self.log.say(&[37, same.into()], || format!("control: lanes start at {bases:x?}, same engine: {same}"));
+        self.log
+            .say(&[37, same.into()], || format!("control: lanes start at {bases:x?}, same engine: {same}"));
         let next = match same {
             true => backend.goes_on(&self.plan, &self.guest, &bases, write_through)?,
             false => {
@@ -542,7 +546,8 @@ impl World {
             }
         }
         if !any {
-            let deadline = (0..backend.threads.count()).filter_map(|thread| backend.threads.deadline(thread)).min();
+            let deadline =
+                (0..backend.threads.count()).filter_map(|thread| backend.threads.deadline(thread)).min();
             if let Some(deadline) = deadline {
                 system::pass(deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1));
                 any = true;

@@ -1,42 +1,160 @@
-//! Runs.
+//! Runs of the simulator, from one seed each. `VLANE_DST_TIME=1h` runs for an hour, `VLANE_DST_SEED=N` one seed, with its steps.
 
-use std::time::Instant;
-use vlane_dst::{Bug, Options, run};
+#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[test]
-fn runs() {
-    let begin = Instant::now();
-    let mut tally = vlane_dst::Tally::default();
-    let first: u64 = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
-    let n: u64 = std::env::var("N").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
-    let mut bad = 0;
-    for seed in first..first + n {
-        let report = run(seed, Options::default()).unwrap();
-        tally.add(report.tally);
-        if let Some(f) = report.failure {
-            println!("seed {seed}: {f}");
-            bad += 1;
-            if n == 1 {
-                let r = run(seed, Options { keeps_steps: true, ..Options::default() }).unwrap();
-                println!("{}", r.steps.join("\n"));
-            }
-            if bad > 20 { break; }
-        }
+use std::time::{Duration, Instant, SystemTime};
+
+use vlane_dst::{Bug, Options, Report, Tally, run};
+
+/// Runs of the gate: some seconds.
+const RUNS: u64 = 5000;
+/// Runs in which a planted bug must be found.
+const BUG_RUNS: u64 = 1000;
+
+fn options(bug: Option<Bug>, keeps_steps: bool) -> Options {
+    Options { bug, keeps_steps }
+}
+
+/// Tells of a seed that fails, with each of its steps.
+fn tell(seed: u64, failure: &str) -> String {
+    let Report { steps, .. } = run(seed, options(None, true)).unwrap();
+    format!(
+        "{}\n\nseed {seed}: {failure}\nTo repeat it: VLANE_DST_SEED={seed} cargo test -p vlane-dst --test simulation no_seed\n",
+        steps.join("\n")
+    )
+}
+
+/// A length of time: `90s`, `20m`, `1h`; or seconds.
+fn time(text: &str) -> Duration {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (text, "s"),
+    };
+    let number: u64 = number.parse().expect("VLANE_DST_TIME: a number and s, m or h");
+    Duration::from_secs(
+        number
+            * if unit == "h" {
+                3600
+            } else if unit == "m" {
+                60
+            } else {
+                1
+            },
+    )
+}
+
+/// The seeds to be run, and until when.
+fn seeds() -> (std::ops::Range<u64>, Option<Duration>) {
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(seed) = variable("VLANE_DST_SEED") {
+        let seed = seed.parse().expect("VLANE_DST_SEED: a number");
+        return (seed..seed + 1, None);
     }
-    println!("{tally:?} in {:?}", begin.elapsed());
-    assert_eq!(bad, 0);
+    let Some(limit) = variable("VLANE_DST_TIME") else { return (0..RUNS, None) };
+    // Others each time.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let first = since.as_secs() << 24;
+    (first..u64::MAX, Some(time(&limit)))
 }
 
 #[test]
-fn bugs() {
-    for bug in Bug::ALL {
-        let mut found = Vec::new();
-        for seed in 0..2000 {
-            let report = run(seed, Options { bug: Some(bug), keeps_steps: false }).unwrap();
-            if let Some(f) = report.failure { found.push((seed, f)); }
-            if found.len() == 5 { break; }
+fn no_seed_finds_a_disk_that_is_not_one() {
+    let (seeds, limit) = seeds();
+    let is_sample = limit.is_none() && seeds.end - seeds.start == RUNS;
+    let begin = Instant::now();
+    let (mut runs, mut tally, mut told) = (0_u64, Tally::default(), begin);
+    for seed in seeds {
+        if limit.is_some_and(|limit| begin.elapsed() > limit) {
+            break;
         }
-        println!("{bug:?}:");
-        for (s, f) in found { println!("  {s}: {f}"); }
+        let report = run(seed, options(None, false)).unwrap();
+        tally.add(report.tally);
+        runs += 1;
+        assert!(report.failure.is_none(), "{}", tell(seed, &report.failure.unwrap_or_default()));
+        if limit.is_some() && told.elapsed() > Duration::from_secs(60) {
+            told = Instant::now();
+            println!("{runs} runs, the last one was {seed}: {tally:?}");
+        }
     }
+    println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
+    if is_sample {
+        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, .. } = tally;
+        // What is not done is not tested.
+        for (what, count) in [
+            ("answers", answers / 10),
+            ("flushes", flushes),
+            ("errors", errors * 5),
+            ("kills", kills),
+            ("power cuts", cuts),
+            ("stops", stops),
+            ("changes", changes),
+            ("restarts with requests in flight", resumed),
+        ] {
+            assert!(count > RUNS / 5, "too few {what}: {tally:?}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_is_the_same_run_each_time_step_by_step() {
+    for seed in 0..200 {
+        let bug = Bug::ALL.get(usize::try_from(seed).unwrap() % (Bug::ALL.len() + 1)).copied();
+        let first = run(seed, options(bug, true)).unwrap();
+        let second = run(seed, options(bug, true)).unwrap();
+        assert!(!first.steps.is_empty());
+        for (one, other) in first.steps.iter().zip(&second.steps) {
+            assert_eq!(one, other, "seed {seed}");
+        }
+        assert_eq!(first, second, "seed {seed}");
+        // Nor does it depend on whether somebody reads it.
+        assert_eq!(first.sum, run(seed, options(bug, false)).unwrap().sum, "seed {seed}");
+    }
+}
+
+/// A planted bug is found soon, as what it is, and its seed finds it again.
+fn is_found(bug: Bug, as_what: &[&str]) {
+    let found = |seed| run(seed, options(Some(bug), false)).unwrap();
+    let mut seeds = (0..BUG_RUNS).map(|seed| (seed, found(seed)));
+    let (seed, report) = seeds.find(|(_, report)| report.failure.is_some()).expect("it is found");
+    let failure = report.failure.clone().unwrap();
+    println!("{bug:?}: seed {seed}: {failure}");
+    assert!(as_what.iter().any(|what| failure.contains(what)), "{bug:?}: {failure}");
+    assert_eq!(found(seed), report, "the seed repeats it");
+    // It is the bug that is found.
+    assert_eq!(run(seed, options(None, false)).unwrap().failure, None);
+}
+
+#[test]
+fn a_completion_that_is_lost_is_found() {
+    is_found(Bug::LostCompletion, &["never answered", "does not come"]);
+}
+
+#[test]
+fn a_request_that_is_answered_twice_is_found() {
+    is_found(Bug::DoubledCompletion, &["which it was not given", "was not asked", "and held"]);
+}
+
+#[test]
+fn a_sync_that_does_nothing_is_found() {
+    is_found(Bug::SwallowedSync, &["after a power cut"]);
+}
+
+#[test]
+fn a_durable_write_that_is_not_durable_is_found() {
+    is_found(Bug::ForgottenDurability, &["after a power cut"]);
+}
+
+#[test]
+fn a_failure_to_write_back_that_nobody_is_told_of_is_found() {
+    is_found(Bug::HiddenLoss, &["after a power cut"]);
+}
+
+#[test]
+fn a_write_that_comes_again_over_a_newer_one_is_found() {
+    is_found(Bug::StaleWrite, &["after a power cut", "was there from", "found"]);
+}
+
+#[test]
+fn a_sector_with_what_nobody_wrote_is_found() {
+    is_found(Bug::TornSector, &["which nobody wrote there", "found"]);
 }
