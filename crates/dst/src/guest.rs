@@ -47,8 +47,8 @@ pub(crate) struct Virtqueue {
 /// What the guest may believe of a write's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// No write cache: what is answered is durable.
-    pub(crate) is_durable: bool,
+    /// Since when it has no write cache: what is answered is durable.
+    pub(crate) durable_since: Option<u64>,
     /// Nothing has gone wrong in the storage: no request has a reason to fail.
     pub(crate) is_sound: bool,
 }
@@ -295,7 +295,7 @@ impl Guest {
             format!("guest: {version} is answered: {status}")
         });
         let record = *history.record(version);
-        history.end(self.log.tick(), version, status == 0, terms.is_durable);
+        history.end(self.log.tick(), version, status == 0, terms.durable_since);
         match status {
             0 => {}
             1 => self.errors += 1,

@@ -7,7 +7,7 @@
 //!   decided exactly: by the zones of Gibbons and Korach (1997), see [`History::check_order`]. Zeroes are the exception: a read of
 //!   zeroes that several requests can have written is only checked by itself.
 //! * **Power cuts**: whatever the sector may hold after one is not older than a write that was durable: answered before the begin of a flush that
-//!   was answered well, or answered while the guest had no write cache.
+//!   was answered well, or answered while the guest had no write cache, or before it was switched off and a write after that was answered.
 //!
 //! A request that was not answered or that failed may have happened, sector by sector, or not; a discard may have done nothing.
 
@@ -125,15 +125,20 @@ impl History {
         &self.records[self.index(version)]
     }
 
-    /// A request is answered.
-    pub(crate) fn end(&mut self, now: u64, version: Version, is_ok: bool, is_durable: bool) {
+    /// A request is answered; `durable_since`: when it became so that answers are durable, if they are.
+    pub(crate) fn end(&mut self, now: u64, version: Version, is_ok: bool, durable_since: Option<u64>) {
         let at = self.index(version);
         let record = &mut self.records[at];
         record.end = Some(now);
         record.is_ok = is_ok;
-        record.is_durable = is_ok && is_durable && record.action != Action::Discard;
+        let is_change = matches!(record.action, Action::Write | Action::Zero);
+        record.is_durable = is_ok && is_change && durable_since.is_some();
         if record.action == Action::Flush && is_ok {
             self.flushed = self.flushed.max(record.begin);
+        }
+        // The guest is not going to flush what was answered before: the first write after pays for it.
+        if let Some(since) = durable_since.filter(|since| record.is_durable && record.begin > *since) {
+            self.flushed = self.flushed.max(since);
         }
     }
 
@@ -344,7 +349,7 @@ mod tests {
         let mut history = History::new(FIRST, vec![INITIAL]);
         for (action, begin, end, found) in steps {
             let version = history.begin(*begin, *action, 0, 1);
-            history.end(*end, version, true, false);
+            history.end(*end, version, true, None);
             if *action == Action::Read {
                 history.found(version, 0, *found);
             }

@@ -153,8 +153,18 @@ impl Kernel {
         !self.orphans.is_empty() || system::newest().is_some()
     }
 
+    /// Some pages cannot be written back.
+    fn fail_writeback(&mut self, permille: u32) {
+        if self.happens(permille) && self.disk.lose(&mut self.rng) {
+            self.failures += 1;
+            self.log.say(&[25], || "kernel: a writeback fails".to_owned());
+        }
+    }
+
     /// Does a part of one of the operations that are under way, or ends it.
     pub(crate) fn step(&mut self) {
+        // The kernel writes back when it likes.
+        self.fail_writeback(self.faults.writeback / 8);
         let operations = system::operations();
         let at = self.rng.usize(0..(operations.len() + self.orphans.len()).max(1));
         match operations.get(at) {
@@ -338,10 +348,7 @@ impl Kernel {
         if self.bug == Some(Bug::SwallowedSync) {
             return 0;
         }
-        if self.happens(self.faults.writeback) && self.disk.lose(&mut self.rng) {
-            self.failures += 1;
-            self.log.say(&[25], || "kernel: a writeback fails".to_owned());
-        }
+        self.fail_writeback(self.faults.writeback);
         let most = self.disk.most();
         self.disk.settle(0..most, covers);
         let hides = self.bug == Some(Bug::HiddenLoss);

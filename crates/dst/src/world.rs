@@ -68,8 +68,8 @@ impl Tally {
 struct WriteCache {
     /// It is to be off.
     is_off: bool,
-    /// It is, for all lanes.
-    is_in_force: bool,
+    /// It is, for all lanes, since then.
+    in_force: Option<u64>,
 }
 
 pub(crate) struct World {
@@ -163,7 +163,7 @@ impl World {
 
     fn terms(&self) -> Terms {
         Terms {
-            is_durable: self.cache.is_in_force || self.plan.cache == Cache::WriteThrough,
+            durable_since: if self.plan.cache == Cache::WriteThrough { Some(0) } else { self.cache.in_force },
             is_sound: self.kernel.borrow().failures == self.failures_before,
         }
     }
@@ -277,7 +277,7 @@ impl World {
         if news.is_switched && self.cache.is_off {
             // What has been answered until now was answered by other terms.
             self.reap_all();
-            self.cache.is_in_force = true;
+            self.cache.in_force = Some(self.log.tick());
             self.log.say(&[31], || "control: the write cache is off".to_owned());
         }
         if news.is_resized {
@@ -304,7 +304,7 @@ impl World {
         match self.rng.u32(0..4) {
             0 if !backend.is_asked() => {
                 let on = !self.cache.is_off;
-                self.cache = WriteCache { is_off: on, is_in_force: false };
+                self.cache = WriteCache { is_off: on, in_force: None };
                 backend.set_write_through(queues, on);
                 self.log.say(&[32, on.into()], || format!("control: write-through {on}"));
             }
@@ -412,7 +412,7 @@ impl World {
     /// The storage's locks are free: nothing is under way any more, and what was lost before is nobody's promise any more.
     fn opens_anew(&mut self) {
         let has_failed = self.kernel.borrow().failures > self.failures_before;
-        if has_failed || self.cache.is_off != self.cache.is_in_force {
+        if has_failed || self.cache.is_off != self.cache.in_force.is_some() {
             // What was answered was answered before.
             self.reap_all();
         }
@@ -450,7 +450,7 @@ impl World {
         self.size = self.disk_size();
         let backend = Backend::new(&self.plan, self.size, &self.kernel, &self.guest, bases, write_through)?;
         self.backend = Some(backend);
-        self.cache.is_in_force = write_through;
+        self.cache.in_force = write_through.then(|| self.cache.in_force.unwrap_or_else(|| self.log.tick()));
         Ok(())
     }
 
@@ -578,7 +578,7 @@ impl World {
         self.check_cut();
         for sector in 0..self.size {
             let version = self.history.begin(self.log.tick(), Action::Read, sector, 1);
-            self.history.end(self.log.tick(), version, true, false);
+            self.history.end(self.log.tick(), version, true, None);
             let found = self.kernel.borrow().disk.read(sector);
             self.history.found(version, sector, found);
         }
