@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use vlane_dst::{Bug, Options, Report, Tally, run};
 
 /// Runs of the gate: some seconds.
-const RUNS: u64 = 5000;
+const RUNS: u64 = 10_000;
 /// Runs in which a planted bug must be found.
 const BUG_RUNS: u64 = 1000;
 
