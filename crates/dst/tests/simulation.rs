@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use vlane_dst::{Bug, Options, Report, Tally, run};
@@ -57,25 +59,50 @@ fn seeds() -> (std::ops::Range<u64>, Option<Duration>) {
     (first..u64::MAX, Some(time(&limit)))
 }
 
+/// Runs seeds one after the other, beside other threads that do the same, until there is none left, or one fails: that one, and what is wrong.
+fn run_some(
+    next: &AtomicU64,
+    end: u64,
+    until: Option<Instant>,
+    sum: &Mutex<(u64, Tally)>,
+) -> Option<(u64, String)> {
+    loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        if seed >= end || until.is_some_and(|until| Instant::now() > until) {
+            return None;
+        }
+        let report = run(seed, options(None, false)).unwrap();
+        let mut sum = sum.lock().unwrap();
+        sum.0 += 1;
+        sum.1.add(report.tally);
+        if sum.0.is_multiple_of(100_000) {
+            println!("{} runs, the last one was {seed}", sum.0);
+        }
+        if let Some(failure) = report.failure {
+            // The others need not go on.
+            next.store(end, Ordering::Relaxed);
+            return Some((seed, failure));
+        }
+    }
+}
+
 #[test]
 fn no_seed_finds_a_disk_that_is_not_one() {
     let (seeds, limit) = seeds();
     let is_sample = limit.is_none() && seeds.end - seeds.start == RUNS;
     let begin = Instant::now();
-    let (mut runs, mut tally, mut told) = (0_u64, Tally::default(), begin);
-    for seed in seeds {
-        if limit.is_some_and(|limit| begin.elapsed() > limit) {
-            break;
-        }
-        let report = run(seed, options(None, false)).unwrap();
-        tally.add(report.tally);
-        runs += 1;
-        assert!(report.failure.is_none(), "{}", tell(seed, &report.failure.unwrap_or_default()));
-        if limit.is_some() && told.elapsed() > Duration::from_secs(60) {
-            told = Instant::now();
-            println!("{runs} runs, the last one was {seed}: {tally:?}");
-        }
+    let until = limit.map(|limit| begin + limit);
+    let (next, sum) = (AtomicU64::new(seeds.start), Mutex::default());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed: Vec<(u64, String)> = std::thread::scope(|scope| {
+        let start = |_| scope.spawn(|| run_some(&next, seeds.end, until, &sum));
+        let threads: Vec<_> = (0..threads).map(start).collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+    });
+    if let Some((seed, failure)) = failed.into_iter().min() {
+        panic!("{}", tell(seed, &failure));
     }
+    let (runs, tally) = sum.into_inner().unwrap();
     println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
     if is_sample {
         let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, .. } = tally;
