@@ -1,7 +1,8 @@
 //! The guest: its memory, its driver's queues, what it has asked for and what it was told.
 
-use std::fs::File;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -57,11 +58,10 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 pub(crate) struct Guest {
     shape: BlkOptions,
-    arena: Arena,
-    memory: Arc<GuestMemory>,
+    machine: Rc<Machine>,
     queues: Vec<Virtqueue>,
     /// Where back ends mark what they have in flight.
-    marks: Option<File>,
+    marks: Option<Arc<InflightRegion>>,
     log: Log,
     /// Answers that were seen.
     pub(crate) answers: u64,
@@ -74,22 +74,57 @@ fn eventfds() -> Given<(OwnedFd, OwnedFd)> {
     Ok((eventfd(0, flags)?, eventfd(0, flags)?))
 }
 
-fn arena(shape: BlkOptions, queues: u16) -> Given<(Arena, Arc<GuestMemory>)> {
-    let arena = Arena::new(0x8000_0000, shape.arena_bytes()? * usize::from(queues))?;
-    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
-    let file = arena.fd().ok_or("no file behind the memory")?.try_clone_to_owned()?;
-    let memory = GuestMemory::new(vec![Region::map(spec, &file.into())?])?;
-    Ok((arena, Arc::new(memory)))
+/// Memory that guests have parts of, one after the other, and none twice: to map anew costs more than a run does.
+#[derive(Debug)]
+struct Machine {
+    arena: Arena,
+    memory: Arc<GuestMemory>,
+    left: Cell<usize>,
+}
+
+/// Bytes of it.
+const MACHINE: usize = 8 << 20;
+
+thread_local! {
+    static MACHINE_NOW: RefCell<Option<Rc<Machine>>> = const { RefCell::new(None) };
+}
+
+impl Machine {
+    fn new(bytes: usize) -> Given<Rc<Machine>> {
+        let arena = Arena::new(0x8000_0000, bytes)?;
+        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+        let file = arena.fd().ok_or("no file behind the memory")?.try_clone_to_owned()?;
+        let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file.into())?])?);
+        Ok(Rc::new(Machine { arena, memory, left: Cell::new(bytes) }))
+    }
+
+    /// One with room for so many queues.
+    fn with_room(shape: BlkOptions, queues: u16) -> Given<Rc<Machine>> {
+        let bytes = shape.arena_bytes()? * usize::from(queues);
+        let machine = MACHINE_NOW.with_borrow(|machine| machine.clone());
+        let machine = match machine.filter(|machine| machine.left.get() >= bytes) {
+            Some(machine) => machine,
+            None => Machine::new(bytes.max(MACHINE))?,
+        };
+        machine.left.set(machine.left.get() - bytes);
+        MACHINE_NOW.set(Some(Rc::clone(&machine)));
+        Ok(machine)
+    }
+}
+
+fn marks(shape: BlkOptions, queues: u16) -> Given<Arc<InflightRegion>> {
+    let size = shape.queue_size()?;
+    let (bytes, file) = (InflightRegion::bytes(queues, size)?, InflightRegion::create(queues, size)?);
+    Ok(InflightRegion::map(&file, 0, bytes, queues, size)?)
 }
 
 impl Guest {
     pub(crate) fn new(shape: BlkOptions, queues: u16, tracks: bool, log: Log) -> Given<Guest> {
-        let marks = tracks.then(|| InflightRegion::create(queues, shape.queue_size()?).map_err(Box::from));
-        let marks: Option<File> = marks.transpose().map_err(|error: Box<dyn std::error::Error>| error)?;
-        let (arena, memory) = arena(shape, queues)?;
+        let marks = tracks.then(|| marks(shape, queues)).transpose()?;
+        let machine = Machine::with_room(shape, queues)?;
         let queue = |_| {
             let (kick, call) = eventfds()?;
-            let driver = BlkQueue::new(&arena, shape)?;
+            let driver = BlkQueue::new(&machine.arena, shape)?;
             let slots = vec![None; shape.depth.into()];
             Ok(Virtqueue {
                 driver,
@@ -104,7 +139,7 @@ impl Guest {
             })
         };
         let queues = (0..queues).map(queue).collect::<Given<Vec<_>>>()?;
-        Ok(Guest { shape, arena, memory, queues, marks, log, answers: 0, flushes: 0, errors: 0 })
+        Ok(Guest { shape, machine, queues, marks, log, answers: 0, flushes: 0, errors: 0 })
     }
 
     /// The queue's descriptors, for a back end.
@@ -123,27 +158,20 @@ impl Guest {
             },
             size: at.size,
             event_idx: self.shape.event_idx,
-            desc: self.arena.to_user(at.desc),
-            driver: self.arena.to_user(at.driver),
-            device: self.arena.to_user(at.device),
+            desc: self.machine.arena.to_user(at.desc),
+            driver: self.machine.arena.to_user(at.driver),
+            device: self.machine.arena.to_user(at.device),
             base,
             log_addr: None,
         };
-        let mut device = Queue::new(config, Arc::clone(&self.memory))?;
-        if let Some(part) = self.region()?.and_then(|region| region.part(queue)) {
+        let mut device = Queue::new(config, Arc::clone(&self.machine.memory))?;
+        if let Some(part) = self.marks.as_ref().and_then(|marks| marks.part(queue)) {
             let again = device.track(part);
             self.log.say(&[17, queue.into(), again as u64], || {
                 format!("queue {queue}: {again} requests of the last back end are done again")
             });
         }
         Ok(device)
-    }
-
-    fn region(&self) -> Given<Option<Arc<InflightRegion>>> {
-        let Some(marks) = &self.marks else { return Ok(None) };
-        let (queues, size) = (u16::try_from(self.queues.len())?, self.shape.queue_size()?);
-        let bytes = InflightRegion::bytes(queues, size)?;
-        Ok(Some(InflightRegion::map(marks, 0, bytes, queues, size)?))
     }
 
     /// Where a fresh ring begins.
@@ -335,7 +363,7 @@ impl Guest {
     pub(crate) fn base(&self, queue: u16) -> Option<u32> {
         let Virtqueue { driver, slots, answered, .. } = &self.queues[usize::from(queue)];
         if self.marks.is_some() {
-            let used = self.arena.half_word(driver.layout().device + 2).map(u32::from);
+            let used = self.machine.arena.half_word(driver.layout().device + 2).map(u32::from);
             return if self.shape.format == Format::Split { used } else { Some(self.fresh_base()) };
         }
         let is_last = slots.iter().flatten().all(|out| out.position >= *answered);
@@ -346,9 +374,9 @@ impl Guest {
     /// All queues anew, in other memory, with the requests that are out: what a driver does after a reset of its device.
     pub(crate) fn reset(&mut self) -> Given<()> {
         let count = u16::try_from(self.queues.len())?;
-        let (arena, memory) = arena(self.shape, count)?;
+        let machine = Machine::with_room(self.shape, count)?;
         for at in &mut self.queues {
-            let mut driver = BlkQueue::new(&arena, self.shape)?;
+            let mut driver = BlkQueue::new(&machine.arena, self.shape)?;
             let mut out: Vec<usize> = (0..at.slots.len()).filter(|slot| at.slots[*slot].is_some()).collect();
             out.sort_by_key(|slot| at.slots[*slot].as_ref().map(|out| out.position));
             for (position, slot) in (0..).zip(&out) {
@@ -364,9 +392,9 @@ impl Guest {
             (at.offered, at.answered) = (out.len() as u64, 0);
             (at.sleeps, at.owes_kick, at.hidden) = (false, false, true);
         }
-        (self.arena, self.memory) = (arena, memory);
-        if let Some(region) = self.region()? {
-            region.forget();
+        self.machine = machine;
+        if let Some(marks) = &self.marks {
+            marks.forget();
         }
         self.log.say(&[16], || "guest: resets its queues".to_owned());
         Ok(())
