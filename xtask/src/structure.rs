@@ -42,7 +42,7 @@ pub(crate) fn draw(files: &BTreeMap<String, String>, sources: &[Source]) -> Stri
 fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
     let mut rooms = Vec::new();
     for (name, manifest) in files {
-        // The product: not what works on it (xtask), tests it from outside (testing, models, fuzz).
+        // The product: not what works on it (xtask), tests it from outside (testing, models, dst, fuzz).
         let Some(home) = name.strip_suffix("/Cargo.toml").filter(|home| home.starts_with("crates/")) else {
             continue;
         };
@@ -50,7 +50,7 @@ fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
             let line = manifest.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_prefix('='));
             line.unwrap_or_default().trim().trim_matches('"').to_owned()
         };
-        if ["crates/testing", "crates/models"].contains(&home) {
+        if ["crates/testing", "crates/models"].contains(&home) || home.starts_with("crates/dst") {
             continue;
         }
         let own: Vec<&Source> = sources.iter().filter(|source| source.home == home).collect();

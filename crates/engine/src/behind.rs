@@ -7,14 +7,13 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use vlane_ring::Kind;
 
 use crate::model::{Model, ModelConfig, Port};
 use crate::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, LostWrite, Operation,
-    Outcome, Request, Slot, StorageFile, file,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Instant, LostWrite,
+    Operation, Outcome, Request, Slot, StorageFile, file,
 };
 
 /// See the [module](self).

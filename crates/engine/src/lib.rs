@@ -41,13 +41,17 @@ mod seats;
 mod signal;
 mod stats;
 mod sync;
+#[cfg(not(vlane_simulated))]
+mod system;
+#[cfg(vlane_simulated)]
+#[path = "simulated.rs"]
+pub mod system;
 mod uring;
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 pub use io_queue::IoQueue;
 pub use lost::{LostWrite, Writeback};
@@ -57,6 +61,7 @@ pub use recorder::StorageRecorder;
 pub use seats::Seat;
 pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
+pub use system::Instant;
 pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 

@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{cqueue, opcode, squeue, types};
 
 use crate::operation::{FileKey, StorageFile};
 use crate::seats::{CELLS, Seat, Words};
+use crate::system::IoUring;
 use crate::{EngineError, ErrorKind, Slot};
 
 /// Tokens below this are for wake-ups ([`Event::Wake`]).
@@ -352,6 +353,12 @@ impl Uring {
         let is_sent = seat.send(to, transfer.words(), data);
         self.in_flight += usize::from(is_sent);
         is_sent
+    }
+
+    /// Its io_uring's number.
+    #[cfg(vlane_simulated)]
+    pub fn number(&self) -> u32 {
+        self.ring.number()
     }
 
     /// Operations in this ring, whosesoever.

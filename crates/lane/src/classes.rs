@@ -1,8 +1,8 @@
 //! What the lanes of a volume tell of its classes, to each other and to whoever asks: written by each lane for itself, read by anybody, no lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
+use vlane_engine::Instant;
 use vlane_policy::express::window::{Nanos, STAYS, Shared, Told};
 use vlane_policy::express::{Class, Ioprio};
 

@@ -9,10 +9,10 @@ mod limited;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use vlane_engine::{
-    Channel, Decisions, Engine, EngineError, Finished, IoQueue, Operation, Outcome, StorageFile, Uring,
+    Channel, Decisions, Engine, EngineError, Finished, Instant, IoQueue, Operation, Outcome, StorageFile,
+    Uring,
 };
 use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};

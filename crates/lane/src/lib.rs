@@ -62,6 +62,8 @@ pub use limits::Waits;
 pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
+#[cfg(vlane_simulated)]
+pub use thread::simulated;
 pub use topology::{
     CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, online_cpus, parse_cpu_list,
 };

@@ -10,9 +10,10 @@
 //! Polling only pays on a CPU that nobody else wants. A thread that finds, between two looks at the clock, that time
 //! is missing was not running: somebody else was. Then it stops polling for a while, longer each time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use vlane_engine::Instant;
 
 use crate::payoff::{Payoff, Seen, Turn};
 

@@ -1,11 +1,14 @@
 //! A lane thread: its loop and its one wait point.
 
+#[cfg(vlane_simulated)]
+pub mod simulated;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vlane_engine::{Event, Uring};
+use vlane_engine::{Event, Instant, Uring};
 use vlane_hint::LaneHint;
 use vlane_ring::probes;
 

@@ -6,7 +6,6 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use vlane_ring::Kind;
 
@@ -21,7 +20,9 @@ use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
 use crate::recorder;
 use crate::sync::Waker;
-use crate::{Channel, ChannelStats, EngineError, IoErrorKind, Outcome, Request, Slot, Status, Writeback};
+use crate::{
+    Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, Request, Slot, Status, Writeback,
+};
 
 /// What a request is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -22,6 +22,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::system::sync_file_range;
 use crate::{LostWrite, Writeback};
 
 /// See the [module](self).
@@ -95,9 +96,8 @@ impl Durability {
 /// Whether a page of the file could not be written back since the last look; the error number.
 fn look(file: &File) -> Result<(), i32> {
     // SAFETY: an open descriptor and plain numbers.
-    let code = unsafe {
-        libc::sync_file_range(file.as_raw_fd(), i64::MAX - 1, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
-    };
+    let code =
+        unsafe { sync_file_range(file.as_raw_fd(), i64::MAX - 1, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
     if code == 0 {
         return Ok(());
     }

@@ -8,7 +8,9 @@
 //! call, which costs less than a `preadv2(RWF_NOWAIT)` for each (measured: docs/src/engines.md).
 
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::system::{Instant, pwritev};
 
 /// Bytes of the largest write that is tried; a longer copy would keep other lanes of the thread waiting.
 pub(super) const LARGEST: u64 = 512 << 10;
@@ -37,7 +39,7 @@ impl Writes {
         let count = i32::try_from(buffers.len().min(1024)).unwrap_or(1024);
         let Ok(offset) = i64::try_from(offset) else { return 0 };
         // SAFETY: at least `count` buffers, mapped as the caller promises.
-        let n = unsafe { libc::pwritev(fd, buffers.as_ptr(), count, offset) };
+        let n = unsafe { pwritev(fd, buffers.as_ptr(), count, offset) };
         self.learn(begin, begin.elapsed());
         // An error comes again through io_uring, and is dealt with there.
         u64::try_from(n).unwrap_or(0)

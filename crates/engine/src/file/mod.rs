@@ -32,6 +32,8 @@ mod placed;
 mod placements;
 mod ranges;
 mod recorded;
+#[cfg(vlane_simulated)]
+mod simulated;
 mod syncs;
 mod transfer;
 
@@ -48,6 +50,8 @@ use vlane_trace::storage::Header;
 pub use self::journal::{DirectReport, JournalReport};
 pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
+#[cfg(vlane_simulated)]
+pub use self::simulated::Simulated;
 use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};

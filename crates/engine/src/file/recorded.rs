@@ -6,7 +6,6 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use vlane_ring::Kind;
 use vlane_trace::storage::{Clear, Data, What as Told};
@@ -14,7 +13,7 @@ use vlane_trace::storage::{Clear, Data, What as Told};
 use super::span;
 use crate::operation::{Completion, Decisions, Memory, Operation, StorageFile, What};
 use crate::recorder::{self, StorageRecorder};
-use crate::{Channel, ChannelStats, Outcome, Request, Slot};
+use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot};
 
 /// See the [module](self).
 #[derive(Debug)]

@@ -13,13 +13,13 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vlane_policy::journal::{Kind, Map};
 
 use super::Shared;
 use crate::operation::{Completion, Decisions, Operation, StorageFile, What};
-use crate::{Channel, ChannelStats, Outcome, Request, Slot};
+use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot};
 
 /// Pieces of a journal that are written one beside the other; of one that has more, the whole file is.
 const MOST_PIECES: usize = 64;

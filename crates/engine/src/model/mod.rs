@@ -8,10 +8,10 @@ mod round_robin;
 mod servers;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::Slot;
 use crate::operation::{Class, Decisions};
+use crate::{Instant, Slot};
 
 /// What a modelled device is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

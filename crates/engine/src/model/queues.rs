@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::round_robin::RoundRobin;
 use super::{ModelConfig, nanoseconds};
-use crate::Slot;
+use crate::{Instant, Slot};
 
 /// The device, shared by all lanes.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{ModelConfig, nanoseconds};
-use crate::Slot;
+use crate::{Instant, Slot};
 
 /// The device's servers, shared by all lanes without a lock.
 #[derive(Debug)]

@@ -3,14 +3,14 @@
 //! Reads leave the guest's buffers as they are and writes are forgotten. With a latency it is a [model](crate::model) of a device: answers
 //! come when that has served the request.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vlane_ring::Kind;
 
 use crate::model::{DeviceQueues, Model, ModelConfig, Port};
 use crate::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Instant, Operation, Outcome,
+    Request, Slot, Status,
 };
 
 /// What a [`NullEngine`] is like.

@@ -3,9 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Instant;
 
-use vlane_engine::{Decisions, Uring};
+use vlane_engine::{Decisions, Instant, Uring};
 use vlane_hint::LaneHint;
 use vlane_memory::GuestMemory;
 use vlane_ring::{Broken, probes};
@@ -259,6 +258,12 @@ impl Lane {
     /// Tells the vCPU scheduler of what completes from now on, or nobody.
     pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
         self.observers.set_hint(hint);
+    }
+
+    /// An operation is over that nobody asks for any more: the process has died.
+    #[cfg(vlane_simulated)]
+    pub(crate) fn abandon(&mut self, finished: vlane_engine::Finished) {
+        let _ = self.queue.finish(finished);
     }
 
     /// Takes the hint out, for the lane that comes next.

@@ -2,8 +2,8 @@
 //! for it. Express requests that are exempt are begun whenever they are seen; for their sake the lane takes requests ahead while it waits.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use vlane_engine::Instant;
 use vlane_ring::Slot;
 
 use super::Lane;
