@@ -23,6 +23,8 @@ use vlane_server::{Session, Volume, VolumeConfig};
 
 /// Guest memory: one file of which every region is a part.
 const MEMORY: u64 = 0x10_0000;
+/// Where requests in flight are marked, as SET_INFLIGHT_FD says it: in the same file, so that they are poked at, too. Four queues of at most 128 entries.
+const MARKS: [u64; 3] = [0x8000, MEMORY - 0x1_0000, 4 | 128 << 16];
 const USER: u64 = 0x7000_0000_0000;
 /// Offered by the device, and a few that are not.
 const FEATURES: u64 = 1 << 2
@@ -174,6 +176,7 @@ impl FrontEnd {
             && self.words(2, &[features], &[])
             && self.words(16, &[u64::MAX & 0x1_ffff], &[])
             && self.words(5, &[1, 0, MEMORY, USER, 0], &[memory])
+            && (queue & 4 == 0 || self.words(32, &MARKS, &[memory]))
             && self.vring(8, q as u32, size)
             && self.words(9, &[q, user(0), user(2), user(1), Self::part(queue, 2)], &[])
             && self.vring(10, q as u32, if packed { 0x8000_8000 } else { 0 })

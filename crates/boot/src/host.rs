@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
-const PACKAGES: [(&str, &str); 22] = [
+const PACKAGES: [(&str, &str); 23] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     // Debian 12 has it in the first, later ones in the second.
     ("qemu-storage-daemon", "qemu-system-common"),
@@ -36,6 +36,7 @@ const PACKAGES: [(&str, &str); 22] = [
     ("gcc", "build-essential"),
     ("make", "build-essential"),
     ("pkg-config", "pkg-config"),
+    ("strip", "binutils"),
 ];
 
 /// May this crate install packages and download kernels?

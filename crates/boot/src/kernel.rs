@@ -18,6 +18,13 @@ const SCHED_EXT_SUITE: &str = "trixie-backports";
 const SCHED_EXT_PACKAGES: [&str; 2] = ["linux-image-6.18.15+deb13-cloud-amd64", PACKAGE];
 const SCHED_EXT_ENTRY: &str = "guest-kernel-sched-ext";
 
+/// From this version on KVM believes an emulated AMD CPU that it was delivering an event when it was not, refuses to emulate the
+/// instruction, and stops the guest ("KVM internal error. Suberror: 3").
+const NESTED_KVM_BEFORE: (u32, u32) = (6, 14);
+/// Debian's suite with a kernel before that one.
+const NESTED_KVM_SUITE: &str = "trixie";
+const NESTED_KVM_ENTRY: &str = "guest-kernel-kvm";
+
 /// A kernel that guests can be booted with.
 #[derive(Debug, Clone)]
 pub struct Kernel {
@@ -67,12 +74,40 @@ impl Kernel {
             "a kernel with sched_ext for the guest",
             &format!("{} of Debian's {SCHED_EXT_SUITE} is one", SCHED_EXT_PACKAGES[0]),
         )?;
-        let entry = host.cache().entry(SCHED_EXT_ENTRY, |directory| {
+        Self::of_suite(host, SCHED_EXT_ENTRY, SCHED_EXT_SUITE, &SCHED_EXT_PACKAGES)
+    }
+
+    /// A kernel whose KVM works on a CPU that QEMU emulates: what [`Kernel::find`] finds if it is one, else Debian's, in the cache or
+    /// downloaded into it.
+    pub fn for_nested_kvm(host: &Host) -> Result<Self> {
+        if let Ok(kernel) = Self::find(host)
+            && kernel.has_nested_kvm()
+        {
+            return Ok(kernel);
+        }
+        if let Ok(kernel) = Self::unpacked(&host.cache().path(NESTED_KVM_ENTRY)) {
+            return Ok(kernel);
+        }
+        let (major, minor) = NESTED_KVM_BEFORE;
+        host.may_download(
+            "a kernel with KVM for the guest",
+            &format!("{PACKAGE} of Debian's {NESTED_KVM_SUITE} is one, or any with kvm-amd before Linux {major}.{minor}"),
+        )?;
+        Self::of_suite(host, NESTED_KVM_ENTRY, NESTED_KVM_SUITE, &[PACKAGE])
+    }
+
+    fn has_nested_kvm(&self) -> bool {
+        self.modules.has("kvm_amd") && release(&self.version).is_some_and(|r| r < NESTED_KVM_BEFORE)
+    }
+
+    /// The first of these packages that a suite of Debian's has, in the cache under this name.
+    fn of_suite(host: &Host, entry: &str, suite: &str, packages: &[&str]) -> Result<Self> {
+        let entry = host.cache().entry(entry, |directory| {
             let state = tempfile::tempdir().map_err(io(|| "no temporary directory for package lists"))?;
-            let apt = AptSource::debian(host, state.path(), SCHED_EXT_SUITE, false)?;
+            let apt = AptSource::debian(host, state.path(), suite, false)?;
             let mut unavailable = Ok(());
-            for package in SCHED_EXT_PACKAGES {
-                let packages = match package {
+            for package in packages {
+                let packages = match *package {
                     PACKAGE => kernel_packages(&apt)?,
                     exact => vec![exact.to_string()],
                 };
@@ -134,6 +169,12 @@ impl Kernel {
         };
         Ok(Self { image, version, modules: Modules::at(modules)?, compressed_because })
     }
+}
+
+/// Major and minor number of what `uname -r` says.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Fetches Debian's package into `directory` and takes the uncompressed kernel out.
@@ -217,4 +258,28 @@ fn compressed_image(unpacked: &Path, modules: &Path, version: &str) -> Result<Pa
             ),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn kernel(version: &str, module: &str) -> Kernel {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(format!("{module}.ko")), "").unwrap();
+        let modules = Modules::at(dir.path()).unwrap();
+        Kernel { image: "/k".into(), version: version.into(), modules, compressed_because: None }
+    }
+
+    #[test]
+    fn nested_kvm_is_had_by_kernels_with_amd_s_module_before_the_one_that_trips() {
+        for version in ["6.1.0-56-cloud-amd64", "6.12.48+deb13-cloud-amd64", "5.15.0-generic"] {
+            assert!(kernel(version, "kvm-amd").has_nested_kvm(), "{version}");
+            assert!(!kernel(version, "kvm-intel").has_nested_kvm(), "{version}");
+        }
+        for version in ["6.14.0", "6.18.15+deb13-cloud-amd64", "7.0.1", "custom"] {
+            assert!(!kernel(version, "kvm-amd").has_nested_kvm(), "{version}");
+        }
+    }
 }

@@ -31,7 +31,30 @@ impl QemuProgram {
         })?;
         Ok(Self { path: path.to_path_buf(), version })
     }
+
+    /// The firmware that a `q35` machine with nothing but virtio disks loads: what another machine needs to run this QEMU, beside its
+    /// libraries. QEMU looks for it at the same paths there.
+    pub fn firmware(&self) -> Result<Vec<PathBuf>> {
+        let said = run_ok(Command::new(&self.path).args(["-L", "help"]), Duration::from_secs(30))?;
+        let directories: Vec<&Path> = said.lines().map(|line| Path::new(line.trim())).collect();
+        let find = |name: &&str| {
+            directories.iter().map(|dir| dir.join(name)).find(|path| path.is_file()).ok_or_else(|| {
+                let places = said.trim().replace('\n', ", ");
+                Error::new(
+                    ErrorKind::Missing,
+                    format!(
+                        "{}: no {name} in {places}; on Debian: apt-get install seabios",
+                        self.path.display()
+                    ),
+                )
+            })
+        };
+        FIRMWARE.iter().map(find).collect()
+    }
 }
+
+/// The BIOS, what starts a `vmlinux` and a `vmlinuz`, and what spares a guest under KVM some exits.
+const FIRMWARE: [&str; 4] = ["bios-256k.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
 
 fn parse_version(text: &str) -> Option<(u32, u32)> {
     let numbers = text.split("version ").nth(1)?;

@@ -296,22 +296,8 @@ impl Session {
                 return Err(lacks(what));
             }
         }
-        let protocol = frontend.get_protocol_features().map_err(at("GET_PROTOCOL_FEATURES"))?;
-        if !protocol.contains(Protocol::CONFIG) {
-            return Err(lacks("its configuration (protocol feature CONFIG), so its size cannot be known"));
-        }
-        let mut acked = protocol & (Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK);
-        if options.inflight != Want::No {
-            acked |= protocol & Protocol::INFLIGHT_SHMFD;
-        }
+        let acked = protocol_features(&mut frontend, socket, options)?;
         let marks_inflight = acked.contains(Protocol::INFLIGHT_SHMFD);
-        if options.inflight == Want::Must && !marks_inflight {
-            return Err(lacks("in-flight tracking (protocol feature INFLIGHT_SHMFD)"));
-        }
-        frontend.set_protocol_features(acked).map_err(at("SET_PROTOCOL_FEATURES"))?;
-        if acked.contains(Protocol::REPLY_ACK) {
-            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        }
         let most = match acked.contains(Protocol::MQ) {
             true => frontend.get_queue_num().map_err(at("GET_QUEUE_NUM"))?,
             false => 1,
@@ -592,6 +578,32 @@ fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Re
     let most = most.min(config.num_queues.into());
     let context = format!("{}: {wanted} queues asked for, the back end has {most}", socket.display());
     Err(Error::new(ErrorKind::Invalid, context))
+}
+
+/// Agrees on protocol features.
+fn protocol_features(
+    frontend: &mut Frontend,
+    socket: &Path,
+    options: &SessionOptions,
+) -> Result<Protocol, Error> {
+    let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
+    let offered = frontend.get_protocol_features().map_err(at("GET_PROTOCOL_FEATURES"))?;
+    if !offered.contains(Protocol::CONFIG) {
+        let what = "its configuration (protocol feature CONFIG), so its size cannot be known";
+        return Err(lacks(socket, what));
+    }
+    let mut acked = offered & (Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK);
+    if options.inflight != Want::No {
+        acked |= offered & Protocol::INFLIGHT_SHMFD;
+    }
+    if options.inflight == Want::Must && !acked.contains(Protocol::INFLIGHT_SHMFD) {
+        return Err(lacks(socket, "in-flight tracking (protocol feature INFLIGHT_SHMFD)"));
+    }
+    frontend.set_protocol_features(acked).map_err(at("SET_PROTOCOL_FEATURES"))?;
+    if acked.contains(Protocol::REPLY_ACK) {
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    }
+    Ok(acked)
 }
 
 /// What a back end must offer and does not.

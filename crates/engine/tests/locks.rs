@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use common::places::{Loop, Mount, command, image, on_disk, open, skip};
 use common::{Op, Rig, bytes};
-use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{EngineError, ErrorKind};
 
 fn try_open(path: &Path, read_only: bool) -> Result<FileEngine, EngineError> {
@@ -176,6 +176,53 @@ fn each_byte_of_qemus_protocol_means_what_it_means_there() {
     }
 }
 
+/// The descriptors of this process through which the image can be written, and those of them that have a writer's locks.
+fn writing(path: &Path) -> (Vec<String>, Vec<String>) {
+    let path = path.canonicalize().expect("path");
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("fd").flatten();
+    let ours = descriptors.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path));
+    let info = |fd: &std::fs::DirEntry| {
+        let path = Path::new("/proc/self/fdinfo").join(fd.file_name());
+        std::fs::read_to_string(path).expect("fdinfo")
+    };
+    let flags = |info: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        u32::from_str_radix(line.expect("flags").trim(), 8).expect("octal")
+    };
+    let writable: Vec<String> = ours.map(|fd| info(&fd)).filter(|info| flags(info) & 3 != 0).collect();
+    let locked = |info: &&String| ["100 101", "201 201"].iter().all(|byte| info.contains(byte));
+    let with_locks = writable.iter().filter(locked).cloned().collect();
+    (writable, with_locks)
+}
+
+#[test]
+fn every_open_file_through_which_an_image_is_written_has_the_locks() {
+    let dir = on_disk();
+    let file = image(dir.path(), 8 << 20);
+    let memory = common::places::in_memory();
+    let in_memory = memory.as_ref().map(|dir| image(dir.path(), 8 << 20));
+    let below = on_disk();
+    let device = Loop::new(&image(below.path(), 8 << 20), 512);
+    let device = device.inspect_err(|why| skip(why)).ok();
+    let places = [Some(file), in_memory, device.as_ref().map(|device| device.device.clone())];
+    let mut most = 0;
+    for path in places.into_iter().flatten() {
+        for cache in [Cache::Auto, Cache::Writeback, Cache::WriteThrough, Cache::Pdc] {
+            for journal in [JournalWay::Drop, JournalWay::Direct] {
+                let options = FileOptions { cache, journal, ..FileOptions::default() };
+                let mut rig = Rig::new(Arc::new(FileEngine::open(&path, options).expect("open")));
+                rig.ok(Op::write(0, bytes(1, 4096)));
+                rig.ok(Op::Flush);
+                let (writable, with_locks) = writing(&path);
+                assert!(!writable.is_empty());
+                assert_eq!(writable, with_locks, "{} {cache:?} {journal:?}", path.display());
+                most = most.max(writable.len());
+            }
+        }
+    }
+    assert!(most > 1, "no image is reached in two ways");
+}
+
 #[test]
 fn a_mounted_device_is_refused_and_can_be_read() {
     let dir = on_disk();
@@ -199,6 +246,6 @@ fn a_device_has_one_writer() {
     for _ in 0..3 {
         let mut rig = Rig::new(open(&device.device, Cache::Auto));
         rig.ok(Op::write(0, bytes(1, 4096)));
-        assert!(refused(&device.device, false).contains("in use"));
+        assert!(refused(&device.device, false).contains("locked by this process already"));
     }
 }

@@ -13,6 +13,7 @@ use crate::limits::Budget;
 use crate::mail;
 use crate::recorder::Recorder;
 use crate::sync::Wake;
+use crate::wish::Wish;
 
 /// What control asks of a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
@@ -27,6 +28,16 @@ pub(crate) enum Message {
         index: u16,
         suspends: bool,
         reply: Sender<Option<Stopped>>,
+    },
+    /// As [`Message::Stop`], for as long as it is wanted. Not answered when it was called off first.
+    TryStop {
+        index: u16,
+        wish: Arc<Wish>,
+        reply: Sender<Option<Stopped>>,
+    },
+    /// A lane whose [`Message::TryStop`] was called off goes on at once, if it is still there. Not answered.
+    CarryOn {
+        index: u16,
     },
     /// Takes no more requests; a [`Message::Stop`] follows. Not answered.
     Hold {
@@ -100,6 +111,8 @@ impl Message {
         match self {
             Message::Start { index, .. }
             | Message::Stop { index, .. }
+            | Message::TryStop { index, .. }
+            | Message::CarryOn { index }
             | Message::Hold { index }
             | Message::SetCall { index, .. }
             | Message::SetMemory { index, .. }

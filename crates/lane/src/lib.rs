@@ -33,6 +33,7 @@ mod sync;
 mod thread;
 mod topology;
 mod watch;
+mod wish;
 
 #[cfg(test)]
 mod classes_tests;
@@ -46,6 +47,9 @@ mod limited_tests;
 mod moves;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod try_stop_tests;
 
 pub use alarm::Alarm;
 pub use classes::{

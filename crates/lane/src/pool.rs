@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::ReadWriteFlags;
 use rustix::thread::CpuSet;
@@ -14,6 +14,7 @@ use vlane_hint::LaneHint;
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_policy::throttle::Limits;
 
+use crate::counters::Counters;
 use crate::error::{LaneError, Stopped};
 use crate::inbox::{Inbox, Message, Outbox, pair};
 use crate::lane::LaneConfig;
@@ -25,6 +26,7 @@ use crate::routes::Routes;
 use crate::steering::Steering;
 use crate::thread::Thread;
 use crate::topology::Topology;
+use crate::wish::Wish;
 
 /// Submissions that fit into a thread's io_uring at a time; more are submitted in parts.
 const URING_ENTRIES: u32 = 1024;
@@ -203,6 +205,48 @@ impl Pool {
     pub fn suspend(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
         self.routes.set_running(index, None);
         self.ask(index, calls, |reply| Message::Stop { index, suspends: true, reply })
+    }
+
+    /// Stops all these lanes within `limit`, or as many as come to it: one whose storage hangs goes on instead, as if nothing had been
+    /// asked. Says which have stopped; a lane that did not run is not among them.
+    ///
+    /// # Errors
+    /// [`LaneError::Gone`]: a thread is lost, and its lanes with it; those of the others have stopped or go on.
+    pub fn try_stop(
+        &self,
+        lanes: &[(u16, Arc<Counters>)],
+        limit: Duration,
+    ) -> Result<Vec<(u16, Stopped)>, LaneError> {
+        let begin = Instant::now();
+        let (mut asked, mut lost) = (Vec::new(), false);
+        // All of them, before the first is waited for.
+        for (index, counters) in lanes {
+            let (index, wish) = (*index, Arc::new(Wish::default()));
+            let (reply, answer) = channel();
+            self.routes.set_running(index, None);
+            match self.send(index, Message::TryStop { index, wish: Arc::clone(&wish), reply }) {
+                Ok(()) => asked.push((index, counters, wish, answer)),
+                Err(_) => lost = true,
+            }
+        }
+        let mut stopped = Vec::new();
+        for (index, counters, wish, answer) in asked {
+            let mut told = answer.recv_timeout(limit.saturating_sub(begin.elapsed()));
+            if matches!(told, Err(RecvTimeoutError::Timeout)) {
+                if wish.call_off() {
+                    let _ = self.send(index, Message::CarryOn { index });
+                    self.routes.set_running(index, Some(Arc::clone(counters)));
+                    continue;
+                }
+                // It is stopping at this moment.
+                told = answer.recv().map_err(RecvTimeoutError::from);
+            }
+            match told {
+                Ok(end) => stopped.extend(end.map(|end| (index, end))),
+                Err(_) => lost = true,
+            }
+        }
+        if lost { Err(LaneError::Gone) } else { Ok(stopped) }
     }
 
     /// Lets all these lanes take no more requests, before they are stopped one after the other: one whose storage hangs would otherwise

@@ -323,6 +323,17 @@ impl Thread {
                     let _ = reply.send(None);
                 }
             },
+            Message::TryStop { index, wish, reply } => match self.lane(index) {
+                Some(lane) => lane.try_stop(wish, reply),
+                None => {
+                    let _ = wish.grant() && reply.send(None).is_ok();
+                }
+            },
+            Message::CarryOn { index } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.carry_on();
+                }
+            }
             Message::Hold { index } => {
                 if let Some(lane) = self.lane(index) {
                     lane.hold();

@@ -91,6 +91,8 @@ pub struct Region {
     host: NonNull<u8>,
     /// What `host` points into; nothing for memory that somebody else keeps alive.
     mapping: Option<Arc<Mapping>>,
+    /// The file, for a process that takes over.
+    file: Option<Arc<File>>,
 }
 
 // SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it, or into memory
@@ -137,7 +139,7 @@ impl Region {
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
         // SAFETY: offset + size <= len of the mapping.
         let host = unsafe { base.add(start) };
-        Ok(Region { spec, host, mapping: Some(Arc::new(mapping)) })
+        Ok(Region { spec, host, mapping: Some(Arc::new(mapping)), file: None })
     }
 
     /// A region of this process' own memory: for fuzzers and Miri, where nothing is mapped and every byte beyond the
@@ -155,12 +157,23 @@ impl Region {
         if size == 0 || guest.checked_add(size).is_none() || user.checked_add(size).is_none() {
             return Err(MemoryError::BadSize { guest, size, offset });
         }
-        Ok(Region { spec, host, mapping: None })
+        Ok(Region { spec, host, mapping: None, file: None })
     }
 
     /// Where it lies.
     pub fn spec(&self) -> RegionSpec {
         self.spec
+    }
+
+    /// Keeps the file that it was mapped from, for another process to map it again.
+    #[must_use]
+    pub fn keeping(self, file: File) -> Region {
+        Region { file: Some(Arc::new(file)), ..self }
+    }
+
+    /// The file that was kept.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_deref()
     }
 
     fn end(&self) -> u64 {
@@ -261,6 +274,11 @@ impl GuestMemory {
     /// Whether there is no region at all.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
+    }
+
+    /// The regions, in the order of their guest addresses.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
     }
 
     /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vlane_boot::{Host, Initramfs, Ready, Spec};
 
-use super::{Arm, FileSystem, Options, load};
+use super::{Arm, FileSystem, Load, Options, load};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{Maker, trouble, wait};
 use vlane_host::interrupt::Interrupt;
@@ -17,8 +17,13 @@ const LIMIT: Duration = Duration::from_secs(900);
 const STOP: Duration = Duration::from_secs(30);
 
 /// Where the record of a volume is.
-pub(super) fn record_of(dir: &Path, arm: &Arm) -> PathBuf {
-    dir.join(format!("{}.record", arm.name()))
+pub(super) fn record_of(dir: &Path, arm: &Arm, load: Load) -> PathBuf {
+    dir.join(format!("{}.record", name(arm, load)))
+}
+
+/// A volume's name for files.
+fn name(arm: &Arm, load: Load) -> String {
+    format!("{}-{}", arm.name(), load.name())
 }
 
 /// Runs the guest; then there is a record for each arm, all from the image `base`.
@@ -33,23 +38,26 @@ pub(super) fn record(
     let maker = Maker::find(host, options.machines.unwrap_or(file_system.machines()))?;
     let sockets = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
     let mut servers = Vec::new();
-    for arm in &options.arms {
-        let name = arm.name();
+    for (arm, load) in options.volumes() {
+        let name = name(arm, load);
         let image = dir.join(format!("{name}.raw"));
         std::fs::copy(base, &image).context(ErrorKind::Io, || format!("{}", image.display()))?;
         let socket = sockets.path().join(format!("{name}.sock"));
         let words = ["serve".into(), image, "--queues".into(), "1".into()];
         let cache = arm.words().into_iter().map(PathBuf::from);
         let record =
-            ["--danger-record-storage".into(), record_of(dir, arm), "--socket".into(), socket.clone()];
+            ["--danger-record-storage".into(), record_of(dir, arm, load), "--socket".into(), socket.clone()];
         let spec = Spec::new(
             &options.vlane,
             words.into_iter().chain(cache).chain(record).map(PathBuf::into_os_string),
         );
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
+    let mut programs: Vec<&str> = options.loads.iter().flat_map(|load| load.programs()).copied().collect();
+    programs.sort_unstable();
+    programs.dedup();
     let initramfs = Initramfs::new(script(options, file_system))
-        .programs(["perl"])
+        .programs(programs)
         .modules(if file_system == FileSystem::Xfs { &["xfs"][..] } else { &[] }.iter().copied())
         .file("load.pl", 0o644, load::PROGRAM);
     let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
@@ -76,15 +84,15 @@ pub(super) fn record(
 fn script(options: &Options, file_system: FileSystem) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
-    let disks: Vec<String> = ('a'..='z').take(options.arms.len()).map(String::from).collect();
+    let disks: Vec<String> = ('a'..='z').take(options.volumes().count()).map(String::from).collect();
     for disk in &disks {
         script += &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
     }
     script += "pids=\n";
     for worker in 1..=options.workers {
-        for disk in &disks {
-            let steps = options.steps;
-            script += &format!("perl /load.pl /mnt/{disk}/w{worker} {worker} {steps} &\npids=\"$pids $!\"\n");
+        for (disk, (_, load)) in disks.iter().zip(options.volumes()) {
+            let command = load.command(&format!("/mnt/{disk}/w{worker}"), worker, options.steps);
+            script += &format!("({command}) &\npids=\"$pids $!\"\n");
         }
     }
     script += "for pid in $pids; do\n    while kill -0 $pid 2>/dev/null; do\n        sleep 0.2\n";

@@ -4,9 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+mod content;
+mod database;
 mod file_system;
 mod guest;
 mod load;
+mod mail;
 mod report;
 pub mod states;
 pub mod storage;
@@ -20,7 +23,8 @@ use vlane_trace::storage::{Findings, History, Reader, RequestKind, What};
 
 use self::file_system::Bench;
 pub use self::file_system::FileSystem;
-use self::load::Told;
+pub use self::load::Load;
+use self::load::{Judge, Told};
 pub use self::report::report;
 use self::states::{Chance, Strategy, chooser};
 use self::storage::Storage;
@@ -37,15 +41,17 @@ const TOLD: usize = 5;
 pub struct Options {
     /// vlane's own file.
     pub vlane: PathBuf,
-    /// A volume of the guest for each.
+    /// A volume of the guest for each, and for each load.
     pub arms: Vec<Arm>,
     /// The guest's file systems, one after the other.
     pub file_systems: Vec<FileSystem>,
+    /// What its programs do, each on volumes of its own.
+    pub loads: Vec<Load>,
     /// Which guest; if not given, one that has the file system.
     pub machines: Option<Machines>,
     /// How many programs write to each volume at once.
     pub workers: u32,
-    /// What each of them does: steps of four fsyncs.
+    /// What each of them does: steps of about four fsyncs.
     pub steps: u64,
     /// States of each volume that are looked at.
     pub states: usize,
@@ -55,6 +61,13 @@ pub struct Options {
     pub seed: u64,
     /// Where images and records go: on a disk, since in memory nothing is ever flushed.
     pub disk_dir: Option<PathBuf>,
+}
+
+impl Options {
+    /// A volume for each load and each way to serve one.
+    fn volumes(&self) -> impl Iterator<Item = (&Arm, Load)> {
+        self.loads.iter().flat_map(|load| self.arms.iter().map(|arm| (arm, *load)))
+    }
 }
 
 /// A way to serve a volume.
@@ -84,6 +97,8 @@ impl Arm {
 pub struct Outcome {
     /// Its file system.
     pub file_system: FileSystem,
+    /// What wrote to it.
+    pub load: Load,
     /// How it was served.
     pub arm: Arm,
     /// Whether each flush kept its promise, by the record.
@@ -141,6 +156,14 @@ impl Checked {
 }
 
 impl Outcome {
+    /// Its file system, and what wrote to it, for people.
+    pub fn what(&self) -> String {
+        match self.load {
+            Load::Files => self.file_system.name().to_owned(),
+            load => format!("{}, {}", self.file_system.name(), load.name()),
+        }
+    }
+
     /// Everything is as it should be, and the check has shown that it would see it if not.
     pub fn is_good(&self) -> bool {
         let sees = self.broken.as_ref().is_none_or(|broken| broken.lost > 0 && broken.unsound > 0);
@@ -170,7 +193,7 @@ fn run_one(
     interrupt: &Interrupt,
 ) -> Result<Vec<Outcome>> {
     let dir = {
-        let bytes = file_system.size().saturating_mul(2 * options.arms.len() as u64 + 1);
+        let bytes = file_system.size().saturating_mul(2 * options.volumes().count() as u64 + 1);
         let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
         tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir())
             .context(ErrorKind::Io, || format!("{}: no directory can be made there", place.dir().display()))?
@@ -179,41 +202,54 @@ fn run_one(
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Whether it can be done at all, before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
+    let judges: Result<Vec<Judge>> = options.loads.iter().map(|load| Judge::new(host, *load)).collect();
+    let judges = judges?;
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
     guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
     let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
-    let volume = |arm: &Arm| -> Result<Outcome> {
-        let history = read(&guest::record_of(dir.path(), arm))?;
+    let volume = |judge: &Judge, arm: &Arm| -> Result<Outcome> {
+        let load = judge.load();
+        let history = read(&guest::record_of(dir.path(), arm, load))?;
         let bench = Bench::new(host, file_system, bench_dir)?;
-        let states = check(&bench, &history, &base, options.states, options.seed, interrupt)?;
+        let told = Told::new(&history, load);
+        let looker = Looker { bench: &bench, judge, told: &told, base: &base, seed: options.seed };
+        let states = check(&looker, &history, options.states, interrupt)?;
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
         let mut outcome = Outcome {
             file_system,
+            load,
             arm: arm.clone(),
             broken_promises: words.collect(),
             flushes,
             writes: writes(&history),
             direct_writes: arm.is_direct.then(|| direct_writes(&history)),
-            steps: Told::new(&history).steps(),
+            steps: told.steps(),
             states,
             broken: None,
         };
         if options.broken_states > 0 {
             let broken = history.with_nothing_durable();
-            let states = options.broken_states;
-            outcome.broken = Some(check(&bench, &broken, &base, states, options.seed, interrupt)?);
+            outcome.broken = Some(check(&looker, &broken, options.broken_states, interrupt)?);
         }
         Ok(outcome)
     };
-    // Mostly they wait for tools.
-    std::thread::scope(|scope| {
-        let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(arm))).collect();
-        let volumes = volumes.into_iter();
-        volumes.map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
+    let mut outcomes = Vec::new();
+    // One load after the other, for the memory that states take.
+    for judge in &judges {
+        // Mostly they wait for tools.
+        let of_load: Result<Vec<Outcome>> = std::thread::scope(|scope| {
+            let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
+            let volumes = volumes.into_iter();
+            volumes
+                .map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        });
+        outcomes.extend(of_load?);
+    }
+    Ok(outcomes)
 }
 
 fn read(path: &Path) -> Result<History> {
@@ -289,18 +325,21 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     cuts
 }
 
-/// Looks at states of a volume: with each cut, at one for each strategy.
-fn check(
-    bench: &Bench,
-    history: &History,
-    base: &[u8],
-    states: usize,
+/// What it takes to look at states of a volume.
+struct Looker<'a> {
+    bench: &'a Bench,
+    judge: &'a Judge,
+    told: &'a Told,
+    /// The image from which it all began.
+    base: &'a [u8],
     seed: u64,
-    interrupt: &Interrupt,
-) -> Result<Checked> {
+}
+
+/// Looks at states of a volume: with each cut, at one for each strategy.
+fn check(looker: &Looker<'_>, history: &History, states: usize, interrupt: &Interrupt) -> Result<Checked> {
+    let Looker { bench, judge, told, base, seed } = *looker;
     let begin = Instant::now();
     let mut chance = Chance(seed);
-    let told = Told::new(history);
     let mut checked =
         Checked { by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(), ..Checked::default() };
     let mut storage = Storage::new(history, base.to_vec());
@@ -316,8 +355,9 @@ fn check(
             let image = bench.image();
             let written = storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
             written.context(ErrorKind::Io, || format!("{}", image.display()))?;
-            let mut lost = Vec::new();
-            let unsound = bench.check(|files| lost = losses(files, &expected))?;
+            let mut lost = Ok(Vec::new());
+            let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
+            let lost = lost?;
             checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
             if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
                 let what: Vec<String> = unsound.into_iter().chain(lost.into_iter().take(3)).collect();
@@ -335,11 +375,12 @@ fn check(
 }
 
 /// What is wrong with the files of all workers.
-fn losses(files: &Path, expected: &BTreeMap<u32, u64>) -> Vec<String> {
-    expected
-        .iter()
-        .flat_map(|(worker, told)| load::wrong(&files.join(format!("w{worker}")), *worker, *told))
-        .collect()
+fn losses(judge: &Judge, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
+    let mut losses = Vec::new();
+    for (worker, told) in expected {
+        losses.extend(judge.wrong(&files.join(format!("w{worker}")), *worker, *told)?);
+    }
+    Ok(losses)
 }
 
 fn write_image(

@@ -5,19 +5,102 @@
 //! that the rest of step n is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use vlane_boot::Host;
+use vlane_host::error::Result;
 use vlane_trace::storage::{Data, History, What};
+
+use super::content::{RECORD, check_log, mail as mail_content, parse_record, shown, text};
+use super::{database, mail};
 
 /// The guest's program, for perl.
 pub const PROGRAM: &str = include_str!("load.pl");
-/// Bytes of a record of the log; none lies across a sector's end.
-const RECORD: usize = 64;
 /// Mails that are kept.
 const KEPT: u64 = 8;
 /// Rows of the table, and bytes of each.
 const SLOTS: u64 = 16;
 const SLOT: usize = 4096;
+
+/// What the guest's programs do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// A bit of everything: mails that come and go, rows that are written over, a log.
+    Files,
+    /// Deliveries to a Maildir.
+    Mail,
+    /// Transactions of SQLite, half of the databases with a write-ahead log, half with a rollback journal.
+    Sqlite,
+}
+
+impl Load {
+    /// Its name, also for `load.pl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Load::Files => "files",
+            Load::Mail => "mail",
+            Load::Sqlite => "sqlite",
+        }
+    }
+
+    /// Programs that the guest needs.
+    pub(super) fn programs(self) -> &'static [&'static str] {
+        match self {
+            Load::Files | Load::Mail => &["perl"],
+            Load::Sqlite => &["perl", "sqlite3"],
+        }
+    }
+
+    /// What a shell does for one worker, in `directory`.
+    pub(super) fn command(self, directory: &str, worker: u32, steps: u64) -> String {
+        let perl = format!("perl /load.pl {directory} {worker} {steps} {}", self.name());
+        match self {
+            Load::Files | Load::Mail => perl,
+            // What `load.pl` prints are statements.
+            Load::Sqlite => format!("mkdir {directory} && sync && {perl} | sqlite3 -bail {directory}/db"),
+        }
+    }
+}
+
+/// Judges the files of a load.
+#[derive(Debug)]
+pub(super) struct Judge {
+    load: Load,
+    sqlite3: PathBuf,
+}
+
+impl Judge {
+    /// Finds what it needs.
+    ///
+    /// # Errors
+    /// When sqlite3 is missing and wanted.
+    pub(super) fn new(host: &Host, load: Load) -> Result<Judge> {
+        let sqlite3 = match load {
+            Load::Sqlite => host.program("sqlite3")?,
+            Load::Files | Load::Mail => PathBuf::new(),
+        };
+        Ok(Judge { load, sqlite3 })
+    }
+
+    /// Whose files it judges.
+    pub(super) fn load(&self) -> Load {
+        self.load
+    }
+
+    /// What is wrong with the files of a worker, which lie in `directory`, when `told` is the last step that it had been told of.
+    ///
+    /// # Errors
+    /// When a tool cannot be started, or does not end.
+    pub(super) fn wrong(&self, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
+        let wrong = match self.load {
+            Load::Files => wrong(directory, worker, told),
+            Load::Mail => mail::wrong(directory, worker, told),
+            Load::Sqlite => database::wrong(&self.sqlite3, directory, worker, told)?,
+        };
+        let told = |what| format!("worker {worker}, which was told of step {told}: {what}");
+        Ok(wrong.into_iter().map(told).collect())
+    }
+}
 
 /// What the guest had been told at each moment.
 #[derive(Debug, Default)]
@@ -27,17 +110,23 @@ pub struct Told {
 }
 
 impl Told {
-    /// Finds the log's records in what was written.
-    pub fn new(history: &History) -> Self {
+    /// Finds what shows it in what was written.
+    pub fn new(history: &History, load: Load) -> Self {
         let mut told = Self::default();
         let mut now: BTreeMap<u32, u64> = BTreeMap::new();
         for operation in &history.operations {
             let What::Write { data: Data::Bytes(bytes), .. } = &operation.what else { continue };
             let mut is_news = false;
-            for (worker, step) in bytes.chunks_exact(RECORD).filter_map(parse_record) {
+            let mut note = |(worker, step)| {
                 let last = now.entry(worker).or_default();
                 is_news |= *last < step;
                 *last = step.max(*last);
+            };
+            match load {
+                Load::Files | Load::Mail => {
+                    bytes.chunks_exact(RECORD).filter_map(parse_record).for_each(&mut note);
+                }
+                Load::Sqlite => database::told_in(bytes).for_each(&mut note),
             }
             if is_news {
                 told.by.push((operation.begin, now.clone()));
@@ -58,56 +147,18 @@ impl Told {
     }
 }
 
-fn record(worker: u32, step: u64) -> Vec<u8> {
-    format!("VLOG {worker:02} {step:08} {}\n", ".".repeat(46)).into_bytes()
-}
-
-fn parse_record(bytes: &[u8]) -> Option<(u32, u64)> {
-    let words = std::str::from_utf8(bytes.strip_prefix(b"VLOG ")?).ok()?;
-    let mut words = words.split(' ');
-    let (worker, step) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    (record(worker, step) == bytes).then_some((worker, step))
-}
-
-fn text(words: &str, size: usize) -> Vec<u8> {
-    words.bytes().cycle().take(size).collect()
-}
-
-fn mail(worker: u32, step: u64) -> Vec<u8> {
-    let size = 1 + (step * 7919 + u64::from(worker) * 104_729) % 12_000;
-    text(&format!("mail {worker:02} {step:08} "), usize::try_from(size).unwrap_or(0))
-}
-
 fn slot_sector(worker: u32, step: u64, sector: usize) -> Vec<u8> {
     text(&format!("SLOT {worker:02} {step:08} {sector} "), 512)
 }
 
-/// What is wrong with the files of a worker, which lie in `directory`, when `told` is the last step that it had been told of.
-pub fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
+/// What is wrong with the files of a worker of [`Load::Files`].
+fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     // The log's record of the step itself may be on its way.
     check_log(directory, worker, told.saturating_sub(1), &mut wrong);
     check_mails(directory, worker, told, &mut wrong);
     check_table(directory, worker, told, &mut wrong);
-    wrong.iter().map(|what| format!("worker {worker}, which was told of step {told}: {what}")).collect()
-}
-
-fn check_log(directory: &Path, worker: u32, durable: u64, wrong: &mut Vec<String>) {
-    let log = std::fs::read(directory.join("log")).unwrap_or_default();
-    let mut records = log.chunks_exact(RECORD);
-    for step in 1..=durable {
-        if records.next() != Some(&record(worker, step)[..]) {
-            return wrong.push(format!("record {step} of the log is not there"));
-        }
-    }
-    let mut step = durable;
-    for found in records {
-        step += 1;
-        // Its place may have been made before it was written; what else was there once must not show.
-        if found != record(worker, step) && found.iter().any(|byte| *byte != 0) {
-            return wrong.push(format!("in place of record {step}, the log has {}", shown(found)));
-        }
-    }
+    wrong
 }
 
 fn check_mails(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>) {
@@ -125,7 +176,7 @@ fn check_mails(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>
     }
     // It has this name only since its content is durable.
     for (step, content) in &found {
-        if *content != mail(worker, *step) {
+        if *content != mail_content(worker, *step) {
             wrong.push(format!("mail {step} has other content: {}", shown(content)));
         }
     }
@@ -156,22 +207,13 @@ fn check_table(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>
     }
 }
 
-/// The beginning of some bytes, for people.
-fn shown(bytes: &[u8]) -> String {
-    match bytes {
-        [] => "nothing".to_owned(),
-        _ if bytes.iter().all(|byte| *byte == 0) => format!("{} zeroes", bytes.len()),
-        _ => format!("{} bytes, \"{}\"...", bytes.len(), bytes[..bytes.len().min(24)].escape_ascii()),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
     /// What the program itself leaves, on the host.
-    fn left(steps: u64) -> Option<tempfile::TempDir> {
+    fn left(steps: u64, load: Load) -> Option<tempfile::TempDir> {
         let Some(perl) = vlane_boot::find_program("perl") else {
             vlane_testing::skip("perl is not on this machine");
             return None;
@@ -180,14 +222,14 @@ mod tests {
         let program = dir.path().join("load.pl");
         std::fs::write(&program, PROGRAM).unwrap();
         let mut command = std::process::Command::new(perl);
-        command.arg(&program).arg(dir.path().join("w")).args(["3", &steps.to_string()]);
+        command.arg(&program).arg(dir.path().join("w")).args(["3", &steps.to_string(), load.name()]);
         assert!(command.status().unwrap().success());
         Some(dir)
     }
 
     #[test]
     fn what_the_program_leaves_is_right_and_each_loss_is_seen() {
-        let Some(dir) = left(21) else { return };
+        let Some(dir) = left(21, Load::Files) else { return };
         let dir = dir.path().join("w");
         assert_eq!(wrong(&dir, 3, 21), Vec::<String>::new());
         // As much as it had been told a step before, and no more than that is asked for.
@@ -212,15 +254,56 @@ mod tests {
         damage("table", &|bytes| bytes[5 * SLOT..][..512].copy_from_slice(&slot_sector(3, 5, 0)));
         damage("table", &|bytes| bytes.truncate(SLOT));
         std::fs::remove_file(dir.join("mail/15")).unwrap();
-        assert_eq!(wrong(&dir, 3, 21), ["worker 3, which was told of step 21: mail 15 is not there"]);
+        assert_eq!(wrong(&dir, 3, 21), ["mail 15 is not there"]);
     }
 
     #[test]
-    fn only_whole_records_are_taken_for_records() {
-        assert_eq!(parse_record(&record(2, 17)), Some((2, 17)));
-        let mut torn = record(2, 17);
-        torn[63] = 0;
-        assert_eq!(parse_record(&torn), None);
-        assert_eq!(parse_record(&[0; RECORD]), None);
+    fn what_a_deliverer_leaves_is_right_and_each_loss_is_seen() {
+        let Some(dir) = left(21, Load::Mail) else { return };
+        let dir = dir.path().join("w");
+        let wrong = |told| mail::wrong(&dir, 3, told);
+        assert_eq!(wrong(21), Vec::<String>::new());
+        assert!(!wrong(22).is_empty());
+        // The oldest that has to be there, and the newest.
+        for mail in ["cur/18", "new/65"] {
+            let (here, away) = (dir.join(mail), dir.join("away"));
+            std::fs::rename(&here, &away).unwrap();
+            assert_eq!(wrong(21).len(), 1, "{mail}");
+            std::fs::copy(&away, &here).unwrap();
+            std::fs::write(&here, "other").unwrap();
+            assert_eq!(wrong(21).len(), 1, "{mail}");
+            std::fs::rename(&away, &here).unwrap();
+        }
+        std::fs::copy(dir.join("cur/18"), dir.join("new/18")).unwrap();
+        assert!(wrong(21).contains(&"mail 18 is both new and read".to_owned()));
+    }
+
+    #[test]
+    fn what_sqlite_leaves_is_right_and_each_loss_is_seen() {
+        let (Some(sqlite3), Some(perl)) =
+            (vlane_boot::find_program("sqlite3"), vlane_boot::find_program("perl"))
+        else {
+            return vlane_testing::skip("sqlite3 or perl is not on this machine");
+        };
+        for worker in [1, 2] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("load.pl"), PROGRAM).unwrap();
+            let script = "\"$0\" \"$1/load.pl\" \"$1\" \"$3\" 21 sqlite | \"$2\" -bail \"$1/db\"";
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]).arg(&perl).arg(dir.path()).arg(&sqlite3).arg(worker.to_string());
+            let output = command.output().unwrap();
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            let wrong = |told| database::wrong(&sqlite3, dir.path(), worker, told).unwrap();
+            assert_eq!(wrong(21), Vec::<String>::new());
+            assert_eq!(wrong(23), ["the last transaction is 22"]);
+            let told: Vec<(u32, u64)> =
+                database::told_in(&std::fs::read(dir.path().join("db")).unwrap()).collect();
+            assert!(told.contains(&(worker, 21)), "the rows are found");
+            let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("db")).unwrap();
+            file.set_len(3 * 4096).unwrap();
+            assert!(!wrong(21).is_empty());
+            std::fs::remove_file(dir.path().join("db")).unwrap();
+            assert_eq!(wrong(1), ["there is no database"]);
+        }
     }
 }

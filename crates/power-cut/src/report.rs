@@ -32,9 +32,9 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     let mut notes: Vec<Note> = Vec::new();
     for outcome in outcomes {
         let wrong = outcome.states.told.iter().chain(&outcome.broken_promises);
-        notes.extend(wrong.map(|what| {
-            Note::warning(format!("{}, {}: {what}", outcome.file_system.name(), outcome.arm.name()))
-        }));
+        notes.extend(
+            wrong.map(|what| Note::warning(format!("{}, {}: {what}", outcome.what(), outcome.arm.name()))),
+        );
     }
     notes.push(Note::info(format!(
         "The seed of the states is {}. The record, and so the states, differ from run to run.",
@@ -69,7 +69,7 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         for (storage, checked) in kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?))) {
             let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
             rows.push(vec![
-                outcome.file_system.name().into(),
+                outcome.what().into(),
                 outcome.arm.name().into(),
                 storage.into(),
                 number(checked.states),
@@ -98,7 +98,7 @@ fn states_of(outcomes: &[Outcome]) -> Section {
 fn recorded(outcomes: &[Outcome]) -> Section {
     let row = |outcome: &Outcome| {
         vec![
-            outcome.file_system.name().into(),
+            outcome.what().into(),
             outcome.arm.name().into(),
             number(usize::try_from(outcome.steps).unwrap_or(usize::MAX)),
             number(outcome.writes[1]),

@@ -84,7 +84,7 @@ pub enum Broken {
     #[error(
         "what was in flight when the last back end ended is not known: {0}; none of it is done again, and the guest waits for it: reset the guest"
     )]
-    InflightLost(crate::Lost),
+    InflightLost(Lost),
     /// More buffers than any request needs.
     #[error("a descriptor chain has more than {limit} buffers")]
     ChainTooLong {
@@ -139,4 +139,25 @@ pub enum Broken {
     /// A file behind guest memory was truncated.
     #[error("the file behind guest memory was truncated")]
     MemoryLost,
+}
+
+/// Why it is not known what was in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Lost {
+    /// The memory is too small for a queue of this size and layout.
+    #[error("the memory for it is too small for this queue")]
+    Room,
+    /// It was written by a back end that is newer.
+    #[error("it was written in a version of the layout that is not known")]
+    Version,
+    /// It was written for a queue of another size.
+    #[error("it was written for a queue of another size")]
+    Size,
+    /// The ring and the marks do not belong together.
+    #[error("the ring is not the one that it was written for")]
+    OtherRing,
+    /// Marks that no back end writes.
+    #[error("it is damaged")]
+    Damaged,
 }

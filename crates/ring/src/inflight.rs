@@ -29,7 +29,8 @@ use vlane_memory::shared::{SharedError, SharedWords};
 pub(crate) use packed::PackedMarks;
 pub(crate) use split::SplitMarks;
 
-use crate::MAX_QUEUE_SIZE;
+use crate::error::Lost;
+use crate::limits::MAX_QUEUE_SIZE;
 
 /// The only version of the layout.
 const VERSION: u16 = 1;
@@ -213,27 +214,6 @@ impl InflightPart {
             _ => Err(Lost::Version),
         }
     }
-}
-
-/// Why it is not known what was in flight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Lost {
-    /// The memory is too small for a queue of this size and layout.
-    #[error("the memory for it is too small for this queue")]
-    Room,
-    /// It was written by a back end that is newer.
-    #[error("it was written in a version of the layout that is not known")]
-    Version,
-    /// It was written for a queue of another size.
-    #[error("it was written for a queue of another size")]
-    Size,
-    /// The ring and the marks do not belong together.
-    #[error("the ring is not the one that it was written for")]
-    OtherRing,
-    /// Marks that no back end writes.
-    #[error("it is damaged")]
-    Damaged,
 }
 
 /// What one queue has in flight, as its successor will read it.

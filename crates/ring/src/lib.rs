@@ -25,9 +25,10 @@ mod split;
 
 pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
-pub use error::{Broken, QueueError, RingFormat};
-pub use inflight::{InflightError, InflightPart, InflightRegion, Lost};
-pub use queue::{MAX_QUEUE_SIZE, Queue, QueueConfig, Slot};
+pub use error::{Broken, Lost, QueueError, RingFormat};
+pub use inflight::{InflightError, InflightPart, InflightRegion};
+pub use limits::MAX_QUEUE_SIZE;
+pub use queue::{Queue, QueueConfig, Slot};
 
 /// Between two stores that another process can see: here a device may be killed, in tests.
 #[inline(always)]

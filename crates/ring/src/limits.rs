@@ -16,3 +16,5 @@ pub const SIZE_MAX: u32 = 4 << 20;
 pub const SEG_MAX: u32 = 126;
 /// Bytes of data of one request. Less is worked on in parts; more is refused.
 pub const MAX_REQUEST: u64 = 1 << 30;
+/// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
+pub const MAX_QUEUE_SIZE: u16 = 32768;

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use crate::blk::{Kind, Request, Status};
 use crate::error::{Broken, QueueError, RingFormat};
 use crate::inflight::{InflightPart, Marks, PackedMarks, SplitMarks, Tracker};
+use crate::limits::MAX_QUEUE_SIZE;
 use crate::packed::{self, PackedQueue};
 use crate::probes;
 use crate::split::{self, SplitQueue};
 use vlane_memory::DirtyLog;
 use vlane_memory::GuestMemory;
 use vlane_memory::fault;
-
-/// The largest legal queue, entries (virtio 1.2, 2.7 and 2.8.10.1).
-pub const MAX_QUEUE_SIZE: u16 = 32768;
 
 /// What makes a virtqueue. The three addresses are in the front end's address space (as vhost-user gives them).
 #[derive(Debug, Clone)]

@@ -71,6 +71,21 @@ impl ConfigSpace {
         self.bytes[WRITEBACK] = u8::from(on);
     }
 
+    /// The size that the driver sees, in sectors.
+    pub(crate) fn sectors(&self) -> u64 {
+        self.bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// All of it, for a process that takes over.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// What [`ConfigSpace::bytes`] gave; nothing if it is not as long.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ConfigSpace> {
+        bytes.try_into().ok().map(|bytes| ConfigSpace { bytes })
+    }
+
     /// The volume has another size.
     pub(crate) fn set_sectors(&mut self, sectors: u64) {
         self.put(0, &sectors.to_le_bytes());

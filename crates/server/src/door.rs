@@ -37,6 +37,18 @@ impl Door {
         Ok(Door { socket, next: Mutex::default(), let_in })
     }
 
+    /// The one who was let in before its turn, for a process that takes over.
+    pub(crate) fn copy_next(&self) -> io::Result<Option<UnixStream>> {
+        self.next().as_ref().map(UnixStream::try_clone).transpose()
+    }
+
+    /// Lets somebody in before its turn.
+    pub(crate) fn let_in_first(&self, stream: UnixStream) {
+        *self.next() = Some(stream);
+        // Full means readable.
+        let _ = rustix::io::write(&self.let_in, &1u64.to_ne_bytes());
+    }
+
     /// Readable while somebody knocks whom [`Door::accept`] has not seen.
     pub(crate) fn socket(&self) -> &UnixListener {
         &self.socket
@@ -87,7 +99,14 @@ pub(crate) struct Silence<'a> {
 
 impl<'a> Silence<'a> {
     pub(crate) fn new(door: &'a Door) -> Silence<'a> {
-        Silence { door, waiting: None, is_stuck: false }
+        // Somebody waited already while another process served.
+        let waiting = door.next().take().map(|stream| (stream, Instant::now()));
+        Silence { door, waiting, is_stuck: false }
+    }
+
+    /// Who waits.
+    pub(crate) fn waiting(&self) -> Option<&UnixStream> {
+        self.waiting.as_ref().map(|(stream, _)| stream)
     }
 
     /// What to wait for, besides the front end's first word: another one who comes, or leaves again.
@@ -146,12 +165,9 @@ impl<'a> Silence<'a> {
 impl Drop for Silence<'_> {
     /// Who waited is next.
     fn drop(&mut self) {
-        let next = self.waiting.take().map(|(stream, _)| stream);
-        let somebody = next.is_some();
-        *self.door.next() = next;
-        if somebody {
-            // Full means readable.
-            let _ = rustix::io::write(&self.door.let_in, &1u64.to_ne_bytes());
+        match self.waiting.take() {
+            Some((stream, _)) => self.door.let_in_first(stream),
+            None => *self.door.next() = None,
         }
     }
 }

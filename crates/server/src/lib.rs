@@ -11,6 +11,7 @@ mod config_space;
 mod control;
 mod door;
 mod features;
+mod handover;
 mod listener;
 mod padded_table;
 mod recorded;
@@ -31,6 +32,9 @@ mod watch;
 
 pub use config_space::ConfigSpace;
 pub use control::{Control, ControlError};
+pub use handover::{
+    Arrived, Descriptors, FORMAT as HANDOVER_FORMAT, HandedServer, HandedSocket, HandoverError, Successor,
+};
 pub use listener::{Listener, Stopper};
 pub use schedulers::Schedulers;
 pub use session::{End, Session};

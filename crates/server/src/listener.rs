@@ -2,15 +2,16 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::door::Door;
-use crate::session::{Handle, Session};
+use crate::handover::{Arrived, HandedServer, HandoverError, Relief, Successor};
+use crate::session::{Handle, Restored, Session};
 use crate::volume::Volume;
 use crate::waiting;
 use vlane_socket::{ListenError, Place, SocketFile};
@@ -21,6 +22,9 @@ pub struct Listener {
     file: SocketFile,
     door: Arc<Door>,
     stopper: Stopper,
+    successor: OnceLock<Arc<dyn Successor>>,
+    /// A session that another process has begun.
+    restored: Mutex<Option<Restored>>,
 }
 
 /// Ends a [`Listener`] from another thread.
@@ -38,6 +42,11 @@ struct Current {
 }
 
 impl Stopper {
+    fn new() -> io::Result<Stopper> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Stopper { stop: Arc::new(stop), current: Arc::default() })
+    }
+
     /// Ends the present session, drained, and then the listener.
     pub fn stop(&self) {
         // First: a session that begins from now on sees it before anything else.
@@ -64,11 +73,42 @@ impl Listener {
     pub fn bind(path: &Path) -> Result<Listener, ListenError> {
         let (socket, file) = SocketFile::listen_stream(&Place::new(path, "--socket", "server"))?;
         let io_error = |source| ListenError::Io { path: path.to_owned(), source };
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let stop = rustix::event::eventfd(0, flags).map_err(|e| io_error(e.into()))?;
-        let stopper = Stopper { stop: Arc::new(stop), current: Arc::default() };
+        let stopper = Stopper::new().map_err(io_error)?;
         let door = Arc::new(Door::new(socket).map_err(io_error)?);
-        Ok(Listener { file, door, stopper })
+        Ok(Listener { file, door, stopper, successor: OnceLock::new(), restored: Mutex::default() })
+    }
+
+    /// The socket at `path` where another process listened until now. The session that it served goes on: its rings run when this returns.
+    ///
+    /// # Errors
+    /// [`HandoverError`].
+    pub fn take_over(
+        path: &Path,
+        handed: HandedServer,
+        from: &mut Arrived,
+        volume: &Arc<Volume>,
+    ) -> Result<Listener, HandoverError> {
+        let HandedServer { socket, next, sessions, session, .. } = handed;
+        let restored = session.map(|session| Session::restore(volume, session, from)).transpose()?;
+        let (socket, file) = socket.take(from, path)?;
+        let stopper = Stopper::new().map_err(HandoverError::system("the socket"))?;
+        let door = Door::new(socket).map_err(HandoverError::system("the socket"))?;
+        if let Some(next) = from.take_some(next)? {
+            door.let_in_first(next.into());
+        }
+        volume.continue_sessions(sessions);
+        let restored = Mutex::new(restored);
+        Ok(Listener { file, door: Arc::new(door), stopper, successor: OnceLock::new(), restored })
+    }
+
+    /// Who takes over when that is wanted; the first one that is named.
+    pub fn name_successor(&self, successor: Arc<dyn Successor>) {
+        let _ = self.successor.set(successor);
+    }
+
+    fn relief<'a>(&'a self, volume: &'a Volume) -> Option<Relief<'a>> {
+        let successor = &**self.successor.get()?;
+        Some(Relief { successor, file: &self.file, door: &self.door, volume })
     }
 
     /// What ends it.
@@ -83,10 +123,18 @@ impl Listener {
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
         let path = self.file.path().display().to_string();
         waiting::watch(path, Arc::clone(&self.door), Arc::downgrade(volume));
+        let relief = self.relief(volume);
+        if let Some(restored) = self.restored.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Err(error) = self.run_restored(restored, relief.as_ref())
+        {
+            tracing::warn!("{}: cannot go on with a session: {error}", self.file.path().display());
+        }
         loop {
+            let wanted = relief.as_ref().map_or(self.stopper.stop.as_fd(), Relief::wanted);
             let mut fds = [
                 PollFd::new(self.door.socket(), PollFlags::IN),
                 PollFd::new(&*self.stopper.stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(wanted, PollFlags::IN),
             ];
             let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             match rustix::event::poll(&mut fds, self.door.has_next().then_some(&at_once)) {
@@ -97,6 +145,12 @@ impl Listener {
             if !fds[1].revents().is_empty() {
                 self.refuse();
                 return Ok(());
+            }
+            if let Some(relief) = &relief
+                && !fds[2].revents().is_empty()
+            {
+                relief.hand_over(None, &mut |_| Ok(None));
+                continue;
             }
             let stream = match self.door.accept() {
                 Ok(stream) => stream,
@@ -110,19 +164,32 @@ impl Listener {
                 }
             };
             // What fails for one front end, for want of descriptors for example, may go well for the next.
-            if let Err(error) = self.run_session(volume, stream) {
+            if let Err(error) = self.run_session(volume, stream, relief.as_ref()) {
                 tracing::warn!("{}: cannot begin a session: {error}", self.file.path().display());
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
         }
     }
 
-    fn run_session(&self, volume: &Arc<Volume>, stream: UnixStream) -> io::Result<()> {
+    fn run_session(
+        &self,
+        volume: &Arc<Volume>,
+        stream: UnixStream,
+        relief: Option<&Relief<'_>>,
+    ) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         let session = Session::new(Arc::clone(volume))?;
         let current = Current { stream: Arc::new(stream.try_clone()?), session: session.handle() };
         *self.stopper.current() = Some(current);
-        session.run_at(stream, &self.stopper.stop, Some(&self.door));
+        session.run_at(stream, &self.stopper.stop, Some(&self.door), relief);
+        *self.stopper.current() = None;
+        Ok(())
+    }
+
+    fn run_restored(&self, restored: Restored, relief: Option<&Relief<'_>>) -> io::Result<()> {
+        let stream = Arc::new(restored.stream.try_clone()?);
+        *self.stopper.current() = Some(Current { stream, session: restored.session.handle() });
+        restored.run(&self.stopper.stop, &self.door, relief);
         *self.stopper.current() = None;
         Ok(())
     }

@@ -25,6 +25,14 @@ pub(crate) struct Active {
     pub(crate) reader: WeakSender<Vec<u8>>,
 }
 
+impl Recording {
+    /// Whether a trace is being recorded.
+    pub(crate) fn is_running(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.active.as_ref().is_some_and(Active::is_alive)
+    }
+}
+
 impl Active {
     /// Whether its thread still runs.
     pub(crate) fn is_alive(&self) -> bool {

@@ -12,18 +12,21 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags};
-use vhost::vhost_user::{BackendReqHandler, Error, Result, VhostUserBackendReqHandlerMut};
+use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_ring::{Broken, Queue, RingFormat, probes};
 
 mod messages;
+mod relay;
+mod restore;
 mod tracking;
 
 use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, PATIENCE, Silence};
 use crate::features;
+use crate::handover::{Relief, Talked};
 use crate::padded_table;
 use crate::report::Report;
 use crate::said::{self, Said, Sight};
@@ -32,6 +35,8 @@ use crate::signal_fd::{Signals, Use};
 use crate::skip_drain;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
+use relay::Messages;
+pub(crate) use restore::Restored;
 use tracking::Tracking;
 
 /// Refused messages after which a session ends.
@@ -48,6 +53,15 @@ pub enum End {
     Silent,
     /// The front end broke the protocol, or the connection broke.
     Failed(Error),
+}
+
+/// How far a session has come.
+struct Standing {
+    number: u64,
+    /// The front end's process.
+    peer: Option<i32>,
+    /// Messages that were refused.
+    refused: u32,
 }
 
 /// A session with one front end: what its messages mean here.
@@ -71,25 +85,47 @@ impl Session {
 
     /// Serves the front end on `stream` until it hangs up, fails, or `stop` becomes readable; then drains its rings.
     pub fn run(&self, stream: UnixStream, stop: &OwnedFd) -> End {
-        self.run_at(stream, stop, None)
+        self.run_at(stream, stop, None, None)
     }
 
-    /// As [`Session::run`]; a front end that says nothing gives way to one that knocks at `door`.
-    pub(crate) fn run_at(&self, stream: UnixStream, stop: &OwnedFd, door: Option<&Door>) -> End {
+    /// As [`Session::run`]; a front end that says nothing gives way to one that knocks at `door`, and `relief` takes over if it is asked to.
+    pub(crate) fn run_at(
+        &self,
+        stream: UnixStream,
+        stop: &OwnedFd,
+        door: Option<&Door>,
+        relief: Option<&Relief<'_>>,
+    ) -> End {
         let number = self.volume.next_session();
-        let name = &self.volume.config.name;
-        let peer = rustix::net::sockopt::socket_peercred(&stream).ok().map(|c| c.pid.as_raw_nonzero().get());
-        tracing::info!("{name}: session {number}: front end {} connected", said::process(peer));
-        *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
+        let peer = self.meet(number, &stream);
+        tracing::info!(
+            "{}: session {number}: front end {} connected",
+            self.volume.config.name,
+            said::process(peer)
+        );
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
         let end = match stream.try_clone() {
             Ok(copy) => {
-                self.serve(number, copy, &stream, stop, door, SchedulerSession::new(&self.volume, peer))
+                let messages = Messages::new(copy, &self.state);
+                self.serve(Standing { number, peer, refused: 0 }, messages, &stream, stop, door, relief)
             }
             Err(error) => End::Failed(Error::SocketError(error)),
         };
-        probes::session_disconnect(probed);
+        self.end(number, stream, end)
+    }
+
+    /// Whom the control socket tells of; the front end's process.
+    fn meet(&self, number: u64, stream: &UnixStream) -> Option<i32> {
+        let peer = rustix::net::sockopt::socket_peercred(stream).ok().map(|c| c.pid.as_raw_nonzero().get());
+        *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
+        peer
+    }
+
+    /// After [`Session::serve`].
+    fn end(&self, number: u64, stream: UnixStream, end: End) -> End {
+        let name = &self.volume.config.name;
+        probes::session_disconnect(u32::try_from(number).unwrap_or(u32::MAX));
         *self.volume.facts() = None;
         let counters = {
             let mut state = self.lock();
@@ -118,16 +154,17 @@ impl Session {
     /// `watched` is another descriptor of `stream`, which outlives this.
     fn serve(
         &self,
-        number: u64,
-        stream: UnixStream,
+        standing: Standing,
+        mut messages: Messages,
         watched: &UnixStream,
         stop: &OwnedFd,
         door: Option<&Door>,
-        mut link: Option<SchedulerSession>,
+        relief: Option<&Relief<'_>>,
     ) -> End {
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.state));
-        let mut refused = 0;
-        let mut silence = door.map(Silence::new);
+        let Standing { number, peer, mut refused } = standing;
+        let mut link = SchedulerSession::new(&self.volume, peer);
+        // One that goes on with messages has said something.
+        let mut silence = door.filter(|_| !messages.is_continued()).map(Silence::new);
         if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
             return End::Failed(Error::SocketError(error));
         }
@@ -149,6 +186,7 @@ impl Session {
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(scheduler, PollFlags::IN),
                 silence.as_ref().map_or(PollFd::new(stop, PollFlags::IN), Silence::poll_fd),
+                PollFd::from_borrowed_fd(relief.map_or(stop.as_fd(), Relief::wanted), PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -158,6 +196,12 @@ impl Session {
             is_message = ready[0];
             if ready[2] {
                 return End::Stopped;
+            }
+            // Between two messages.
+            if let Some(relief) = relief.filter(|_| ready[5])
+                && let Err(error) = self.hand_over(relief, watched, number, refused, silence.as_ref())
+            {
+                return End::Failed(error);
             }
             if let Some(link) = &mut link {
                 link.turn();
@@ -173,16 +217,7 @@ impl Session {
                 }
                 continue;
             }
-            if let Some(channel) = config_change::peek(watched) {
-                self.lock().backend_channel = Some(channel);
-            }
-            let handled = if let Some(table) = padded_table::take(watched) {
-                self.use_table(watched, table)
-            } else if let Some(queue) = skip_drain::take(watched) {
-                self.suspend(watched, queue)
-            } else {
-                handler.handle_request()
-            };
+            let handled = self.handle_message(&mut messages, watched);
             if silence.take().is_some() {
                 // It has spoken, and may take its time from now on.
                 let _ = watched.set_read_timeout(None);
@@ -190,6 +225,19 @@ impl Session {
             if let Some(end) = self.end_after(handled, &mut refused) {
                 return end;
             }
+        }
+    }
+
+    fn handle_message(&self, messages: &mut Messages, watched: &UnixStream) -> Result<()> {
+        if let Some(channel) = config_change::peek(watched) {
+            self.lock().backend_channel = Some(channel);
+        }
+        if let Some(table) = padded_table::take(watched) {
+            self.use_table(watched, table)
+        } else if let Some(queue) = skip_drain::take(watched) {
+            self.suspend(watched, queue)
+        } else {
+            messages.handle(watched)
         }
     }
 
@@ -335,6 +383,10 @@ struct State {
     is_negotiated: bool,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
+    /// What [`State::log`] was mapped from.
+    log_file: Option<restore::LogFile>,
+    /// What of the messages the crate that takes them apart keeps to itself.
+    talked: Talked,
     vrings: Vec<Vring>,
     config: ConfigSpace,
     backend_channel: Option<OwnedFd>,
@@ -351,6 +403,22 @@ fn refuse(what: impl std::fmt::Display) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.to_string()))
 }
 
+/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
+/// ends instead.
+fn refuse_for_good(refused: Error) -> Error {
+    tracing::warn!("a message that must be answered cannot be: {refused}");
+    Error::BackendInternalError
+}
+
+/// Maps memory of the front end's, and keeps its file.
+fn map(spec: RegionSpec, file: File) -> Result<Region> {
+    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
+        Some(source) => refuse(format_args!("{error}: {source}")),
+        None => refuse(error),
+    });
+    mapped.map(|region| region.keeping(file))
+}
+
 impl State {
     fn new(volume: Arc<Volume>, events: EventSender) -> State {
         let queues = volume.queues();
@@ -363,6 +431,8 @@ impl State {
             is_negotiated: false,
             memory: Arc::default(),
             log: None,
+            log_file: None,
+            talked: Talked::default(),
             vrings: (0..queues).map(|_| Vring::default()).collect(),
             config,
             backend_channel: None,
@@ -574,7 +644,7 @@ impl State {
         self.stop_all()?;
         self.features = 0;
         self.is_negotiated = false;
-        self.log = None;
+        (self.log, self.log_file) = (None, None);
         // A device that was reset has nothing in flight, whatever its front end keeps.
         if let Some(tracking) = self.tracking.take() {
             tracking.forget();

@@ -239,6 +239,11 @@ impl Volume {
         self.sessions.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Another process has counted so many before.
+    pub(crate) fn continue_sessions(&self, sessions: u64) {
+        self.sessions.store(sessions, Ordering::Relaxed);
+    }
+
     /// Sessions so far, the present one included.
     pub(crate) fn sessions(&self) -> u64 {
         self.sessions.load(Ordering::Relaxed)

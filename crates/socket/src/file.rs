@@ -126,6 +126,16 @@ impl SocketFile {
         &self.path
     }
 
+    /// Device and inode of the file, for [`SocketFile::adopt`]; nothing if it could not be looked at.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
+    }
+
+    /// The file of a socket that another process made and does not remove: from now on it is this one's, to be removed at its end.
+    pub fn adopt(path: &Path, identity: Option<(u64, u64)>) -> SocketFile {
+        SocketFile { path: path.to_owned(), identity }
+    }
+
     /// Removes the file, if it is still the one that was made here.
     pub fn remove(&self) {
         let now = identity(&self.path);
@@ -283,6 +293,20 @@ mod tests {
         let metadata = fs::metadata(&path).unwrap();
         let own = rustix::process::getegid().as_raw();
         assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (own, 0o660));
+    }
+
+    #[test]
+    fn a_file_that_was_adopted_is_removed_once_and_only_if_it_is_still_the_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (_socket, file) = SocketFile::listen(&Place::new(&path, "--x", "x")).unwrap();
+        let identity = file.identity();
+        std::mem::forget(file);
+        drop(SocketFile::adopt(&path, identity));
+        assert!(!path.exists());
+        let (_other, _file) = SocketFile::listen(&Place::new(&path, "--x", "x")).unwrap();
+        drop(SocketFile::adopt(&path, identity));
+        assert!(path.exists(), "it is another socket's");
     }
 
     #[test]

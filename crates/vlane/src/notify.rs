@@ -1,11 +1,19 @@
 //! Tells a service manager how far the program is: systemd's protocol of datagrams to the socket that `NOTIFY_SOCKET` names
 //! (sd_notify(3)). Without that variable nothing is sent.
 
+use std::time::Duration;
+
 use sd_notify::NotifyState;
 
 /// It listens; `status` says what `systemctl status` shows.
 pub fn ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// It cannot begin yet, which is no reason to end it for the next `extension`.
+pub fn waiting(status: &str, extension: Duration) {
+    let extension = u32::try_from(extension.as_micros()).unwrap_or(u32::MAX);
+    send(&[NotifyState::Status(status), NotifyState::ExtendTimeoutUsec(extension)]);
 }
 
 /// It looks at what it serves again; [`ready`] ends that.

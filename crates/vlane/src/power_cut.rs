@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_host::Interrupt;
-use vlane_power_cut::{Arm, FileSystem, Machines, Options, Outcome};
+use vlane_power_cut::{Arm, FileSystem, Load, Machines, Options, Outcome};
 
 use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;
@@ -23,13 +23,17 @@ pub struct PowerCutArgs {
     /// The guest's file systems, one after the other
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
     file_system: Vec<FileSystemArg>,
+    /// What the guest's programs do, each on volumes of its own
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "files")]
+    load: Vec<LoadArg>,
     /// The guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
     #[arg(long, value_enum, value_name = "uml|qemu")]
     guest: Option<GuestArg>,
     /// Programs that write to each volume at once
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u32>(1..=99))]
     workers: u32,
-    /// Steps of each of them: a mail that comes and one that goes, a row of a table, a record of a log
+    /// Steps of each of them: with files, a mail that comes and one that goes, a row of a table, a record of a log; with mail, three mails; with
+    /// sqlite, a transaction
     #[arg(long, value_name = "N", default_value_t = 150, value_parser = values::whole::<u64>(1..=1_000_000))]
     steps: u64,
     /// States of each volume
@@ -62,6 +66,16 @@ enum FileSystemArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LoadArg {
+    /// A bit of everything
+    Files,
+    /// Deliveries to Maildirs: many small files, each fsynced and renamed into place, and their directory
+    Mail,
+    /// Transactions of SQLite with synchronous=FULL: odd programs with a write-ahead log, even ones with a rollback journal
+    Sqlite,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum GuestArg {
     /// User-Mode Linux
     Uml,
@@ -88,6 +102,17 @@ impl PowerCutArgs {
             FileSystemArg::Ext4Journal => FileSystem::Ext4Journal,
             FileSystemArg::Xfs => FileSystem::Xfs,
         });
+        let loads = self.load.iter().map(|load| match load {
+            LoadArg::Files => Load::Files,
+            LoadArg::Mail => Load::Mail,
+            LoadArg::Sqlite => Load::Sqlite,
+        });
+        let mut wanted: Vec<Load> = Vec::new();
+        loads.for_each(|load| {
+            if !wanted.contains(&load) {
+                wanted.push(load)
+            }
+        });
         let machines = self.guest.map(|guest| match guest {
             GuestArg::Uml => Machines::Uml,
             GuestArg::Qemu => Machines::Qemu,
@@ -96,6 +121,7 @@ impl PowerCutArgs {
             vlane: std::env::current_exe().context("cannot find this program's own file")?,
             arms: modes.into_iter().flat_map(of).collect(),
             file_systems: file_systems.collect(),
+            loads: wanted,
             machines,
             workers: self.workers,
             steps: self.steps,
@@ -119,7 +145,7 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     let outcomes = vlane_power_cut::run(&options, &host, &interrupt)?;
     let report = vlane_power_cut::report(&options, &outcomes, &begun);
     args.output.show(&report)?;
-    let name = |outcome: &Outcome| format!("{} with {}", outcome.file_system.name(), outcome.arm.name());
+    let name = |outcome: &Outcome| format!("{} with {}", outcome.what(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
     match bad.is_empty() {
         true => Ok(()),

@@ -1,6 +1,10 @@
 //! `vlane serve`: one volume on one socket.
 
+mod handed;
+mod signals;
 mod stop;
+mod upgrade;
+mod waiting;
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,18 +15,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use nix::sys::signalfd::SignalFd;
 use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use vlane_engine::Engine;
 use vlane_engine::behind::Behind;
-use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, HandedFiles, JournalWay};
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_report::figure::show_size;
-use vlane_server::{Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
+use vlane_server::{Arrived, Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::limit::ServeLimits;
 use crate::{exit, notify, values};
@@ -30,7 +33,7 @@ use crate::{exit, notify, values};
 /// Serve a volume over vhost-user-blk, to one front end after another.
 ///
 /// SIGTERM and SIGINT drain, flush, remove the socket and end it; SIGHUP looks at the image's size again and tells
-/// the guest.
+/// the guest; SIGUSR2 has the program that is at its path by now take over, without an outage.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The image: a raw file or a block device
@@ -137,6 +140,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
     stop_timeout: Duration,
 
+    /// How long the start waits, at most, for an image whose last server was killed and left requests that the storage has not ended, which
+    /// could still write [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    lock_timeout: Option<Duration>,
+
     /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
@@ -150,6 +158,10 @@ pub struct ServeArgs {
     /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
     #[arg(long)]
     danger_flush_journal_only: bool,
+
+    /// Say whether this program can take over from one with the same command line
+    #[arg(long, value_name = "FORMAT", hide = true, value_parser = values::whole::<u32>(1..))]
+    takes_over: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -314,6 +326,15 @@ enum Opened {
     File(Arc<FileEngine>),
 }
 
+impl Opened {
+    fn file(&self) -> Option<Arc<FileEngine>> {
+        match self {
+            Opened::Null(_) => None,
+            Opened::File(file) => Some(Arc::clone(file)),
+        }
+    }
+}
+
 /// Serves until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<()> {
     serve(args).map_err(|error| {
@@ -371,29 +392,41 @@ fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
 }
 
 fn serve(args: &ServeArgs) -> Result<()> {
-    let topology = Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
+    let express = express(args)?;
+    let limits = args.limits.limits(express.mode)?;
+    let mut topology = Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
+    if args.takes_over.is_some() {
+        return upgrade::answer();
+    }
     //= vhost-user Backend program conventions
     //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
     //= vhost-user Backend program conventions
     //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
-    // Registered first: a signal that comes while the volume is opened ends it in order, too.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    let opened = open(args)?;
+    // First: a signal that comes while the volume is opened ends it in order, too.
+    let signals = signals::hold().context("cannot listen for signals")?;
+    let mut handed = handed::Handed::receive().context("cannot take over from the program before")?;
+    if let Some((handed, _)) = &handed {
+        // "auto" may be another number by now, and the guest knows this one.
+        let queues = Some(u32::from(handed.server.queues()));
+        topology = Topology::new(queues, threads(args), &args.cpus).map_err(exit::as_usage)?;
+    }
+    let image = handed.as_mut().and_then(|(handed, from)| handed.image.take().map(|image| image.take(from)));
+    let Some(opened) = open(args, image.transpose()?, &signals)? else {
+        notify::stopping();
+        return Ok(());
+    };
     let (engine, recorder) = engine(args, &opened);
     let name = volume_name(args);
     let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
-    let status = format!("serving {name} on {}", args.socket.display());
     let (poll, poll_max) = (args.poll.into(), Duration::from_micros(args.poll_us));
-    let express = express(args)?;
-    let limits = args.limits.limits(express.mode)?;
     let config = VolumeConfig { name, serial, topology, poll, poll_max, express };
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
+    let limits = handed.as_ref().map_or(limits, |(handed, _)| (&handed.limits).into());
     volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
-    let listener = Arc::new(Listener::bind(&args.socket)?);
-    let start = |path: &PathBuf| Control::start(path, Arc::clone(&volume));
-    let control = args.control.as_ref().map(start).transpose()?;
-    announce(args, &volume, &opened);
+    let (listener, control) = sockets(args, &volume, &opened, handed)?;
+    let listener = Arc::new(listener);
+    let status = format!("serving {} on {}", volume_name(args), args.socket.display());
     notify::ready(&status);
     let sockets = Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.control.as_deref())));
 
@@ -407,25 +440,18 @@ fn serve(args: &ServeArgs) -> Result<()> {
     };
     let stopper = listener.stopper();
     ending.guard(remains, move || stopper.stop())?;
-    let ended = ending.clone();
-    if args.on_lost_write == OnLostWrite::Stop {
-        let ending = ending.clone();
-        volume.on_lost_write(move || ending.begin());
-    }
-    let resize = resizer(volume_name(args), Arc::clone(&listener), opened)?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for signal in signals.forever() {
-            match signal {
-                // Neither may keep the other waiting: storage that hangs can make both wait for ever.
-                SIGHUP => {
-                    notify::reloading();
-                    let _ = resize.try_send(());
-                    notify::ready(&status);
-                }
-                _ => ended.begin(),
-            }
-        }
+    stops_on_lost_write(args, &volume, &ending);
+    let upgrade = upgrade::Upgrade::new(upgrade::Belongings {
+        name: volume_name(args),
+        status: status.clone(),
+        volume: Arc::clone(&volume),
+        image: opened.file(),
+        control: control.as_ref().map(|control| Box::new(control.giver()) as upgrade::GiveControl),
+        is_recorded: args.danger_record_storage.is_some(),
     })?;
+    listener.name_successor(upgrade.clone());
+    let resize = resizer(volume_name(args), Arc::clone(&listener), opened, Arc::clone(&upgrade))?;
+    signals::thread(signals, signals::Means { ending: ending.clone(), resize, upgrade, status })?;
     let result = listener.serve(&volume).context("cannot accept connections any more");
     sockets.end();
     ending.answered();
@@ -440,15 +466,60 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
     synced.with_context(|| unwritten(args, &volume))?;
-    recorded.context("the record of what reached the storage (--danger-record-storage) is not complete")?;
+    recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete")?;
     result
 }
 
+/// Has a lost write end it, if that is asked.
+fn stops_on_lost_write(args: &ServeArgs, volume: &Volume, ending: &stop::Ending) {
+    if args.on_lost_write == OnLostWrite::Stop {
+        let ending = ending.clone();
+        volume.on_lost_write(move || ending.begin());
+    }
+}
+
+/// The sockets: new ones, or those of the program that handed them over, which is told.
+fn sockets(
+    args: &ServeArgs,
+    volume: &Arc<Volume>,
+    opened: &Opened,
+    handed: Option<(handed::Handed, Arrived)>,
+) -> Result<(Listener, Option<Control>)> {
+    let Some((mut handed, mut from)) = handed else {
+        let listener = Listener::bind(&args.socket)?;
+        let start = |path: &PathBuf| Control::start(path, Arc::clone(volume));
+        let control = args.control.as_ref().map(start).transpose()?;
+        announce(args, volume, opened);
+        return Ok((listener, control));
+    };
+    let control = handed.server.take_control();
+    let is_connected = handed.server.has_session();
+    let listener = Listener::take_over(&args.socket, handed.server, &mut from, volume)?;
+    // The rings run.
+    let waited = Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
+    let whom = if is_connected { "requests waited" } else { "nobody is connected; that took" };
+    tracing::info!(
+        "{}: upgraded in place (version {} to {}), {whom} {waited:.1} ms",
+        volume_name(args),
+        handed.version,
+        handed::VERSION
+    );
+    let take = |path: &PathBuf| Control::take_over(path, control, &mut from, Arc::clone(volume));
+    Ok((listener, args.control.as_ref().map(take).transpose()?))
+}
+
 /// A thread that looks at the image's size when it is told to. One more look waits while it does; more are the same.
-fn resizer(name: String, listener: Arc<Listener>, opened: Opened) -> Result<SyncSender<()>> {
+fn resizer(
+    name: String,
+    listener: Arc<Listener>,
+    opened: Opened,
+    upgrade: Arc<upgrade::Upgrade>,
+) -> Result<SyncSender<()>> {
     let (sender, receiver) = sync_channel(1);
     std::thread::Builder::new().name("resize".to_owned()).spawn(move || {
         while receiver.recv().is_ok() {
+            // A program that takes over must not lose it.
+            let _looking = upgrade.looking();
             let Opened::File(file) = &opened else { continue };
             let before = file.geometry().sectors * 512;
             match file.refresh() {
@@ -490,7 +561,8 @@ fn model(args: &ServeArgs) -> Option<ModelConfig> {
     Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
 }
 
-fn open(args: &ServeArgs) -> Result<Opened> {
+/// Opens what is to be served; nothing if a signal ended the wait for it.
+fn open(args: &ServeArgs, handed: Option<HandedFiles>, signals: &SignalFd) -> Result<Option<Opened>> {
     if let Some(size) = args.null {
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
@@ -500,7 +572,7 @@ fn open(args: &ServeArgs) -> Result<Opened> {
                 "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
             );
         }
-        return Ok(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?)));
+        return Ok(Some(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?))));
     }
     let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
@@ -529,17 +601,29 @@ fn open(args: &ServeArgs) -> Result<Opened> {
         flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
         danger_flush_journal_only: args.danger_flush_journal_only,
     };
-    let engine = FileEngine::open(path, options)?;
+    let engine = match handed {
+        Some(files) => FileEngine::take_over(path, options, files)?,
+        None => {
+            let mut waiting = waiting::Waiting::new(path, signals, args.lock_timeout);
+            let opened = FileEngine::open_patiently(path, options, &mut |leftover| waiting.goes_on(leftover));
+            if opened.is_err() && waiting.was_ended() {
+                return Ok(None);
+            }
+            let engine = opened?;
+            waiting.over();
+            engine
+        }
+    };
     if args.danger_flush_journal_only {
         tracing::warn!(
             "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
             path.display()
         );
     }
-    Ok(Opened::File(Arc::new(match &args.danger_record_storage {
+    Ok(Some(Opened::File(Arc::new(match &args.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,
-    })))
+    }))))
 }
 
 /// Has everything that reaches the storage written down.

@@ -147,3 +147,46 @@ fn a_guest_outlives_an_outage_of_ninety_seconds() {
         finishes(&bed, &volume, backend, guest);
     }
 }
+
+/// QEMU notices nothing of it: no connection ends, none is made, and no request of the guest fails.
+fn upgrades(change: impl Fn(&mut Qemu)) {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&["--queues", "2"]);
+    let mut machine = bed.machine(&volume.socket);
+    change(&mut machine);
+    let guest = bed.start(machine, &work(16), &["fio", "mkfs.ext4", "e2fsck"]);
+    guest.wait_result("working", common::LIMIT).unwrap();
+    let pid = rustix::process::Pid::from_raw(backend.id().try_into().unwrap()).unwrap();
+    let upgraded = || backend.log().matches("upgraded in place").count();
+    for time in 1..=5 {
+        std::thread::sleep(PAUSE / 3);
+        assert!(!guest.results().contains_key("worked"), "the guest was done before the upgrade");
+        rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+        let begin = std::time::Instant::now();
+        while upgraded() < time {
+            assert!(begin.elapsed() < common::LIMIT, "{}", backend.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let report = common::finished(guest);
+    let stopped = stop(backend);
+    assert_eq!(stopped.log.matches(": front end pid").count(), 1, "{}", stopped.log);
+    println!("{}", stopped.log);
+    ext4::check(&bed.host, &volume.image).unwrap();
+    for (key, path) in [("before", "/before"), ("file", "/work.0.0")] {
+        let content = ext4::read_file(&bed.host, &volume.image, path).unwrap();
+        assert_eq!(sha256_of(&content), report.result(key).unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn a_guest_notices_nothing_of_upgrades() {
+    upgrades(|_| ());
+}
+
+#[test]
+fn a_guest_with_packed_rings_notices_nothing_of_upgrades() {
+    upgrades(|machine| machine.disks[0].packed = true);
+}

@@ -19,7 +19,7 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 37] = [
+const ZERO: [(&str, &str); 38] = [
     ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
@@ -32,6 +32,7 @@ const ZERO: [(&str, &str); 37] = [
     ("serve", "delay-flush"),
     ("serve", "poll-max"),
     ("serve", "stop-timeout"),
+    ("serve", "lock-timeout"),
     ("serve", "cpus"),
     ("serve", "serial"),
     ("bench", "batch"),

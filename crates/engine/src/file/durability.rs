@@ -42,6 +42,12 @@ impl Durability {
         Durability { witness: witness.map(Mutex::new), ..Durability::default() }
     }
 
+    /// The witness, for the process that asks it from now on.
+    pub(super) fn witness(&self) -> io::Result<Option<File>> {
+        let lock = |witness: &Mutex<File>| witness.lock().unwrap_or_else(PoisonError::into_inner).try_clone();
+        self.witness.as_ref().map(lock).transpose()
+    }
+
     /// Whether something was lost. One load.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {

@@ -3,14 +3,22 @@
 //! A user of an image holds shared locks on single bytes beyond 100 for what it does, and beyond 200 for what it
 //! does not tolerate others to do; a conflict is found by testing the other's bytes. The locks are "open file
 //! description" locks: they belong to the open file and end with it.
+//!
+//! That is what makes a killed server safe to follow. A request in flight holds its open file, so the locks of a process that was
+//! killed end only when the storage has ended the last of its requests, which may be long after the process: none of its writes comes after one of whoever
+//! has the locks next. Hence two rules: every open file through which requests go has locks ([`also`]), and they are taken before
+//! anything of the image is read.
+
+mod holders;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use self::holders::{Opener, Openers};
+use super::Leftover;
 use crate::{EngineError, ErrorKind};
 
 const DOES: i64 = 100;
@@ -19,31 +27,134 @@ const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// For how long an image is waited for that is locked although nobody has it open.
+/// For how long an image is waited for, unless somebody is more patient, that is locked although no process that runs has it open.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long it is in any case: whoever starts a program has, for a moment, a second process with all its files.
+/// For how long one is that a process has open: whoever starts a program has, for a moment, a second process with all its files.
 pub(super) const MOMENT: Duration = Duration::from_millis(100);
+/// The longest time between two looks. More often at first.
+const LOOK: Duration = Duration::from_millis(200);
 
-/// Takes the locks on `file`. A process that was killed keeps its locks until the kernel has ended its last request
-/// in flight, which is later than its end; so an image that nobody has open is waited for.
-pub(super) fn acquire(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
-    let begin = Instant::now();
+/// Whoever waits for what a dead process has left: told again and again, says whether to go on.
+pub(super) type Patience<'a> = dyn FnMut(&Leftover) -> bool + 'a;
+
+/// Takes the locks on `file`.
+pub(super) fn acquire(
+    path: &Path,
+    file: &File,
+    read_only: bool,
+    patience: &mut Patience<'_>,
+) -> Result<(), EngineError> {
+    let mut wait = Wait::new(patience);
     loop {
         match try_acquire(path, file, read_only)? {
             Attempt::Locked => {}
             Attempt::Done => return Ok(()),
         }
-        let holder = holder(file);
-        let enough = if holder.is_some() { MOMENT } else { PATIENCE };
-        if begin.elapsed() > enough {
-            return Err(locked(path, holder, read_only));
-        }
         // Not to be in the way of one who does the same at the same moment.
         lock_byte(file, libc::F_OFD_SETLK, libc::F_UNLCK, 0).map_err(|error| {
             EngineError::new(ErrorKind::Io, Some(path), "cannot unlock it").with_source(error)
         })?;
-        std::thread::sleep(Duration::from_millis(10 + u64::from(std::process::id() % 16)));
+        wait.a_moment(file).map_err(|reason| reason.into_error(path, read_only))?;
     }
+}
+
+/// Waits for an image that is locked.
+pub(super) struct Wait<'a, 'b> {
+    patience: &'a mut Patience<'b>,
+    begin: Instant,
+    /// Since when a process that runs has had it locked.
+    in_use_since: Option<Instant>,
+    pause: Duration,
+}
+
+/// Why it is not waited for any longer.
+pub(super) enum Locked {
+    /// By a process that runs.
+    By(Opener),
+    Leftover(Leftover),
+}
+
+impl<'a, 'b> Wait<'a, 'b> {
+    pub(super) fn new(patience: &'a mut Patience<'b>) -> Self {
+        // Two that come at the same moment do not look at the same moment again.
+        let pause = Duration::from_millis(10 + u64::from(std::process::id() % 16));
+        Self { patience, begin: Instant::now(), in_use_since: None, pause }
+    }
+
+    /// Waits until it is worth to look at the locks of `file` again.
+    pub(super) fn a_moment(&mut self, file: &File) -> Result<(), Locked> {
+        let openers = Openers::of(file);
+        if let Some(opener) = openers.locking() {
+            if self.in_use_since.get_or_insert_with(Instant::now).elapsed() > MOMENT {
+                return Err(Locked::By(opener.clone()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            return Ok(());
+        }
+        self.in_use_since = None;
+        let leftover = Leftover {
+            waited: self.begin.elapsed(),
+            process: openers.ending().map(|opener| (opener.pid, opener.name.clone())),
+        };
+        if !(self.patience)(&leftover) {
+            return Err(Locked::Leftover(leftover));
+        }
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(LOOK);
+        Ok(())
+    }
+}
+
+impl Locked {
+    pub(super) fn into_error(self, path: &Path, read_only: bool) -> EngineError {
+        let text = match self {
+            Locked::By(opener) => {
+                let advice = match read_only {
+                    true => "stop it first",
+                    false => "stop it, or serve read-only with --read-only if it only reads",
+                };
+                format!("image is locked by {}; {advice}", named(&opener))
+            }
+            Locked::Leftover(leftover) => format!("image {leftover}; try again"),
+        };
+        EngineError::new(ErrorKind::Locked, Some(path), text)
+    }
+}
+
+/// Whose lock it is.
+fn named(opener: &Opener) -> String {
+    match opener.pid == std::process::id() {
+        true => "this process already".to_owned(),
+        false => format!("another process (pid {}, {})", opener.pid, vlane_socket::printable(&opener.name)),
+    }
+}
+
+/// Takes the locks for another open file of the same image as well: requests that go through it have their own to hold.
+pub(super) fn also(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
+    announce(file, read_only).map(drop).map_err(|error| {
+        EngineError::new(ErrorKind::Io, Some(path), "cannot lock it once more").with_source(error)
+    })
+}
+
+fn does(read_only: bool) -> &'static [i64] {
+    if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] }
+}
+
+/// Sets our own locks; false if this file system has none.
+fn announce(file: &File, read_only: bool) -> io::Result<bool> {
+    let ours = does(read_only).iter().map(|p| DOES + p).chain([WRITE, RESIZE].iter().map(|p| FORBIDS + p));
+    for byte in ours {
+        match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
+            Ok(_) => {}
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
 }
 
 enum Attempt {
@@ -52,32 +163,21 @@ enum Attempt {
 }
 
 fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, EngineError> {
-    let does: &[i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
-    let forbids = [WRITE, RESIZE];
-    let ours = does.iter().map(|p| DOES + p).chain(forbids.iter().map(|p| FORBIDS + p));
-    let theirs = does.iter().map(|p| FORBIDS + p).chain(forbids.iter().map(|p| DOES + p));
     // First announce, then look: of two that come at the same moment at least one sees the other.
-    for byte in ours {
-        match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
-            Ok(_) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-                return Ok(Attempt::Locked);
-            }
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) =>
-            {
-                tracing::warn!(
-                    "{}: this file system has no locks; nothing stops a second user",
-                    path.display()
-                );
-                return Ok(Attempt::Done);
-            }
-            Err(error) => {
-                let error = EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error);
-                return Err(error);
-            }
+    match announce(file, read_only) {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::warn!("{}: this file system has no locks; nothing stops a second user", path.display());
+            return Ok(Attempt::Done);
+        }
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            return Ok(Attempt::Locked);
+        }
+        Err(error) => {
+            return Err(EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error));
         }
     }
+    let theirs = does(read_only).iter().map(|p| FORBIDS + p).chain([WRITE, RESIZE].iter().map(|p| DOES + p));
     // Our own locks are not in the way of our own test.
     for byte in theirs {
         let found = lock_byte(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map_err(|error| {
@@ -118,69 +218,27 @@ pub(super) fn is_locked(file: &File) -> bool {
 
 /// Who has locked the file, after its name.
 pub(super) fn user_in_words(file: &File) -> String {
-    match holder(file) {
-        Some(Holder::Process(pid, name)) => format!("is locked by another process (pid {pid}, {name})"),
-        Some(Holder::Ourselves) => "is locked by this process".to_owned(),
+    let openers = Openers::of(file);
+    match openers.locking() {
+        Some(opener) if opener.pid == std::process::id() => "is locked by this process".to_owned(),
+        Some(opener) => format!(
+            "is locked by another process (pid {}, {})",
+            opener.pid,
+            vlane_socket::printable(&opener.name)
+        ),
         None => "is locked by another process".to_owned(),
     }
 }
 
-fn locked(path: &Path, holder: Option<Holder>, read_only: bool) -> EngineError {
-    let holder = match holder {
-        Some(Holder::Process(pid, name)) => {
-            format!("another process (pid {pid}, {})", vlane_socket::printable(&name))
-        }
-        Some(Holder::Ourselves) => "this process already".to_owned(),
-        None => "another process".to_owned(),
-    };
-    let advice = match read_only {
-        true => "stop it first",
-        false => "stop it, or serve read-only with --read-only if it only reads",
-    };
-    EngineError::new(ErrorKind::Locked, Some(path), format!("image is locked by {holder}; {advice}"))
-}
-
-enum Holder {
-    Process(u32, String),
-    Ourselves,
-}
-
-/// Whether another process, or we with another volume, have the image open.
+/// Whether another process that runs has the image open.
 pub(super) fn is_open_elsewhere(file: &File) -> bool {
-    holder(file).is_some()
+    Openers::of(file).other_running().is_some()
 }
 
-/// Who else has the file open, as far as we may see: the system does not tell who holds such a lock.
-fn holder(file: &File) -> Option<Holder> {
-    let wanted = file.metadata().ok()?;
-    let same = |m: std::fs::Metadata| (m.dev(), m.ino()) == (wanted.dev(), wanted.ino());
-    let mut ourselves = false;
-    for process in std::fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
-        let descriptors = descriptors.flatten().filter(|fd| std::fs::metadata(fd.path()).is_ok_and(same));
-        if pid == std::process::id() {
-            let opened = descriptors.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
-            ourselves = opened.into_iter().any(|fd: i32| has_locks(file, fd));
-        } else if descriptors.count() > 0 {
-            let name = std::fs::read(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder::Process(
-                pid,
-                String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
-            ));
-        }
-    }
-    ourselves.then_some(Holder::Ourselves)
-}
-
-/// Whether one of our own descriptors of the image has locks: it is not the one that wants them, and the locks are
-/// still there as it sees them.
-fn has_locks(file: &File, fd: i32) -> bool {
-    fd != file.as_raw_fd()
-        && std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))
-            .is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:")))
+/// For tests of who has an image: a lock, as a writer has it.
+#[cfg(test)]
+fn hold(file: &File) -> io::Result<()> {
+    announce(file, false).map(drop)
 }
 
 #[cfg(test)]
@@ -189,8 +247,12 @@ mod tests {
 
     #[test]
     fn the_holders_name_is_shown_and_not_done() {
-        let holder = Holder::Process(7, "\x1b[2J\rqemu".to_owned());
-        let said = locked(Path::new("disk.raw"), Some(holder), false).to_string();
+        let name = "\x1b[2J\rqemu".to_owned();
+        let holder = Locked::By(Opener { pid: 7, name: name.clone(), has_locks: true, is_ending: false });
+        let said = holder.into_error(Path::new("disk.raw"), false).to_string();
         assert!(said.contains("pid 7, \\u{1b}[2J\\rqemu"), "{said}");
+        let left = Leftover { waited: Duration::ZERO, process: Some((7, name)) };
+        let said = Locked::Leftover(left).into_error(Path::new("disk.raw"), false).to_string();
+        assert!(said.contains("process 7 (\\u{1b}[2J\\rqemu)"), "{said}");
     }
 }

@@ -23,6 +23,7 @@ mod flushes_tests;
 mod format;
 mod inline;
 mod journal;
+mod leftover;
 mod lock;
 mod map;
 mod mapped;
@@ -47,6 +48,8 @@ use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
 pub use self::journal::{DirectReport, JournalReport};
+pub use self::leftover::Leftover;
+pub use self::open::HandedFiles;
 #[cfg(vlane_simulated)]
 pub use self::simulated::Simulated;
 use crate::operation::StorageFile;
@@ -125,7 +128,7 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
 /// # Errors
 /// As [`FileEngine::open`], if it is no image that could be served for reading.
 pub fn look_into(path: &std::path::Path, raw: bool) -> Result<(File, u64), EngineError> {
-    open::image(path, true, raw).map(|(file, _, size)| (file, size))
+    open::image(path, raw)
 }
 
 /// A regular file or block device as a volume.
@@ -173,12 +176,25 @@ struct Shared {
 
 impl FileEngine {
     /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another vlane see
-    /// that the image is in use.
+    /// that the image is in use. For what a dead process has left of it, it waits two seconds.
     ///
     /// # Errors
     /// Every [`crate::ErrorKind`]; the text says what to do.
     pub fn open(path: &std::path::Path, options: FileOptions) -> Result<FileEngine, EngineError> {
-        open::open(path, options).map(|shared| FileEngine { shared: Arc::new(shared) })
+        FileEngine::open_patiently(path, options, &mut |leftover| leftover.waited <= lock::PATIENCE)
+    }
+
+    /// The same, waiting as long as `patience` wants for what a dead process has left of the image: it is asked several times a second. An
+    /// image that a process has open that runs is refused as quickly as elsewhere.
+    ///
+    /// # Errors
+    /// As [`FileEngine::open`]; [`crate::ErrorKind::Locked`] when `patience` is at an end.
+    pub fn open_patiently(
+        path: &std::path::Path,
+        options: FileOptions,
+        patience: &mut dyn FnMut(&Leftover) -> bool,
+    ) -> Result<FileEngine, EngineError> {
+        open::open(path, options, patience).map(|shared| FileEngine { shared: Arc::new(shared) })
     }
 
     /// The same, with everything that reaches the storage written down from now on: for tests and research. [`StorageRecorder::finish`] ends

@@ -16,11 +16,14 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::transfer::Align;
-use super::{Cache, FileOptions, Shared, attached, discard, durability, format, lock, map};
+use super::{Cache, FileOptions, JournalWay, Shared, attached, discard, durability, format, lock, map};
 use crate::operation::StorageFile;
-use crate::{EngineError, ErrorKind, Piece};
+use crate::{EngineError, ErrorKind, Piece, pages};
 
+mod handed;
 mod regions;
+
+pub use handed::HandedFiles;
 
 /// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
@@ -74,15 +77,31 @@ fn map(path: &Path, file: &File, size: u64) -> Option<map::Map> {
     map::Map::new(file, size).inspect_err(told).ok()
 }
 
-pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineError> {
-    let FileOptions { cache, read_only, raw, journal: journal_way, flush_delay, .. } = options;
+/// An image's files, and what is known of it.
+struct Opened {
+    file: File,
+    /// With a second file the first one is direct.
+    second: Option<File>,
+    /// In force.
+    cache: Cache,
+    witness: Option<File>,
+    /// Why nothing of it is read and written around the page cache, if that is asked.
+    refusal: Option<String>,
+    can_discard: bool,
+    is_device: bool,
+    in_memory: bool,
+    size: u64,
+}
+
+pub(super) fn open(
+    path: &Path,
+    options: FileOptions,
+    patience: &mut lock::Patience<'_>,
+) -> Result<Shared, EngineError> {
+    let FileOptions { cache, read_only, raw, journal: journal_way, .. } = options;
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
-    let (buffered, metadata, size) = image(path, read_only, raw)?;
+    let (buffered, metadata, size) = locked(path, read_only, raw, patience)?;
     let is_device = metadata.file_type().is_block_device();
-    if !read_only {
-        check_file_limit(path, is_device, size)?;
-        check_loop_devices(path, &buffered, is_device)?;
-    }
 
     let file_system = if is_device { 0 } else { rustix::fs::fstatfs(&buffered).map_or(0, |fs| fs.f_type) };
     if file_system == HUGETLBFS_MAGIC && !read_only {
@@ -96,14 +115,21 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     };
     let asked = Asked { cache, read_only, is_device, in_memory, size };
     let (file, second, cache) = ways(path, asked, buffered, direct)?;
-    let file = match is_device && !read_only {
-        true => claim(path, second.is_some(), &file)?,
-        false => file,
-    };
-    lock::acquire(path, &file, read_only)?;
+    // Each has its own, also those through which requests go beside the first.
+    lock::also(path, &file, read_only)?;
+    let file = if is_device && !read_only { claim(path, second.is_some(), &file)? } else { file };
+    lock::also(path, &file, read_only)?;
 
     let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
+    let can_discard = !is_device || device_discards(&metadata);
+    let opened = Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size };
+    shared(path, options, opened)
+}
 
+/// What the channels of an opened image share.
+fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
+    let Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size } = opened;
+    let FileOptions { read_only, flush_delay, .. } = options;
     let align = match second {
         Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
         None => Align::NONE,
@@ -140,7 +166,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
         align,
         read_only,
         is_device,
-        can_discard: !is_device || device_discards(&metadata),
+        can_discard,
         map,
         journal,
         flush_delay,
@@ -149,8 +175,37 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, EngineEr
     })
 }
 
-/// An image through the page cache, and its size: what has to be right before it is used in any way.
-pub(super) fn image(path: &Path, read_only: bool, raw: bool) -> Result<(File, Metadata, u64), EngineError> {
+/// An image through the page cache, for us to serve, and its size.
+fn locked(
+    path: &Path,
+    read_only: bool,
+    raw: bool,
+    patience: &mut lock::Patience<'_>,
+) -> Result<(File, Metadata, u64), EngineError> {
+    let (buffered, metadata) = open_image(path, read_only)?;
+    // Before anything is read: a dead process's writes may still be on their way, and storage that hangs lets nobody read.
+    lock::acquire(path, &buffered, read_only, patience)?;
+    let size = raw_size(path, &buffered, raw)?;
+    let is_device = metadata.file_type().is_block_device();
+    if !read_only {
+        check_file_limit(path, is_device, size)?;
+        check_loop_devices(path, &buffered, is_device, patience)?;
+    }
+    if is_device {
+        forget_pages(&buffered, size);
+    }
+    Ok((buffered, metadata, size))
+}
+
+/// An image through the page cache, and its size, whoever uses it.
+pub(super) fn image(path: &Path, raw: bool) -> Result<(File, u64), EngineError> {
+    let (file, _) = open_image(path, true)?;
+    let size = raw_size(path, &file, raw)?;
+    Ok((file, size))
+}
+
+/// An image through the page cache, of which nothing is read yet.
+fn open_image(path: &Path, read_only: bool) -> Result<(File, Metadata), EngineError> {
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
     let kind = metadata.file_type();
@@ -165,10 +220,22 @@ pub(super) fn image(path: &Path, read_only: bool, raw: bool) -> Result<(File, Me
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
+    Ok((buffered, metadata))
+}
+
+/// The size of an image: what has to be right before it is used in any way.
+fn raw_size(path: &Path, file: &File, raw: bool) -> Result<u64, EngineError> {
     // Before the size: an image of another format may have any.
-    check_format(path, &buffered, raw)?;
-    let size = checked_size(path, &buffered)?;
-    Ok((buffered, metadata, size))
+    check_format(path, file, raw)?;
+    checked_size(path, file)
+}
+
+/// Empties the page cache of a device of what is clean.
+///
+/// Whoever had the device before may have written around the cache, and been killed: a direct write that ends later leaves a page of a
+/// block device there that was read meanwhile (files' pages go then). As long as anybody has the device open, such a page would be read.
+fn forget_pages(device: &File, size: u64) {
+    pages::drop(device, &(0..size));
 }
 
 fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
@@ -287,14 +354,12 @@ fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineErr
 }
 
 /// Whether somebody has locked the file and keeps it: a lock outlives its process until its last request has ended.
-fn stays_locked(file: &File) -> bool {
-    let begin = Instant::now();
+fn stays_locked(file: &File, patience: &mut lock::Patience<'_>) -> bool {
+    let mut wait = lock::Wait::new(patience);
     while lock::is_locked(file) {
-        let enough = if lock::is_open_elsewhere(file) { lock::MOMENT } else { lock::PATIENCE };
-        if begin.elapsed() >= enough {
+        if wait.a_moment(file).is_err() {
             return true;
         }
-        std::thread::sleep(Duration::from_millis(20));
     }
     false
 }
@@ -312,11 +377,16 @@ fn attached_devices(file: &File) -> Vec<attached::Attached> {
 }
 
 /// Refuses to write to an image under a loop device that is in use, and to a loop device over an image that is served.
-fn check_loop_devices(path: &Path, file: &File, is_device: bool) -> Result<(), EngineError> {
+fn check_loop_devices(
+    path: &Path,
+    file: &File,
+    is_device: bool,
+    patience: &mut lock::Patience<'_>,
+) -> Result<(), EngineError> {
     let in_use = |text: String| Err(EngineError::new(ErrorKind::Locked, Some(path), text));
     if is_device {
         let Some(backing) = attached::backing_file(file) else { return Ok(()) };
-        return match File::open(&backing).is_ok_and(|file| stays_locked(&file)) {
+        return match File::open(&backing).is_ok_and(|file| stays_locked(&file, patience)) {
             true => in_use(format!(
                 "is a loop device on {}, which another process has locked; stop that one, or serve this with --read-only",
                 backing.display()

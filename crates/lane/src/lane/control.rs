@@ -14,6 +14,7 @@ use super::events::LaneEvent;
 use crate::call::Call;
 use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
+use crate::wish::Wish;
 
 /// What a lane does once nothing is in flight.
 pub(super) enum Draining {
@@ -22,6 +23,8 @@ pub(super) enum Draining {
     Stop(Sender<Option<Stopped>>),
     /// As a stop, but needs only that nothing is begun: what waits stays in flight.
     Suspend(Sender<Option<Stopped>>),
+    /// The same, unless that is called off before.
+    TryStop(Arc<Wish>, Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
     Move(usize),
@@ -132,6 +135,22 @@ impl Lane {
     /// What is in flight stays so for another device.
     pub(super) fn is_suspending(&self) -> bool {
         matches!(self.draining, Some(Draining::Suspend(_)))
+    }
+
+    /// As [`Lane::stop`], for as long as `wish` stands.
+    pub(crate) fn try_stop(&mut self, wish: Arc<Wish>, reply: Sender<Option<Stopped>>) {
+        // A thread that hangs reads this when nobody wants it any more.
+        if wish.stands() {
+            self.drain(Draining::TryStop(wish, reply));
+        }
+    }
+
+    /// Does not stop after all, if it was going to and that was called off.
+    pub(crate) fn carry_on(&mut self) {
+        if matches!(&self.draining, Some(Draining::TryStop(wish, _)) if !wish.stands()) {
+            self.draining = None;
+            self.is_touched = true;
+        }
     }
 
     fn drain(&mut self, draining: Draining) {
@@ -278,16 +297,8 @@ impl Lane {
                 self.draining = Some(Draining::Hold);
                 Settled::Stays
             }
-            Some(Draining::Stop(reply) | Draining::Suspend(reply)) => {
-                self.publish();
-                self.queue.leave_place();
-                self.store_counters();
-                let _ = reply.send(Some(Stopped {
-                    base: self.queue.base(),
-                    counters: self.counters.since(&self.counted_before),
-                }));
-                Settled::Ends
-            }
+            Some(Draining::Stop(reply) | Draining::Suspend(reply)) => self.stops(&reply),
+            Some(Draining::TryStop(wish, reply)) if wish.grant() => self.stops(&reply),
             Some(Draining::Memory(memory, reply)) => {
                 let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
                 Settled::Stays
@@ -297,8 +308,18 @@ impl Lane {
                 self.store_counters();
                 Settled::Ends
             }
-            Some(Draining::Move(_)) | None => Settled::Stays,
+            // ... or called off: it goes on.
+            Some(Draining::Move(_) | Draining::TryStop(..)) | None => Settled::Stays,
         }
+    }
+
+    fn stops(&mut self, reply: &Sender<Option<Stopped>>) -> Settled {
+        self.publish();
+        self.queue.leave_place();
+        self.store_counters();
+        let counters = self.counters.since(&self.counted_before);
+        let _ = reply.send(Some(Stopped { base: self.queue.base(), counters }));
+        Settled::Ends
     }
 }
 

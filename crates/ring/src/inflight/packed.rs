@@ -11,8 +11,9 @@
 //! Answers are shown one by one here. In a batch, the later ones are written before the first one is shown; after a kill in between they would
 //! lie in the ring, where the successor's first answer would show them, too: requests answered twice.
 
-use super::{DESC_NUM, FEATURES, InflightPart, Lost, VERSION, VERSION_AT, after, in_order};
+use super::{DESC_NUM, FEATURES, InflightPart, VERSION, VERSION_AT, after, in_order};
 use crate::chain::Descriptor;
+use crate::error::Lost;
 use crate::packed::{PackedQueue, Position};
 
 const FREE_HEAD: usize = 12;

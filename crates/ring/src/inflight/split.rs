@@ -4,7 +4,8 @@
 //! it was when they were last in order, and a list of the answers, the last one first. If a kill came between the index and the
 //! end of its batch's marks, the two indices differ, and the first entries of the list, as many as they differ by, are those whose marks mean nothing any more.
 
-use super::{DESC_NUM, FEATURES, InflightPart, Lost, VERSION, VERSION_AT, after, in_order};
+use super::{DESC_NUM, FEATURES, InflightPart, VERSION, VERSION_AT, after, in_order};
+use crate::error::Lost;
 
 const LAST_BATCH_HEAD: usize = 12;
 const USED_IDX: usize = 14;

@@ -12,6 +12,7 @@ mod limits;
 mod trace;
 mod volume;
 
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,6 +27,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::handover::{Arrived, Descriptors, HandedServer, HandedSocket, HandoverError};
 use crate::volume::Volume;
 use error::ApiError;
 use vlane_socket::{Access, ListenError, Place, SocketFile};
@@ -48,6 +50,9 @@ pub enum ControlError {
     /// Not at that path.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Not the one of the process before.
+    #[error(transparent)]
+    TakeOver(#[from] HandoverError),
     /// The system gives no thread, or nothing to wait with.
     #[error("{}: cannot start the thread that answers there", path.display())]
     Thread {
@@ -65,6 +70,8 @@ pub struct Control {
     volume: Arc<Volume>,
     /// Its file goes when this goes.
     file: Arc<SocketFile>,
+    /// For a process that takes over.
+    socket: Arc<UnixListener>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -77,7 +84,46 @@ impl Control {
     pub fn start(path: &Path, volume: Arc<Volume>) -> Result<Control, ControlError> {
         let place = Place::new(path, "--control", "server").access(Access::OWNER);
         let (socket, file) = SocketFile::listen_stream(&place)?;
+        Control::serve(path, socket, file, volume)
+    }
+
+    /// Serves `volume` at the socket at `path` where another process listened until now; one is made if it had none.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn take_over(
+        path: &Path,
+        handed: Option<HandedSocket>,
+        from: &mut Arrived,
+        volume: Arc<Volume>,
+    ) -> Result<Control, ControlError> {
+        let Some(socket) = handed else { return Control::start(path, volume) };
+        let (socket, file) = socket.take(from, path)?;
+        Control::serve(path, socket, file, volume)
+    }
+
+    /// Has the next process listen at it; fails when this has ended, or the system gives no descriptor.
+    pub fn giver(
+        &self,
+    ) -> impl Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync + 'static {
+        let (socket, file) = (Arc::downgrade(&self.socket), Arc::downgrade(&self.file));
+        move |handed, to| {
+            let (Some(socket), Some(file)) = (socket.upgrade(), file.upgrade()) else {
+                return Err(std::io::ErrorKind::NotConnected.into());
+            };
+            handed.control = Some(HandedSocket::give(to, &socket, &file)?);
+            Ok(())
+        }
+    }
+
+    fn serve(
+        path: &Path,
+        socket: UnixListener,
+        file: SocketFile,
+        volume: Arc<Volume>,
+    ) -> Result<Control, ControlError> {
         let failed = |source| ControlError::Thread { path: path.to_owned(), source };
+        let copy = socket.try_clone().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (stop, stopped) = oneshot::channel();
         let (router, document) = api();
@@ -103,7 +149,13 @@ impl Control {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
-        Ok(Control { volume, file: Arc::new(file), stop: Some(stop), thread: Some(thread) })
+        Ok(Control {
+            volume,
+            file: Arc::new(file),
+            socket: Arc::new(copy),
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 }
 

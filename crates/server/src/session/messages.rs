@@ -1,13 +1,12 @@
 //! What each vhost-user message does to a session's [`State`].
 
 use super::tracking::Tracking;
-use super::{State, refuse};
+use super::{State, refuse, refuse_for_good};
 use crate::features;
 use crate::signal_fd::Use;
 use crate::vring::Addresses;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -15,29 +14,19 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
+use vlane_memory::{GuestMemory, Region, RegionSpec};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;
 
-/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
-/// ends instead.
-pub(super) fn refuse_for_good(refused: Error) -> Error {
-    tracing::warn!("a message that must be answered cannot be: {refused}");
-    Error::BackendInternalError
-}
-
-fn region(region: &VhostUserMemoryRegion, file: &File) -> Result<Region> {
+fn region(region: &VhostUserMemoryRegion, file: File) -> Result<Region> {
     let spec = RegionSpec {
         guest: region.guest_phys_addr,
         size: region.memory_size,
         user: region.user_addr,
         offset: region.mmap_offset,
     };
-    Region::map(spec, file).map_err(|error| match std::error::Error::source(&error) {
-        Some(source) => refuse(format_args!("{error}: {source}")),
-        None => refuse(error),
-    })
+    map(spec, file)
 }
 
 impl VhostUserBackendReqHandlerMut for State {
@@ -54,10 +43,12 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_features(&mut self) -> Result<u64> {
+        self.talked.asked_features = true;
         Ok(features::offered(&self.volume.geometry()))
     }
 
     fn set_features(&mut self, wanted: u64) -> Result<()> {
+        self.talked.features = Some(wanted);
         let unknown = wanted & !features::offered(&self.volume.geometry());
         if unknown != 0 {
             return Err(refuse(format_args!("features {unknown:#x} were not offered")));
@@ -89,7 +80,7 @@ impl VhostUserBackendReqHandlerMut for State {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mapped =
-            regions.iter().zip(&files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
+            regions.iter().zip(files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
         let memory = GuestMemory::new(mapped).map_err(refuse)?;
         self.use_memory(memory, true)?;
         Ok(None)
@@ -188,6 +179,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_protocol_features(&mut self, wanted: u64) -> Result<()> {
+        self.talked.protocol = Some(wanted);
         //= vhost-user Front-end message types
         //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
         //# VHOST_USER_SET_FEATURES was called.
@@ -257,7 +249,7 @@ impl VhostUserBackendReqHandlerMut for State {
         if !self.running().is_empty() {
             return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
         }
-        self.tracking = Some(Tracking::open(*inflight, &file)?);
+        self.tracking = Some(Tracking::open(*inflight, file)?);
         Ok(())
     }
 
@@ -277,7 +269,7 @@ impl VhostUserBackendReqHandlerMut for State {
         //= vhost-user Front-end message types
         //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
         //# the back-end device must map in.
-        let memory = self.memory.with(region(spec, &fd)?).map_err(refuse)?;
+        let memory = self.memory.with(region(spec, fd)?).map_err(refuse)?;
         // What was there stays there: lanes need not wait.
         self.use_memory(memory, false)?;
         Ok(None)
@@ -309,9 +301,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        let log =
-            DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(|e| refuse_for_good(refuse(e)))?;
-        self.log = Some(Arc::new(log));
+        self.use_log(file, log.mmap_offset, log.mmap_size).map_err(refuse_for_good)?;
         self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
     }
 }

@@ -8,13 +8,20 @@ use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
-use super::messages::refuse_for_good;
-use super::{State, refuse};
+use super::{State, refuse, refuse_for_good};
 
 /// What SET_INFLIGHT_FD gave.
-#[derive(Debug)]
 pub(super) struct Tracking {
     region: Arc<InflightRegion>,
+    /// For a process that takes over.
+    pub(super) shape: VhostUserInflight,
+    pub(super) file: File,
+}
+
+impl std::fmt::Debug for Tracking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracking").field("region", &self.region).finish_non_exhaustive()
+    }
 }
 
 fn refused(error: InflightError) -> vhost::vhost_user::Error {
@@ -33,11 +40,11 @@ impl Tracking {
     }
 
     /// What the front end kept.
-    pub(super) fn open(shape: VhostUserInflight, file: &File) -> Result<Tracking> {
+    pub(super) fn open(shape: VhostUserInflight, file: File) -> Result<Tracking> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
         let region =
-            InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
-        Ok(Tracking { region })
+            InflightRegion::map(&file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
+        Ok(Tracking { region, shape, file })
     }
 
     /// Nothing is in flight any more.

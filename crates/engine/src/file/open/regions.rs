@@ -49,13 +49,10 @@ pub(super) fn open(
     }
 }
 
-/// Empties the page cache of a device.
-///
-/// Whoever had the device before may have written around the cache, and been killed: a direct write that ends later leaves a page of a
-/// block device there that was read meanwhile (files' pages go then). As long as anybody has the device open, such a page would be read.
+/// Empties the page cache of a device, of what is dirty as well: see [`super::forget_pages`].
 fn empty(buffered: &File, size: u64) -> std::io::Result<()> {
     buffered.sync_data()?;
-    pages::drop(buffered, &(0..size));
+    super::forget_pages(buffered, size);
     Ok(())
 }
 

@@ -1,0 +1,119 @@
+//! An image whose open files come from the process that served it before.
+//!
+//! An image's locks, and the claim on a block device, belong to its open files: they stay for as long as one process after the other has these.
+//! Opening it anew would meet its own locks, and for a moment there would be none. The witness goes along as well: what the storage lost
+//! between two processes is told to it, and to no file that is opened later.
+//!
+//! What was checked when the image was opened is not checked again: the guest has written to it since, and may have written what looks like
+//! another format. The size stays what the guest was told.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use vlane_ring::SECTOR;
+
+use super::{Cache, EngineError, ErrorKind, FileOptions, JournalWay, Opened, Shared, TMPFS_MAGIC};
+use crate::file::FileEngine;
+
+/// The open files of an image, with its locks.
+#[derive(Debug)]
+pub struct HandedFiles {
+    /// The image: the one that has the locks.
+    pub image: File,
+    /// The same image through the page cache, if [`HandedFiles::image`] goes around it.
+    pub cached: Option<File>,
+    /// Who is told of lost writes; none if nothing can be written.
+    pub witness: Option<File>,
+    /// The volume's size.
+    pub sectors: u64,
+}
+
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
+        // Nodes of a device come and go.
+        (true, true) => a.rdev() == b.rdev(),
+        (false, false) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+/// Refuses an open image that is not the one at `path`.
+fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
+    let fail = |text: &str| EngineError::new(ErrorKind::Io, Some(path), text);
+    let served = file.metadata().map_err(|error| fail("cannot be looked at").with_source(error))?;
+    match std::fs::metadata(path) {
+        Ok(found) if is_same(&found, &served) => Ok(served),
+        Ok(_) => Err(fail("another file is at this path than the one that is served; move it back")),
+        Err(error) => {
+            Err(fail("the image that is served is not at its path any more; move it back").with_source(error))
+        }
+    }
+}
+
+impl FileEngine {
+    /// Its open files, for the process that serves the image from now on.
+    ///
+    /// # Errors
+    /// When the image is not at its path any more, or the system gives no descriptors.
+    pub fn hand_over(&self) -> Result<HandedFiles, EngineError> {
+        let Shared { path, files, durability, .. } = &*self.shared;
+        check_path(path, self.shared.file())?;
+        let copy = || -> io::Result<HandedFiles> {
+            Ok(HandedFiles {
+                image: self.shared.file().try_clone()?,
+                cached: files.get(1).map(|cached| cached.file().try_clone()).transpose()?,
+                witness: durability.witness()?,
+                sectors: self.shared.sectors.load(std::sync::atomic::Ordering::Relaxed),
+            })
+        };
+        copy().map_err(|error| {
+            EngineError::new(
+                ErrorKind::Limit,
+                Some(path),
+                "no file descriptor left; raise the limit (ulimit -n)",
+            )
+            .with_source(error)
+        })
+    }
+
+    /// The image that another process served until now, by its open files.
+    ///
+    /// # Errors
+    /// When it is another image than the one at `path`, or the system refuses what serving it needs.
+    pub fn take_over(
+        path: &Path,
+        options: FileOptions,
+        files: HandedFiles,
+    ) -> Result<FileEngine, EngineError> {
+        let HandedFiles { image: file, cached: second, witness, sectors } = files;
+        let metadata = check_path(path, &file)?;
+        let is_device = metadata.file_type().is_block_device();
+        let in_memory =
+            !is_device && rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == TMPFS_MAGIC);
+        let cache = match (options.cache, &second) {
+            (Cache::WriteThrough, _) => Cache::WriteThrough,
+            (Cache::Auto | Cache::None, Some(_)) => Cache::None,
+            (Cache::Pdc, _) if !in_memory => Cache::Pdc,
+            _ => Cache::Writeback,
+        };
+        let refusal = match options.journal {
+            _ if second.is_some() => None,
+            JournalWay::Drop => Some("it is dropped from the page cache (--journal drop)".to_owned()),
+            JournalWay::Direct => Some("that was not possible when the image was opened".to_owned()),
+        };
+        let opened = Opened {
+            file,
+            second,
+            cache,
+            witness,
+            refusal,
+            can_discard: !is_device || super::device_discards(&metadata),
+            is_device,
+            in_memory,
+            size: sectors.saturating_mul(SECTOR),
+        };
+        super::shared(path, options, opened).map(|shared| FileEngine { shared: shared.into() })
+    }
+}

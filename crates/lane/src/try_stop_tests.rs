@@ -1,0 +1,76 @@
+//! Stopping lanes of which one may hang.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
+use vlane_driver::ring::{Format, Kind};
+
+use crate::lane::Settled;
+use crate::tests::{Stuck, guest, lane_of, null};
+use crate::wish::Wish;
+use crate::{PollMode, Pool, PoolConfig, Topology};
+
+#[test]
+fn of_lanes_that_are_to_stop_in_time_one_whose_storage_hangs_goes_on() {
+    let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: false };
+    let pool =
+        Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
+            .unwrap();
+    let stuck = Stuck::default();
+    let submitted = Arc::clone(&stuck.submitted);
+    let mut lanes = Vec::new();
+    let (mut guests, mut kicks) = (Vec::new(), Vec::new());
+    for (index, engine) in (0..).zip([null(None), Arc::new(stuck)]) {
+        let (guest, mut config) = guest(engine);
+        let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        config.kick = Some(kick.try_clone().unwrap());
+        lanes.push((index, Arc::clone(&config.counters)));
+        pool.start(index, config, &[]).unwrap();
+        guests.push(guest);
+        kicks.push(kick);
+    }
+    let begun = |wanted| {
+        let begin = Instant::now();
+        while submitted.lock().unwrap().len() < wanted {
+            assert!(begin.elapsed() < Duration::from_secs(10), "the lane does not take request {wanted}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let mut ask = |slot| {
+        guests[1].submit(slot, Kind::Read, 0);
+        guests[1].driver.publish();
+        rustix::io::write(&kicks[1], &1u64.to_ne_bytes()).unwrap();
+    };
+    ask(0);
+    begun(1);
+    let stopped = pool.try_stop(&lanes, Duration::from_millis(50)).unwrap();
+    assert_eq!(stopped.iter().map(|(index, end)| (*index, end.base)).collect::<Vec<_>>(), [(0, 0)]);
+    assert_eq!(pool.places().iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1]);
+    // As if nothing had been asked.
+    ask(1);
+    begun(2);
+    // Its end would wait for the storage.
+    std::mem::forget(pool);
+}
+
+#[test]
+fn a_lane_that_reads_too_late_that_it_is_to_stop_does_not() {
+    let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Packed);
+    let (reply, stopped) = channel();
+    let wish = Arc::new(Wish::default());
+    assert!(wish.call_off());
+    lane.try_stop(Arc::clone(&wish), reply.clone());
+    assert_eq!(lane.settle(), Settled::Stays);
+    // ... or reads it in time, and is at its end when that is not wanted any more.
+    let wish = Arc::new(Wish::default());
+    lane.try_stop(Arc::clone(&wish), reply);
+    assert!(wish.call_off());
+    assert_eq!(lane.settle(), Settled::Stays);
+    assert!(stopped.try_recv().is_err());
+    guest.submit(0, Kind::Read, 0);
+    guest.driver.publish();
+    assert!(lane.serve(&mut uring, false));
+    assert_eq!(submitted.lock().unwrap().len(), 1);
+}

@@ -1,0 +1,130 @@
+//! Whether a SQLite database is sound, has every transaction that its user was told is committed, and each as a whole.
+//!
+//! sqlite3 begins transaction n + 1 when the commit of n has returned. The text of its row says of which transaction it is: a write with the
+//! text of n + 1 in it, to the database, its journal or its log, shows that its user was told of n.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use vlane_host::error::Result;
+
+use super::content::text;
+
+/// As in `load.pl`.
+const BALANCE: u64 = 1600;
+/// How long sqlite3 may take for a small database.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The text of a transaction's row, of which it begins with at least one.
+fn mark(worker: u32, step: u64) -> String {
+    format!("VTXN {worker:02} {step:08};")
+}
+
+fn content(worker: u32, step: u64) -> Vec<u8> {
+    let size = 17 + (step * 7919 + u64::from(worker) * 104_729) % 6000;
+    text(&mark(worker, step), usize::try_from(size).unwrap_or(0))
+}
+
+/// The transactions in something that was written: worker and number of the last one that was told.
+pub(super) fn told_in(bytes: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
+    let len = mark(0, 0).len();
+    bytes.windows(len).filter(|window| window.starts_with(b"VTXN ")).filter_map(|window| {
+        let words = std::str::from_utf8(window).ok()?;
+        let (worker, step) = words.strip_prefix("VTXN ")?.strip_suffix(';')?.split_once(' ')?;
+        let (worker, step) = (worker.parse().ok()?, step.parse::<u64>().ok()?);
+        (mark(worker, step) == words).then(|| (worker, step.saturating_sub(1)))
+    })
+}
+
+/// What is wrong with the database in `directory`, whose user had been told of transaction `told` last.
+///
+/// # Errors
+/// When sqlite3 cannot be started, or does not end.
+pub(super) fn wrong(sqlite3: &Path, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
+    let database = directory.join("db");
+    if !database.is_file() {
+        return Ok(if told == 0 { Vec::new() } else { vec!["there is no database".to_owned()] });
+    }
+    let ask = |question: &str| {
+        let mut command = Command::new(sqlite3);
+        command.args(["-bail", "-batch", "-noheader", "-separator", " "]).arg(&database).arg(question);
+        vlane_boot::run(&mut command, LIMIT)
+    };
+    // Rolls a journal back, or a log forward, as whoever opens it next does.
+    let checked = ask("PRAGMA integrity_check;")?;
+    if !checked.status.success() || checked.text.trim() != "ok" {
+        return Ok(vec![format!("integrity_check: {}", checked.text.trim())]);
+    }
+    if told == 0 {
+        // Its tables may be on their way.
+        return Ok(Vec::new());
+    }
+    let answer = ask(
+        "SELECT value FROM counter; SELECT sum(balance) FROM accounts; SELECT content FROM log ORDER BY step;",
+    )?;
+    Ok(missing(&answer.text, worker, told))
+}
+
+/// What the answer of a sound database lacks.
+fn missing(answer: &str, worker: u32, told: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut lines = answer.lines();
+    let counter = lines.next().and_then(|line| line.parse::<u64>().ok());
+    let Some(counter) = counter else { return vec![format!("no counter: {}", answer.trim())] };
+    if counter < told {
+        wrong.push(format!("the last transaction is {counter}"));
+    }
+    if lines.next() != Some(&BALANCE.to_string()) {
+        wrong.push("a transfer between accounts is there by half".to_owned());
+    }
+    for step in 1..=counter {
+        if lines.next().map(str::as_bytes) != Some(&content(worker, step)) {
+            wrong.push(format!("the row of transaction {step} of {counter} is not there"));
+            break;
+        }
+    }
+    if wrong.is_empty() && lines.next().is_some() {
+        wrong.push(format!("there are rows of later transactions than {counter}"));
+    }
+    wrong
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_is_told_when_the_next_one_is_written_wherever_it_lies() {
+        let mut bytes = vec![0; 1000];
+        bytes[301..301 + 17].copy_from_slice(mark(2, 7).as_bytes());
+        bytes[900..910].copy_from_slice(&mark(1, 9).as_bytes()[..10]);
+        assert_eq!(told_in(&bytes).collect::<Vec<_>>(), [(2, 6)]);
+    }
+
+    #[test]
+    fn each_kind_of_loss_is_seen_in_a_database_that_sqlite_takes_for_sound() {
+        let answer = |counter: u64, sum: u64, steps: &[u64]| {
+            let rows = steps.iter().map(|step| String::from_utf8(content(1, *step)).unwrap());
+            let lines: Vec<String> = [counter.to_string(), sum.to_string()].into_iter().chain(rows).collect();
+            lines.join("\n")
+        };
+        assert_eq!(missing(&answer(3, 1600, &[1, 2, 3]), 1, 3), Vec::<String>::new());
+        assert_eq!(
+            missing(&answer(4, 1600, &[1, 2, 3, 4]), 1, 3),
+            Vec::<String>::new(),
+            "one more is no loss"
+        );
+        for (bad, told) in [
+            (answer(2, 1600, &[1, 2]), 3),
+            (answer(3, 1599, &[1, 2, 3]), 3),
+            (answer(3, 1600, &[1, 3]), 3),
+            (answer(3, 1600, &[1, 2]), 3),
+            (answer(3, 1600, &[1, 2, 3, 4]), 3),
+            ("Error: no such table: counter".to_owned(), 1),
+        ] {
+            assert!(!missing(&bad, 1, told).is_empty(), "{}", &bad[..bad.len().min(40)]);
+        }
+    }
+}

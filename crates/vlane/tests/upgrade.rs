@@ -1,0 +1,449 @@
+//! `vlane serve` is replaced by another program while it serves (SIGUSR2): what the front end sees of it is a moment's wait, or nothing at all when
+//! it cannot be done.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests may")]
+
+mod served;
+
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use served::{LIMIT, Place, fails, going_on, stop};
+use vlane_boot::Backend;
+use vlane_driver::ring::{Kind, Request};
+use vlane_driver::{
+    Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want, Workload, run,
+    verify_check, verify_load,
+};
+
+const MIB: u64 = 1 << 20;
+const UPGRADED: &str = "upgraded in place";
+const REFUSED: &str = "not upgraded";
+
+fn signal(server: &Backend, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+fn told(server: &Backend, what: &str) -> usize {
+    server.log().lines().filter(|line| line.contains(what)).count()
+}
+
+fn until(server: &Backend, what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < LIMIT, "never: {what}\n{}", server.log());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Asks for one thing, and waits until the log tells of it once more than before.
+fn ask(server: &Backend, what: &str) {
+    let before = told(server, what);
+    signal(server, Signal::USR2);
+    until(server, what, || told(server, what) > before);
+}
+
+/// Milliseconds that requests waited, of each upgrade.
+fn pauses(server: &Backend) -> Vec<f64> {
+    let log = server.log();
+    let waited = |line: &str| line.split("waited ").nth(1)?.split(' ').next()?.parse().ok();
+    log.lines().filter(|line| line.contains(UPGRADED)).filter_map(waited).collect()
+}
+
+/// Does `load` while the server is upgraded `times` times, one after the other; `load` ends when it is told that this is over.
+fn during<T>(server: &Backend, times: usize, load: impl FnOnce(&AtomicBool) -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Whatever happens, the load has its end.
+            let _ends = Ends(&over);
+            for _ in 0..times {
+                std::thread::sleep(Duration::from_millis(150));
+                ask(server, UPGRADED);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        });
+        load(&over)
+    })
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn until_over(over: &AtomicBool) -> ControlFlow<()> {
+    if over.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64) {
+    queue.blk.submit(0, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
+    if queue.blk.publish() {
+        queue.kick().unwrap();
+    }
+    let (begin, mut done) = (Instant::now(), Vec::new());
+    while done.is_empty() {
+        assert!(begin.elapsed() < LIMIT);
+        queue.blk.reap(&mut done).unwrap();
+        std::thread::yield_now();
+    }
+    assert_eq!(done[0].status, 0, "{kind:?}");
+}
+
+/// Everything that is read is what was written last, no request fails, and none is answered twice (the driver breaks off then).
+fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
+    let server = place.serve(serve);
+    let load = VerifyOptions {
+        size: Some(8 * MIB),
+        limit: Limit::Time(Duration::from_secs(120)),
+        flush_every: 32,
+        ..VerifyOptions::default()
+    };
+    let front_end = place.connect(session);
+    let mut state = VerifyState::new(&front_end, &load).unwrap();
+    let report = during(&server, 10, |over| {
+        verify_load(front_end, &mut state, &load, &mut |_| until_over(over)).unwrap()
+    });
+    assert!(report.is_clean() && !report.backend_gone, "{report:?}\n{}", server.log());
+    assert!(report.writes > 100 && report.flushes > 0, "hardly any load: {report:?}");
+    let report = verify_check(place.connect(session), &mut state, going_on()).unwrap();
+    assert!(report.is_clean() && report.unflushed_lost == 0, "{report:?}");
+    let pauses = pauses(&server);
+    println!("{serve:?}, {} queues: paused for {pauses:?} ms", session.queues);
+    assert_eq!(pauses.len(), 10, "{}", server.log());
+    assert_eq!(told(&server, " connected"), 2, "one session, and the one that checks: {}", server.log());
+    stop(server);
+}
+
+#[test]
+fn direct_io_of_two_split_rings_survives_ten_upgrades() {
+    let session = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &session);
+}
+
+#[test]
+fn direct_io_of_a_packed_ring_survives_ten_upgrades() {
+    let session = SessionOptions { depth: 32, packed: Want::Must, ..SessionOptions::default() };
+    survives(&Place::new(16 * MIB), &["--queues", "1", "--cache", "none"], &session);
+}
+
+#[test]
+fn buffered_io_of_two_packed_rings_survives_ten_upgrades() {
+    let session = SessionOptions { queues: 2, depth: 16, packed: Want::Must, ..SessionOptions::default() };
+    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session);
+}
+
+#[test]
+fn buffered_io_of_a_split_ring_survives_ten_upgrades() {
+    let session = SessionOptions { depth: 32, ..SessionOptions::default() };
+    survives(
+        &Place::new(16 * MIB),
+        &["--queues", "auto", "--cache", "writeback", "--threads", "auto"],
+        &session,
+    );
+}
+
+/// The 99th percentile stays below 50 ms, as it does of a load that does not wait for answers before it asks more.
+#[test]
+fn requests_at_a_steady_rate_wait_for_a_moment_only() {
+    let place = Place::new(64 * MIB);
+    let server = place.serve(&["--queues", "2", "--cache", "none"]);
+    let session = SessionOptions { queues: 2, depth: 128, ..SessionOptions::default() };
+    let workload = Workload {
+        pattern: Pattern { mix: Mix::ReadPercent(70), random: true },
+        limit: Limit::Time(Duration::from_secs(60)),
+        ramp: Duration::ZERO,
+        rate: Some(Rate { per_second: 2000.0, arrivals: Arrivals::Poisson }),
+        ..Workload::default()
+    };
+    let front_end = place.connect(&session);
+    let report = during(&server, 10, |over| run(front_end, &workload, &mut |_| until_over(over)).unwrap());
+    let (latency, pauses) = (&report.latency, pauses(&server));
+    println!(
+        "{} requests in {:.1} s: p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, max {:.0} us; paused for {pauses:?} ms",
+        report.ios, report.seconds, latency.p50, latency.p99, latency.p99_9, latency.max
+    );
+    assert_eq!(report.errors.total(), 0);
+    assert!(latency.p99 < 50_000.0, "{latency:?}");
+    stop(server);
+}
+
+/// A server whose program can be replaced: a file of its own.
+struct Replaceable {
+    place: Place,
+    program: PathBuf,
+}
+
+impl Replaceable {
+    fn new() -> Replaceable {
+        let place = Place::new(16 * MIB);
+        let program = place.path("vlane");
+        std::fs::copy(served::vlane(), &program).unwrap();
+        Replaceable { place, program }
+    }
+
+    fn serve(&self, options: &[&str]) -> Backend {
+        let mut command = Command::new(&self.program);
+        command.arg("serve").arg(&self.place.image).arg("--socket").arg(&self.place.socket).args(options);
+        served::start(&command, &self.place.socket).unwrap()
+    }
+
+    /// Puts another program in the place of this one, which runs on.
+    fn replace(&self, script: &str) {
+        let new = self.place.path("new");
+        std::fs::write(&new, script).unwrap();
+        std::fs::set_permissions(&new, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::rename(&new, &self.program).unwrap();
+    }
+}
+
+#[test]
+fn a_program_that_cannot_take_over_leaves_the_old_one_serving() {
+    let replaceable = Replaceable::new();
+    let server = replaceable.serve(&["--queues", "1", "--cache", "none"]);
+    let mut session = replaceable.place.connect(&SessionOptions::default());
+    let (mut queues, _waker) = session.start().unwrap();
+    let cases = [
+        (
+            "#!/bin/sh\necho '{\"format\":7,\"version\":\"9.9\"}'\n",
+            "(version 9.9) takes over state of format 7",
+        ),
+        ("#!/bin/sh\nexec true\n", "is no vlane that can"),
+        ("#!/bin/sh\necho what is --takes-over >&2; exit 2\n", "what is --takes-over"),
+        ("#!/nowhere/sh\n", "cannot be executed; put the new program there"),
+    ];
+    for (script, why) in cases {
+        replaceable.replace(script);
+        ask(&server, REFUSED);
+        let log = server.log();
+        let last = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
+        assert!(last.contains(why) && last.contains("goes on"), "{why}: {last}");
+        request(&mut queues[0], Kind::Write, 8);
+    }
+    std::fs::remove_file(&replaceable.program).unwrap();
+    ask(&server, "cannot be executed");
+    request(&mut queues[0], Kind::Read, 8);
+    // It is there again, in whatever way.
+    std::os::unix::fs::symlink(served::vlane(), &replaceable.program).unwrap();
+    ask(&server, UPGRADED);
+    request(&mut queues[0], Kind::Read, 8);
+    drop((queues, session));
+    stop(server);
+}
+
+/// It says that it can, and cannot be executed a moment later: everything goes on from where it was stopped.
+#[test]
+fn a_program_that_vanishes_at_the_last_moment_leaves_the_old_one_serving() {
+    let replaceable = Replaceable::new();
+    let server = replaceable.serve(&["--queues", "2", "--cache", "none"]);
+    let options = SessionOptions { queues: 2, packed: Want::Must, ..SessionOptions::default() };
+    let mut session = replaceable.place.connect(&options);
+    let (mut queues, _waker) = session.start().unwrap();
+    let asked = Command::new(served::vlane())
+        .args(["serve", "--takes-over", "1", "--null", "1M", "--socket", "x"])
+        .output()
+        .unwrap();
+    let answer = String::from_utf8(asked.stdout).unwrap();
+    for round in 1..=2 {
+        replaceable.replace(&format!(
+            "#!/bin/sh\necho '{}'\nrm {}\n",
+            answer.trim(),
+            replaceable.program.display()
+        ));
+        ask(&server, "cannot be executed");
+        assert_eq!(told(&server, REFUSED), round, "{}", server.log());
+        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+    }
+    drop((queues, session));
+    stop(server);
+}
+
+fn read_volume(control: &Path) -> serde_json::Value {
+    use std::io::Write;
+    let mut stream = UnixStream::connect(control).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(b"GET /v1/volume HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+#[test]
+fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
+    let place = Place::new(16 * MIB);
+    let control = place.path("disk.ctl");
+    let server =
+        place.serve(&["--queues", "2", "--control", control.to_str().unwrap(), "--limit-iops", "5000"]);
+    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
+    let before = (inode(&place.socket), inode(&control));
+    let limited = Command::new(served::vlane()).arg("limit").arg(&control).args(["--iops", "7000"]).output();
+    assert!(limited.unwrap().status.success());
+    // Nobody is connected.
+    ask(&server, UPGRADED);
+    assert_eq!(read_volume(&control)["session"], serde_json::Value::Null);
+    let shown = Command::new(served::vlane()).arg("limit").arg(&control).output().unwrap();
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("7000"), "{shown:?}");
+    // One is connected and has said nothing; another one waits.
+    let silent = UnixStream::connect(&place.socket).unwrap();
+    until(&server, "it is served", || told(&server, "session 1: front end") == 1);
+    let waiting = UnixStream::connect(&place.socket).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    ask(&server, UPGRADED);
+    assert_eq!(read_volume(&control)["session"]["number"], 1);
+    drop(silent);
+    until(&server, "the one that waited is served", || told(&server, "session 2: front end") == 1);
+    drop(waiting);
+    // One has negotiated, and starts its rings afterwards; the session's first messages went to another program.
+    let mut session = place.connect(&SessionOptions { queues: 2, ..SessionOptions::default() });
+    ask(&server, UPGRADED);
+    let (mut queues, _waker) = session.start().unwrap();
+    queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+    ask(&server, UPGRADED);
+    assert_eq!(read_volume(&control)["session"]["number"], 3);
+    queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+    session.stop().unwrap();
+    drop((queues, session));
+    assert_eq!((inode(&place.socket), inode(&control)), before);
+    assert_eq!(told(&server, REFUSED), 0, "{}", server.log());
+    stop(server);
+    assert!(!control.exists());
+}
+
+#[test]
+fn the_image_stays_locked_throughout() {
+    for options in [["--cache", "none"], ["--cache", "writeback"]] {
+        let place = Place::new(16 * MIB);
+        let server = place.serve(&options);
+        let (over, tried) = (AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = place.path("other.sock");
+                while !over.load(Ordering::SeqCst) {
+                    let mut command = Command::new(served::vlane());
+                    command.arg("serve").arg(&place.image).arg("--socket").arg(&other);
+                    fails(&mut command, &["locked"]);
+                    tried.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            let _ends = Ends(&over);
+            let begin = Instant::now();
+            // Each of them tries for 100 ms: there are some upgrades in that time.
+            while tried.load(Ordering::SeqCst) < 5 {
+                assert!(begin.elapsed() < LIMIT);
+                ask(&server, UPGRADED);
+            }
+        });
+        assert_eq!(told(&server, REFUSED), 0, "{}", server.log());
+        stop(server);
+    }
+}
+
+/// The guest may have written what looks like another format since, and the size may be another one.
+#[test]
+fn what_is_in_the_image_by_now_does_not_matter() {
+    let place = Place::new(16 * MIB);
+    let server = place.serve(&["--queues", "1"]);
+    let mut session = place.connect(&SessionOptions::default());
+    let (mut queues, _waker) = session.start().unwrap();
+    request(&mut queues[0], Kind::Write, 8);
+    let image = std::fs::OpenOptions::new().write(true).open(&place.image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, b"QFI\xfb\0\0\0\x03", 0).unwrap();
+    image.set_len(16 * MIB + 77).unwrap();
+    ask(&server, UPGRADED);
+    request(&mut queues[0], Kind::Read, 8);
+    // Another file at its path is another matter.
+    image.set_len(16 * MIB).unwrap();
+    std::fs::rename(&place.image, place.path("moved")).unwrap();
+    ask(&server, "not at its path any more");
+    std::fs::write(&place.image, [0; 512]).unwrap();
+    ask(&server, "another file is at this path");
+    std::fs::rename(place.path("moved"), &place.image).unwrap();
+    ask(&server, UPGRADED);
+    request(&mut queues[0], Kind::Read, 8);
+    drop((queues, session));
+    stop(server);
+}
+
+/// The end comes whenever it is asked for, and in order: exit code 0, and no socket is left.
+#[test]
+fn the_end_comes_before_during_and_after_an_upgrade() {
+    let place = Place::new(16 * MIB);
+    let between = [None, Some(0), Some(1), Some(5), Some(10), Some(20), Some(40), Some(60), Some(90)];
+    for pause in between {
+        let server = place.serve(&["--queues", "1", "--cache", "writeback"]);
+        let mut session = place.connect(&SessionOptions::default());
+        let (mut queues, _waker) = session.start().unwrap();
+        request(&mut queues[0], Kind::Write, 8);
+        match pause {
+            // `stop` says TERM first thing.
+            Some(ms) => {
+                signal(&server, Signal::USR2);
+                std::thread::sleep(Duration::from_millis(ms));
+            }
+            None => {
+                signal(&server, Signal::TERM);
+                signal(&server, Signal::USR2);
+            }
+        }
+        stop(server);
+        assert!(session.wait_hangup(LIMIT));
+    }
+}
+
+/// Its front end has begun a message and does not go on: the thread that serves cannot come to it.
+#[test]
+fn a_front_end_in_the_middle_of_a_message_is_not_upgraded() {
+    use std::io::Write;
+    let place = Place::new(16 * MIB);
+    let server = place.serve(&["--queues", "1"]);
+    let mut front_end = UnixStream::connect(&place.socket).unwrap();
+    // SET_OWNER, and half of the next message.
+    let message = [3u32, 1, 0].map(u32::to_le_bytes).concat();
+    front_end.write_all(&message).unwrap();
+    front_end.write_all(&message[..6]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    ask(&server, "last message is not over");
+    // GET_FEATURES, really.
+    front_end.write_all(&message[6..]).unwrap();
+    ask(&server, UPGRADED);
+    front_end.write_all(&[1u32, 1, 0].map(u32::to_le_bytes).concat()).unwrap();
+    front_end.set_read_timeout(Some(LIMIT)).unwrap();
+    front_end.read_exact(&mut [0; 20]).unwrap();
+    drop(front_end);
+    stop(server);
+}
+
+/// Who restarts it is the second line of defence: it is killed, started again, and serves within a second.
+#[test]
+fn a_server_that_is_killed_and_started_again_serves_within_a_second() {
+    let place = Place::new(16 * MIB);
+    let mut longest = Duration::ZERO;
+    for _ in 0..5 {
+        let server = place.serve(&["--queues", "1", "--cache", "none"]);
+        let mut session = place.connect(&SessionOptions::default());
+        let (mut queues, _waker) = session.start().unwrap();
+        request(&mut queues[0], Kind::Write, 8);
+        let begin = Instant::now();
+        server.kill();
+        let server = place.serve(&["--queues", "1", "--cache", "none"]);
+        drop((queues, session));
+        let mut session = place.connect(&SessionOptions::default());
+        let (mut queues, _waker) = session.start().unwrap();
+        request(&mut queues[0], Kind::Read, 8);
+        longest = longest.max(begin.elapsed());
+        drop((queues, session));
+        stop(server);
+    }
+    println!("killed, started again and served after {longest:?} at most");
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
+}
