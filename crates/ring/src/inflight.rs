@@ -205,12 +205,17 @@ impl InflightPart {
         bytes <= self.len
     }
 
-    /// Whether a device of version 1 with so many entries has left something here; nothing, if nobody has.
-    fn left_by(&self, size: u16) -> Result<bool, Lost> {
-        match self.load16(VERSION_AT) {
-            0 => Ok(false),
-            VERSION if self.load16(DESC_NUM) == size => Ok(true),
-            VERSION => Err(Lost::Size),
+    /// Whether a device of version 1 has left something here that a queue with so many entries can go on with. `first` and `stride` are where the marks
+    /// lie. Of a queue of another size nothing may be in flight: a driver that begins anew, as a system does after its firmware, may choose.
+    fn left_by(&self, size: u16, first: usize, stride: usize) -> Result<bool, Lost> {
+        match (self.load16(VERSION_AT), usize::from(self.load16(DESC_NUM))) {
+            (0, _) => Ok(false),
+            (VERSION, left) if left == usize::from(size) => Ok(true),
+            (VERSION, left) if !self.holds(first + stride * left) => Err(Lost::Size),
+            (VERSION, left) if (0..left).any(|index| self.load8(first + stride * index) != 0) => {
+                Err(Lost::Size)
+            }
+            (VERSION, _) => Ok(false),
             _ => Err(Lost::Version),
         }
     }

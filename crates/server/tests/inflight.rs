@@ -166,6 +166,28 @@ fn what_a_back_end_left_is_done_before_a_base_is_told() {
     assert_eq!(first + ring.used().len(), base as usize);
 }
 
+/// The firmware's driver, and then the system's, which wants a smaller queue, with the same memory.
+#[test]
+fn a_queue_that_was_stopped_in_order_may_have_another_size_when_it_starts_again() {
+    let server = Server::new(null(None), 1, 1);
+    let memory = memory();
+    let mut ring = Ring::new(&memory, 0);
+    let wire = connect(&server, &memory, USUAL_PROTOCOL);
+    let (shape, file) = get_inflight(&wire, 1, SIZE).unwrap();
+    assert!(set_inflight(&wire, &shape, &file) && wire.start(0, &ring));
+    ring.submit(0, IN, 0, 4096);
+    ring.wait(1);
+    assert_eq!(wire.get_base(0), Some(1));
+    let again = Memory::new(0x10_0000, 0x20_0000);
+    assert!(wire.set_memory(&[&again]) && set_inflight(&wire, &shape, &file));
+    let mut ring = Ring::new(&again, 0);
+    assert!(wire.vring(code::SET_VRING_NUM, 0, u32::from(SIZE) / 2));
+    assert!(wire.vring(code::SET_VRING_BASE, 0, 0) && wire.addresses(0, &ring, None));
+    assert!(wire.fd(code::SET_VRING_CALL, 0, &ring.call) && wire.fd(code::SET_VRING_KICK, 0, &ring.kick));
+    ring.submit(1, IN, 0, 4096);
+    assert_eq!(ring.wait(1), [1]);
+}
+
 #[test]
 fn features_that_need_others_are_refused_without_them() {
     let server = Server::new(null(None), 1, 1);

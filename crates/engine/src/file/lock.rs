@@ -62,8 +62,9 @@ pub(super) fn acquire(
 pub(super) struct Wait<'a, 'b> {
     patience: &'a mut Patience<'b>,
     begin: Instant,
-    /// Since when a process that runs has had it locked.
-    in_use_since: Option<Instant>,
+    /// The process that runs and has it locked, as seen last, and since when. One that is replaced by another program in its place is not seen for a
+    /// moment, and is the same.
+    user: Option<(u32, Instant)>,
     pause: Duration,
 }
 
@@ -78,20 +79,21 @@ impl<'a, 'b> Wait<'a, 'b> {
     pub(super) fn new(patience: &'a mut Patience<'b>) -> Self {
         // Two that come at the same moment do not look at the same moment again.
         let pause = Duration::from_millis(10 + u64::from(std::process::id() % 16));
-        Self { patience, begin: Instant::now(), in_use_since: None, pause }
+        Self { patience, begin: Instant::now(), user: None, pause }
     }
 
     /// Waits until it is worth to look at the locks of `file` again.
     pub(super) fn a_moment(&mut self, file: &File) -> Result<(), Locked> {
         let openers = Openers::of(file);
         if let Some(opener) = openers.locking() {
-            if self.in_use_since.get_or_insert_with(Instant::now).elapsed() > MOMENT {
+            let user = self.user.filter(|(pid, _)| *pid == opener.pid);
+            let (_, since) = *self.user.insert(user.unwrap_or_else(|| (opener.pid, Instant::now())));
+            if since.elapsed() > MOMENT {
                 return Err(Locked::By(opener.clone()));
             }
             std::thread::sleep(Duration::from_millis(10));
             return Ok(());
         }
-        self.in_use_since = None;
         let leftover = Leftover {
             waited: self.begin.elapsed(),
             process: openers.ending().map(|opener| (opener.pid, opener.name.clone())),

@@ -102,7 +102,7 @@ impl PackedMarks {
             left: per_entry(Chain::default()),
             batch: Vec::with_capacity(usize::from(size)),
         };
-        if !marks.part.left_by(size)? {
+        if !marks.part.left_by(size, entry(0) + IS_IN_FLIGHT, ENTRY)? {
             marks.begin(ring.used());
             return Ok((marks, None));
         }

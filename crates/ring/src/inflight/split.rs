@@ -55,7 +55,7 @@ impl SplitMarks {
         }
         let mut marks =
             SplitMarks { part, counter: 0, last: 0, batch: Vec::with_capacity(usize::from(size)), used };
-        if !marks.part.left_by(size)? || !marks.end_batch(size)? {
+        if !marks.part.left_by(size, mark(0) + IS_IN_FLIGHT, MARK)? || !marks.end_batch(size)? {
             marks.begin(size);
             return Ok((marks, None));
         }
