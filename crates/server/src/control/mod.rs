@@ -179,6 +179,8 @@ impl Drop for Control {
         {
             tracing::error!("the control thread panicked");
         }
+        // Now, whoever else has it: nobody listens any more.
+        self.file.remove();
     }
 }
 
