@@ -13,9 +13,9 @@ mod served;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use served::{Place, going_on, stop};
+use served::{Place, draw, going_on, seed, stop};
 use vlane_boot::Backend;
 use vlane_driver::{
     Limit, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Want, verify_check, verify_load,
@@ -25,26 +25,6 @@ use vlane_testing::skip;
 const MIB: u64 = 1 << 20;
 /// In the gate.
 const KILLS: u64 = 20;
-
-/// One step of splitmix64.
-fn draw(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-fn seed() -> u64 {
-    let given = std::env::var("VLANE_CRASH_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = given.unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        u64::from(now.subsec_nanos()) ^ now.as_secs()
-    });
-    // Shown when the test fails.
-    println!("VLANE_CRASH_SEED={seed}");
-    seed
-}
 
 /// What the server is started with, and where.
 struct Case {

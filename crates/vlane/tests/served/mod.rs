@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
 use vlane_boot::{Backend, Ready, Spec};
@@ -144,4 +144,25 @@ pub fn fails_with(status: i32, command: &mut Command, parts: &[&str]) {
 
 pub fn going_on() -> &'static mut OnProgress<'static> {
     Box::leak(Box::new(|_| ControlFlow::Continue(())))
+}
+
+/// Decides the moments of kills; `VLANE_CRASH_SEED` repeats it.
+pub fn seed() -> u64 {
+    let given = std::env::var("VLANE_CRASH_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        u64::from(now.subsec_nanos()) ^ now.as_secs()
+    });
+    // Shown when the test fails.
+    println!("VLANE_CRASH_SEED={seed}");
+    seed
+}
+
+/// One step of splitmix64.
+pub fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
