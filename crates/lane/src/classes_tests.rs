@@ -124,7 +124,8 @@ impl Guest {
     }
 }
 
-/// Counted in answers, not in time: a busy machine changes nothing.
+/// Counted in answers. What the lane takes for its device's time is another thing on a machine that stops its thread again and again, until
+/// a later probe mends it: what counts is that it comes to be so.
 #[test]
 fn an_express_request_passes_hundreds_that_came_before_it() {
     for (mode, passes) in [(Mode::Order, true), (Mode::On, true), (Mode::Shortest, false), (Mode::Off, false)]
@@ -135,12 +136,16 @@ fn an_express_request_passes_hundreds_that_came_before_it() {
         guest.passed();
         // Until the device has run down, and the lane knows what it is like.
         guest.rounds_until(true, |guest| guest.answered.len() > 1200);
-        let most = (0..5).map(|_| guest.passed()).max().unwrap();
-        if passes {
-            assert!(most < 64, "{mode:?}: {most} of 290 came first");
-            let windows = guest.board.snapshot().lanes;
-            assert!(windows[0].window.is_some_and(|window| window < 64), "{windows:?}");
-        } else {
+        let begin = Instant::now();
+        let most = loop {
+            let most = (0..5).map(|_| guest.passed()).max().unwrap();
+            let window = guest.board.snapshot().lanes[0].window;
+            if most < 64 && window.is_some_and(|window| window < 64) || !passes {
+                break most;
+            }
+            assert!(begin.elapsed() < LIMIT, "{mode:?}: {most} of 290 came first, window {window:?}");
+        };
+        if !passes {
             assert!(most > 200, "{mode:?}: only {most} of 290 came first");
         }
     }

@@ -1,4 +1,5 @@
-//! What a test does when this machine lacks what it needs: [`skip`], and nothing else.
+//! What a test does when this machine lacks what it needs ([`skip`]), and how it waits for a server without being its client
+//! ([`listens`]).
 //!
 //! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line `SKIPPED: test: reason` goes to standard
 //! error, past the test harness, which hides what a passing test prints with `println!` or `eprintln!`. `./test` collects these
@@ -8,6 +9,7 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
 /// What a line begins with that says that a test was not run.
 pub const MARK: &str = "SKIPPED: ";
@@ -28,4 +30,29 @@ pub fn skip(why: impl Display) {
 /// Whether this machine must have everything: continuous integration says so with `CI=true`.
 pub fn everything_is_required() -> bool {
     std::env::var_os("CI").is_some_and(|ci| ci == "true")
+}
+
+/// Whether somebody listens at this path, without connecting to it. A socket's file is there a moment before that.
+pub fn listens(path: &Path) -> bool {
+    // proc_net(5): number, references, protocol, flags, type, state, inode, path. The flag is `__SO_ACCEPTCON`.
+    let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
+    String::from_utf8_lossy(&sockets).lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some("00010000") && fields.nth(3).is_some_and(|at| Path::new(at) == path)
+    })
+}
+
+#[cfg(test)]
+#[test]
+fn who_only_has_a_file_does_not_listen() {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let path = std::env::temp_dir().join(format!("vlane-testing-{}.sock", std::process::id()));
+    assert!(!listens(&path));
+    let listener = UnixListener::bind(&path).expect("a socket");
+    assert!(listens(&path));
+    let connection = UnixStream::connect(&path).expect("a connection");
+    drop(listener);
+    assert!(path.exists() && !listens(&path));
+    drop(connection);
+    std::fs::remove_file(&path).expect("its file");
 }

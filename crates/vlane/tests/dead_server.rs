@@ -93,7 +93,7 @@ impl Server {
         let Server { child, socket, log } = self;
         until("it serves", log, || {
             assert_eq!(child.try_wait().unwrap(), None, "{}", std::fs::read_to_string(&*log).unwrap());
-            socket.exists()
+            vlane_testing::listens(socket)
         });
     }
 

@@ -118,7 +118,7 @@ fn how_much_is_told_and_in_which_form_can_be_chosen() {
         command.args(words).arg("serve").arg(&place.image).arg("--socket").arg(&place.socket);
         command.envs(variables.iter().copied()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        until("a socket", || place.socket.exists());
+        until("it listens", || vlane_testing::listens(&place.socket));
         let session = place.connect(&SessionOptions::default());
         let load = Workload { limit: Limit::Count(1), ..Workload::default() };
         vlane_driver::run(session, &load, going_on()).unwrap();
@@ -206,7 +206,7 @@ fn a_server_goes_on_when_nobody_reads_what_it_prints() {
     let mut command = vlane();
     command.arg("serve").arg(&place.image).arg("--socket").arg(&place.socket);
     let mut child = command.stdout(gone()).stderr(gone()).spawn().unwrap();
-    until("a socket", || place.socket.exists());
+    until("it listens", || vlane_testing::listens(&place.socket));
     for _ in 0..2 {
         let session = place.connect(&SessionOptions::default());
         let load = Workload { limit: Limit::Count(100), ..Workload::default() };

@@ -36,7 +36,7 @@ fn a_qemu_that_does_not_name_its_threads_is_scheduled_by_its_qmp_socket() {
         Err(error) => return vlane_testing::skip(format!("qemu-system-x86_64: {error}")),
     };
     let until = Instant::now() + LIMIT;
-    while !qmp.exists() {
+    while !vlane_testing::listens(&qmp) {
         assert!(Instant::now() < until, "QEMU made no socket");
         std::thread::sleep(Duration::from_millis(20));
     }

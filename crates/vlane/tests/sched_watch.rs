@@ -420,7 +420,7 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
         Err(error) => return vlane_testing::skip(format!("qemu-storage-daemon: {error}")),
     };
     let until = Instant::now() + LIMIT;
-    while !socket.exists() {
+    while !vlane_testing::listens(&socket) {
         assert!(Instant::now() < until, "qemu-storage-daemon made no socket");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -66,7 +66,7 @@ fn hangs(mut ext4: Ext4, cache: &str) {
         .spawn()
         .unwrap();
     let mut serving = Serving(child);
-    until("listens", &log, || socket.exists() && control.exists());
+    until("listens", &log, || vlane_testing::listens(&socket) && vlane_testing::listens(&control));
     let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
     let mut session = Session::connect(&socket, &options).unwrap();
     let (mut queues, _waker) = session.start().unwrap();
@@ -122,7 +122,7 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     }
     ext4.unfreeze();
     if let Some(next) = &mut next {
-        until("the next one serves", &at("next.log"), || other.exists());
+        until("the next one serves", &at("next.log"), || vlane_testing::listens(&other));
         assert!(next.0.try_wait().unwrap().is_none());
     }
     until("the process has ended", &log, || serving.0.try_wait().unwrap().is_some());
@@ -158,7 +158,7 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     command.arg("serve").arg(&image).arg("--socket").arg(&socket).args(["--cache", cache, "--queues", "2"]);
     command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
     let mut serving = Serving(command.spawn().unwrap());
-    until("listens", &log, || socket.exists());
+    until("listens", &log, || vlane_testing::listens(&socket));
     let pid = rustix::process::Pid::from_child(&serving.0);
     let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
     let mut session = Session::connect(&socket, &options).unwrap();
