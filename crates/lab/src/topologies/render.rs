@@ -7,8 +7,9 @@ use super::patterns::Pattern;
 use super::validate::{Check, Suite, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
 use vlane_report::build::{spread as spread_of, table};
+use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{
-    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread,
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table,
 };
 
 /// Lanes that predictions are made for.
@@ -200,41 +201,61 @@ fn best_ratio(measured: &Measured<'_>, pattern: &'static str, other: Topology) -
     measured.jobs.iter().filter_map(ratio).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
 }
 
+/// Measurements of a topology on the paper's work, of the first kind: with so many jobs.
+fn cells_of<'a>(
+    measured: &'a Measured<'_>,
+    pattern: &'static str,
+    topology: Topology,
+    jobs: u16,
+) -> Option<&'a Vec<Cell>> {
+    measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs))
+}
+
+/// A figure of one topology over that of another, with as many jobs each.
+fn over(
+    measured: &Measured<'_>,
+    pattern: &'static str,
+    (topology, other): (Topology, Topology),
+    jobs: u16,
+    pick: impl Fn(&Cell) -> f64,
+) -> Result<Interval, String> {
+    let of = |topology| spread(cells_of(measured, pattern, topology, jobs), &pick);
+    let ratio = of(topology).zip(of(other)).and_then(|(of, over)| Interval::ratio(&of, &over));
+    ratio.ok_or_else(|| format!("not with {jobs} jobs"))
+}
+
 fn against_the_paper(measured: &Measured<'_>) -> Section {
     let mut ours = Vec::new();
-    let mut published = Vec::new();
+    let mut theirs = Vec::new();
     let mut rows = Vec::new();
+    let cpus = u16::try_from(measured.cpus).unwrap_or(u16::MAX);
     for (at, pattern) in measured.patterns.iter().enumerate() {
         let x = at as f64;
-        published.push(Point::exact(x, pattern.published.over_baseline));
+        theirs.push(Point::exact(x, pattern.published.over_baseline));
         let pairs = [
             (Topology::Baseline, Some(pattern.published.over_baseline)),
             (Topology::Mq, pattern.published.over_mq),
         ];
         for (other, paper) in pairs {
-            let Some((jobs, ratio)) = best_ratio(measured, pattern.name, other) else { continue };
+            let Some(paper) = paper else { continue };
+            let mut row = |jobs: &str, here| {
+                let figure = format!("{}: MT / {other}, {jobs}", pattern.title);
+                rows.push(Row { figure, published: Published::ratio(paper), here });
+            };
             // Where the paper's ratio was taken: as many jobs as CPUs.
-            let at_cpus = u16::try_from(measured.cpus).ok().and_then(|cpus| {
-                let of =
-                    |topology| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), cpus);
-                Some(of(Topology::Mt)? / of(other)?)
-            });
-            if let Some(ratio) = at_cpus.filter(|_| other == Topology::Baseline) {
-                ours.push(Point::exact(x, ratio));
+            let at_cpus = over(measured, pattern.name, (Topology::Mt, other), cpus, |c| c.iops);
+            if let (Ok(ratio), Topology::Baseline) = (&at_cpus, other) {
+                ours.push(Point::exact(x, ratio.middle));
             }
-            rows.push(vec![
-                pattern.title.into(),
-                format!("MT / {other}").into(),
-                at_cpus.into(),
-                TableCell::Figure(ratio),
-                f64::from(jobs).into(),
-                paper.into(),
-            ]);
+            row(&format!("{cpus} jobs, one for each CPU"), at_cpus);
+            if let Some((jobs, ratio)) = best_ratio(measured, pattern.name, other) {
+                row(&format!("at most, which is with {jobs} jobs"), Ok(Interval::of(&ratio)));
+            }
         }
     }
     let series = vec![
         Series::measured("measured, jobs = CPUs", ours),
-        Series::published("Kim, Kang, Eom 2016, at most", published),
+        Series::published("Kim, Kang, Eom 2016, at most", theirs),
     ];
     let chart = Chart::bars(
         "MT over Baseline",
@@ -243,8 +264,7 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         measured.patterns.iter().map(|p| p.title.to_string()).collect(),
         series,
     );
-    let columns = "pattern | ratio | jobs = CPUs | at most | with jobs | published, at most";
-    let mut blocks = vec![Block::Chart(chart), table("Ratios to MT", columns, rows)];
+    let mut blocks = vec![Block::Chart(chart), Block::Table(published::table("Ratios to MT", &rows))];
     let mut numbers: Vec<_> =
         u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
     numbers.dedup();
@@ -253,30 +273,41 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
             "The paper's machine had 8 hardware threads and a real guest; absolute figures of another machine mean nothing here, ratios \
              and shapes do. Its ratios are those of the best case over its numbers of processes."
                 .into(),
+            published::LEGEND.into(),
         ], blocks)
 }
 
-/// The paper's figure 3 and its section 2.1: latency, context switches and lock waits of MT against Baseline.
+/// The paper's figure 3 and its section 2.1: throughput, latency, context switches and lock waits of MT against Baseline.
 fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Block> {
     let pattern = measured.patterns.first()?;
-    let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_per_io);
-    let row = |name: &str, pick: fn(&Cell) -> f64, beside: Topology, paper: &str| -> Vec<TableCell> {
-        let of = |topology| {
-            let key = (pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
-            Some(spread(measured.cells.get(&key), pick)?.median)
-        };
-        let (base, mt) = (of(Topology::Baseline), of(beside));
-        let ratio = base.zip(mt).filter(|(base, _)| *base > 0.0).map(|(base, mt)| mt / base);
-        vec![name.into(), base.into(), mt.into(), ratio.into(), paper.into()]
+    let both = (Topology::Mt, Topology::Baseline);
+    let row = |figure: &str, value: f64, here| Row {
+        figure: figure.into(),
+        published: Published::ratio(value),
+        here,
     };
-    let rows = vec![
-        row("p50 latency, us", |c| c.p50, Topology::Mt, "0.41"),
-        row("context switches per s", |c| c.switches * c.iops, Topology::Mt, "0.10"),
-        row("context switches per I/O", |c| c.switches, Topology::Mt, ""),
-        row("lock wait per I/O, us (MQ stands for MT: MT has no lock)", wait, Topology::Mq, "50 us -> 10 us"),
+    let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_mean);
+    let rows = [
+        row(
+            "requests per second (section 3.4: +167 %)",
+            2.67,
+            over(measured, pattern.name, both, jobs, |c| c.iops),
+        ),
+        row("p50 latency", 0.41, over(measured, pattern.name, both, jobs, |c| c.p50)),
+        row(
+            "context switches per s",
+            0.10,
+            over(measured, pattern.name, both, jobs, |c| c.switches * c.iops),
+        ),
+        // MT has no lock here.
+        row(
+            "mean wait for the lock, MQ over Baseline",
+            0.2,
+            over(measured, pattern.name, (Topology::Mq, Topology::Baseline), jobs, wait),
+        ),
     ];
-    let caption = format!("{}, {jobs} jobs", pattern.title);
-    Some(table(caption, "what | Baseline | MT | ratio | published", rows))
+    let caption = format!("{}, {jobs} jobs: MT over Baseline", pattern.title);
+    rows.iter().any(|row| row.here.is_ok()).then(|| Block::Table(published::table(caption, &rows)))
 }
 
 fn overcommit(measured: &Measured<'_>) -> Section {
@@ -291,12 +322,6 @@ fn overcommit(measured: &Measured<'_>) -> Section {
             let (Some(fits), Some(over)) = (of(fit), of(twice)) else { continue };
             let most = measured.jobs.last().and_then(|n| of(usize::from(*n)));
             let change = |now: f64| (now / fits - 1.0) * 100.0;
-            let published = match (pattern.name, topology) {
-                ("randread", Topology::Baseline) => "collapses",
-                ("randread", Topology::Mq) => "flat",
-                ("randread", Topology::Mt) => "keeps, or +4 to +9 %",
-                _ => "",
-            };
             rows.push(vec![
                 pattern.title.into(),
                 topology.to_string().into(),
@@ -304,24 +329,46 @@ fn overcommit(measured: &Measured<'_>) -> Section {
                 (over / 1e3).into(),
                 change(over).into(),
                 most.map(change).into(),
-                published.into(),
             ]);
         }
     }
     let most = measured.jobs.last().copied().unwrap_or(0);
-    let table = table(
+    let lanes = table(
         "From as many lanes as CPUs to twice as many and more",
         &format!(
             "pattern | topology | {fit} lanes [k IOPS] | {twice} lanes [k IOPS] | change [%] | \
-            change at {most} lanes [%] | published (16 on 8)"
+            change at {most} lanes [%]"
         ),
         rows,
     );
     Section::new(
         "overcommit",
         "Overcommit: more lanes than CPUs",
-        vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into()],
-        vec![table],
+        vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into(), published::LEGEND.into()],
+        vec![lanes, Block::Table(figure_six(measured, fit, twice))],
+    )
+}
+
+/// The paper's figure 6: twice as many lanes over as many as CPUs.
+fn figure_six(measured: &Measured<'_>, fit: usize, twice: usize) -> Table {
+    let row = |topology: Topology, words: &str, published| {
+        let of = |jobs: usize| {
+            spread(cells_of(measured, "randread", topology, u16::try_from(jobs).ok()?), |c| c.iops)
+        };
+        let ratio = of(twice).zip(of(fit)).and_then(|(of, over)| Interval::ratio(&of, &over));
+        let here = ratio.ok_or_else(|| format!("not with {fit} and {twice} lanes"));
+        Row { figure: format!("{topology}: {words}"), published, here }
+    };
+    let falls = Published { said: Said::Less, no_change: Some(1.0) };
+    published::table(
+        format!("4K random read: {twice} lanes over {fit}"),
+        &[
+            row(Topology::Baseline, "falls steeply (in words)", falls),
+            row(Topology::Mq, "keeps its throughput (in words)", Published::ratio(1.0)),
+            row(Topology::Mq, "or loses some (in words)", falls),
+            row(Topology::Mt, "gains 4 %", Published::ratio(1.04)),
+            row(Topology::Mt, "to 9 %", Published::ratio(1.09)),
+        ],
     )
 }
 
