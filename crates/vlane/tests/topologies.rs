@@ -46,7 +46,7 @@ fn a_short_run_measures_every_topology_and_predicts_more() {
     assert_eq!(ids, expected);
     // Every topology of both devices has points, all above zero; what was calculated is called so.
     for (id, names, predicted) in [
-        ("paper-randread", &["Baseline", "MQ", "MT"][..], false),
+        ("paper-randread", &["Baseline", "Baseline, no mutex", "MQ", "MT"][..], false),
         ("bare-randread", &["Baseline", "MQ", "MT", "vlane MQ", "vlane MT"][..], false),
         ("scaling-paper", &["MT"][..], true),
     ] {

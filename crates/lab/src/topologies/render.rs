@@ -129,7 +129,8 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
     let has = |subject: &Subject| {
         measured.cells.keys().any(|(p, g, s, _)| (*p, *g, s) == (pattern.name, group, subject))
     };
-    let all = [Kind::Model, Kind::Vlane].into_iter().flat_map(|kind| Topology::ALL.map(|t| kind.with(t)));
+    let all =
+        [Kind::Model, Kind::Vlane].into_iter().flat_map(|kind| Topology::MEASURED.map(|t| kind.with(t)));
     let subjects: Vec<_> = all.filter(has).collect();
     let is_large = pattern.block > 4096;
     let pick = |cell: &Cell| if is_large { cell.mb_per_second / 1e3 } else { cell.iops / 1e3 };
@@ -269,12 +270,35 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
     numbers.dedup();
     blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)));
+    blocks.push(what_the_mutex_is(measured, cpus));
     Section::new("paper-ratios", "Beside the published figures", vec![
             "The paper's machine had 8 hardware threads and a real guest; absolute figures of another machine mean nothing here, ratios \
              and shapes do. Its ratios are those of the best case over its numbers of processes."
                 .into(),
             published::LEGEND.into(),
         ], blocks)
+}
+
+/// MT's gain over Baseline in two parts, of which the paper has the product: more queues and threads, and no mutex.
+fn what_the_mutex_is(measured: &Measured<'_>, jobs: u16) -> Block {
+    let row = |pattern: &Pattern| {
+        let ratio = |of, other| -> TableCell {
+            let ratio = over(measured, pattern.name, (of, other), jobs, |c| c.iops);
+            ratio.map_or(TableCell::Empty, |ratio| {
+                let Interval { middle: median, low: min, high: max, runs, .. } = ratio;
+                TableCell::Figure(Spread { median, min, max, runs })
+            })
+        };
+        vec![
+            pattern.title.into(),
+            ratio(Topology::Mt, Topology::Baseline),
+            ratio(Topology::Unlocked, Topology::Baseline),
+            ratio(Topology::Mt, Topology::Unlocked),
+        ]
+    };
+    let columns = "pattern | MT / Baseline [x] | no mutex / Baseline [x] | MT / no mutex [x]";
+    let caption = format!("What the mutex is, and what queues and threads are: {jobs} jobs");
+    table(caption, columns, measured.patterns.iter().map(row).collect())
 }
 
 /// The paper's figure 3 and its section 2.1: throughput, latency, context switches and lock waits of MT against Baseline.
