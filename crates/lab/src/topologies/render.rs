@@ -192,14 +192,13 @@ fn iops(
     Some(spread(measured.cells.get(&(pattern, group, subject, jobs)), |c| c.iops)?.median)
 }
 
-/// The largest ratio of MT to another topology over the numbers of jobs, round by round.
-fn best_ratio(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<(u16, Spread)> {
-    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs));
+/// The number of jobs with which MT is the furthest above another topology.
+fn best_jobs(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<u16> {
     let ratio = |jobs: &u16| {
-        let pairs = of(Topology::Mt, *jobs)?.iter().zip(of(other, *jobs)?);
-        Some((*jobs, Spread::of(&pairs.map(|(mt, other)| mt.iops / other.iops).collect::<Vec<_>>())?))
+        let ratio = over(measured, pattern, (Topology::Mt, other), *jobs, |c| c.iops).ok()?;
+        Some((*jobs, ratio.middle))
     };
-    measured.jobs.iter().filter_map(ratio).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
+    measured.jobs.iter().filter_map(ratio).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(jobs, _)| jobs)
 }
 
 /// Measurements of a topology on the paper's work, of the first kind: with so many jobs.
@@ -249,8 +248,9 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
                 ours.push(Point::exact(x, ratio.middle));
             }
             row(&format!("{cpus} jobs, one for each CPU"), at_cpus);
-            if let Some((jobs, ratio)) = best_ratio(measured, pattern.name, other) {
-                row(&format!("at most, which is with {jobs} jobs"), Ok(Interval::of(&ratio)));
+            if let Some(jobs) = best_jobs(measured, pattern.name, other).filter(|jobs| *jobs != cpus) {
+                let most = over(measured, pattern.name, (Topology::Mt, other), jobs, |c| c.iops);
+                row(&format!("at most, which is with {jobs} jobs"), most);
             }
         }
     }
