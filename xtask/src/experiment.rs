@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::claim::Claim;
+use crate::claim::{Figure, Goal};
 
 /// `experiment.toml`.
 #[derive(Debug, Deserialize)]
@@ -35,10 +35,13 @@ pub(crate) struct Description {
     /// Sections whose tables stand on the page.
     #[serde(default)]
     pub(crate) tables: Vec<String>,
-    /// What was published, each to be held against what was measured.
-    #[serde(default, rename = "claim")]
-    pub(crate) claims: Vec<Claim>,
-    /// What agrees, what does not, and why.
+    /// What was published: every number, also those that contradict each other.
+    #[serde(default, rename = "figure")]
+    pub(crate) figures: Vec<Figure>,
+    /// What vlane is to reach by its own wish, which is no published figure.
+    #[serde(default, rename = "goal")]
+    pub(crate) goals: Vec<Goal>,
+    /// What came out as published, what did not, and why.
     #[serde(default)]
     pub(crate) discussion: String,
 }
@@ -60,9 +63,10 @@ impl Experiment {
         if about.command.is_some() == about.uses.is_some() {
             bail!("{}: give either `command` or `uses`", file.display());
         }
-        let vague = |c: &&Claim| c.published.is_none() && c.at_least.is_none() && c.at_most.is_none();
-        if let Some(claim) = about.claims.iter().find(vague) {
-            bail!("{}: `{}` has neither a published figure nor a bound", file.display(), claim.says);
+        let figures = about.figures.iter().map(|figure| (&figure.says, figure.fault()));
+        let goals = about.goals.iter().map(|goal| (&goal.says, goal.fault()));
+        if let Some((says, fault)) = figures.chain(goals).find_map(|(says, fault)| Some((says, fault?))) {
+            bail!("{}: `{says}`: {fault}", file.display());
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { name, folder, about })

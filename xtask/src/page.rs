@@ -4,9 +4,11 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use vlane_report::{Block, Report, Section, Severity, Spread, markdown, svg_file};
+use vlane_report::machine::{Load, Storage};
+use vlane_report::published::{self, Direction, Interval, Row};
+use vlane_report::{Block, Report, Section, Severity, markdown, svg_file};
 
-use crate::claim::{Claim, Outcome, Within};
+use crate::claim::Within;
 use crate::experiment::Experiment;
 
 const GENERATED: &str =
@@ -73,8 +75,11 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         command.replace("{result}", "result.json")
     );
     let machine = &report.machine;
-    let versions: Vec<_> =
+    let mut known: Vec<_> =
         machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    known.extend((!machine.commit.is_empty()).then(|| format!("commit {}", machine.commit)));
+    known.extend(machine.storage.iter().map(Storage::words));
+    known.extend(machine.load.map(|load| format!("load {}", Load::words(load))));
     let hypervisor = match machine.hypervisor.as_str() {
         "" => String::new(),
         name => format!(", itself a virtual machine ({name})"),
@@ -88,7 +93,7 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         machine.cpu,
         machine.memory_mib.div_ceil(1024),
         machine.kernel,
-        versions.join(", ")
+        known.join(", ")
     );
     for note in report.notes.iter().filter(|note| note.severity == Severity::Warning) {
         let _ = writeln!(text, "> {}\n", note.text);
@@ -99,18 +104,20 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         }
         text += "\n";
     }
-    if !about.claims.is_empty() {
-        text += "## Then and here\n\n\
-                 Direction: whether a ratio is on the same side of 1 as the published one. Size: the figure here over the published one. Bounds are\n\
-                 ours.\n\n\
-                 | figure | published | here (min-max) | compared |\n|---|---|---|---|\n";
-        for claim in &about.claims {
-            let (here, verdict) = match claim.judge(report) {
-                Some(outcome) => (shown(outcome.here), compared(claim, outcome)),
-                None => ("not measured".into(), String::new()),
+    if !about.figures.is_empty() {
+        let rows: Vec<_> = about.figures.iter().map(|figure| figure.row(report)).collect();
+        let table = markdown::table(&published::table("", &rows));
+        let _ = writeln!(text, "## Published and here\n\n{}\n\n{table}", published::LEGEND);
+    }
+    if !about.goals.is_empty() {
+        text += "## Our own goals\n\nThese are vlane's wishes; no publication has them.\n\n\
+                 | goal | wanted | here (min-max) | outcome |\n|---|---|---|---|\n";
+        for goal in &about.goals {
+            let (here, outcome) = match goal.judge(report) {
+                Some((here, within)) => (shown(&here), within.word()),
+                None => ("not measured".into(), ""),
             };
-            let then = claim.published.map_or("in words".into(), number);
-            let _ = writeln!(text, "| {} | {then} | {here} | {verdict} |", claim.says);
+            let _ = writeln!(text, "| {} | {} | {here} | {outcome} |", goal.says, goal.bounds());
         }
         text += "\n";
     }
@@ -140,40 +147,12 @@ fn tables_of(section: &Section) -> String {
     text
 }
 
-/// `same direction, 0.54 of the size`; with bounds, whether they hold.
-fn compared(claim: &Claim, outcome: Outcome) -> String {
-    let mut words = Vec::new();
-    words.extend(outcome.direction.map(|direction| match direction {
-        Within::All => "same direction".to_owned(),
-        Within::None => "**other direction**".to_owned(),
-        Within::Part => "direction unclear: the spread is on both sides of 1".to_owned(),
-    }));
-    words.extend(outcome.size.map(|size| format!("{} of the size", number(size))));
-    let bounds = match (claim.at_least, claim.at_most) {
-        (Some(low), Some(high)) => format!("within {} to {}", plain(low), plain(high)),
-        (Some(low), None) => format!("at least {}", plain(low)),
-        (None, Some(high)) => format!("at most {}", plain(high)),
-        (None, None) => String::new(),
-    };
-    words.extend(outcome.bounds.map(|within| match within {
-        Within::All => bounds,
-        Within::None => format!("**not** {bounds}"),
-        Within::Part => format!("only a part of the spread {bounds}"),
-    }));
-    words.join(", ")
-}
-
-/// A bound as it was given.
-fn plain(value: f64) -> String {
-    format!("{value}")
-}
-
 /// `2.55 (2.40-2.61)`.
-fn shown(spread: Spread) -> String {
-    if spread.runs < 2 {
-        return number(spread.median);
+fn shown(here: &Interval) -> String {
+    if here.runs < 2 {
+        return number(here.middle);
     }
-    format!("{} ({}-{})", number(spread.median), number(spread.min), number(spread.max))
+    format!("{} ({}-{})", number(here.middle), number(here.low), number(here.high))
 }
 
 /// Three significant digits or so.
@@ -187,34 +166,24 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The cells of the index about an experiment: directions, sizes, bounds, what was not measured.
-fn counted(outcomes: &[Option<Outcome>]) -> String {
-    let measured = || outcomes.iter().flatten();
-    let count = |of: fn(&Outcome) -> Option<Within>, names: [&str; 3]| {
-        let all = [Within::All, Within::None, Within::Part];
-        let words = all.into_iter().zip(names).filter_map(|(within, name)| {
-            let n = measured().filter(|outcome| of(outcome) == Some(within)).count();
-            (n > 0).then(|| format!("{n} {name}"))
-        });
+/// The cells of the index about an experiment: directions, sizes, what was not measured; goals.
+fn counted(rows: &[Row], goals: &[Option<Within>]) -> String {
+    let count = |of: &[(&str, usize)]| {
+        let words = of.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{n} {name}"));
         words.collect::<Vec<_>>().join(", ")
     };
-    let sizes: Vec<f64> = measured().filter_map(|outcome| outcome.size).collect();
-    let size = match sizes.len() {
-        0 => String::new(),
-        1 => number(sizes[0]),
-        _ => {
-            let end =
-                |pick: fn(f64, f64) -> f64| sizes.iter().copied().reduce(pick).map_or(String::new(), number);
-            format!("{} to {}", end(f64::min), end(f64::max))
-        }
-    };
-    let missing = outcomes.iter().filter(|outcome| outcome.is_none()).count();
-    let missing = if missing == 0 { String::new() } else { missing.to_string() };
+    let found: Vec<_> = rows.iter().filter_map(Row::comparison).collect();
+    let directions = [Direction::Same, Direction::Opposite, Direction::Unclear]
+        .map(|one| (one.word(), found.iter().filter(|found| found.direction == Some(one)).count()));
+    let sizes: Vec<bool> = found.iter().filter_map(|found| Some(found.size?.is_within())).collect();
+    let within = sizes.iter().filter(|within| **within).count();
+    let missing = rows.len() - found.len();
+    let goal = |one| goals.iter().filter(|within| **within == Some(one)).count();
     [
-        count(|outcome| outcome.direction, ["same", "other", "unclear"]),
-        size,
-        count(|outcome| outcome.bounds, ["within", "not", "in part"]),
-        missing,
+        count(&directions),
+        count(&[("within", within), ("not", sizes.len() - within)]),
+        if missing == 0 { String::new() } else { missing.to_string() },
+        count(&[("met", goal(Within::All)), ("not", goal(Within::None)), ("in part", goal(Within::Part))]),
     ]
     .join(" | ")
 }
@@ -226,25 +195,27 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
          The figures and tables of the publications that vlane builds on, repeated. Each folder says what it asks, how to run it, what came\n\
          out last and how that compares with the publication. `cargo xtask experiments` runs them all, `cargo xtask experiments NAME` one,\n\
          `--list` names them.\n\n\
-         Direction: ratios on the same side of 1 as the published ones, on the other, on both within their spread. Size: the figures here over\n\
-         the published ones, the smallest and the largest. Bounds: figures within bounds of ours, not within, in part.\n\n\
-         | experiment | source | direction | size | bounds | not measured |\n|---|---|---|---|---|---|\n"
+         {}\n\n\
+         Goals are vlane's own, and no published figures.\n\n\
+         | experiment | source | direction | size | not measured | our own goals |\n|---|---|---|---|---|---|\n",
+        published::LEGEND
     );
     for one in all {
         let report = Report::read(&one.source_of_result(all).join("result.json"));
-        let outcomes: Vec<_> = match &report {
-            Ok(report) => one.about.claims.iter().map(|claim| claim.judge(report)).collect(),
-            Err(_) => Vec::new(),
+        let counts = match &report {
+            Ok(report) => {
+                let rows: Vec<_> = one.about.figures.iter().map(|figure| figure.row(report)).collect();
+                let goals = one.about.goals.iter().map(|goal| Some(goal.judge(report)?.1));
+                counted(&rows, &goals.collect::<Vec<_>>())
+            }
+            Err(_) => " | | | ".into(),
         };
         // What was not measured yet has no page.
         let page = if report.is_ok() { "README.md" } else { "experiment.toml" };
         let _ = writeln!(
             text,
             "| [{}]({}/{page}) | {} | {} |",
-            one.about.title,
-            one.name,
-            one.about.source,
-            counted(&outcomes)
+            one.about.title, one.name, one.about.source, counts
         );
     }
     let file = root.join("experiments/README.md");
@@ -254,29 +225,10 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_report::{Cell, Column, Table};
+    use vlane_report::published::Published;
+    use vlane_report::{Cell, Column, Spread, Table};
 
     use super::*;
-
-    fn outcome(direction: Within, size: f64, bounds: Option<Within>) -> Outcome {
-        Outcome { here: Spread::of(&[1.0]).unwrap(), direction: Some(direction), size: Some(size), bounds }
-    }
-
-    #[test]
-    fn direction_and_size_are_told_apart() {
-        let claim = |more: &str| -> Claim {
-            let text =
-                format!("says = \"x\"\npublished = 2.55\n{more}\nof = {{ section = \"s\", column = \"c\" }}");
-            toml::from_str(&text).unwrap()
-        };
-        let words = compared(&claim(""), outcome(Within::All, 1.37 / 2.55, None));
-        assert_eq!(words, "same direction, 0.54 of the size");
-        let words =
-            compared(&claim("at_least = 2\nat_most = 3"), outcome(Within::None, 0.3, Some(Within::None)));
-        assert_eq!(words, "**other direction**, 0.30 of the size, **not** within 2 to 3");
-        let words = compared(&claim("at_least = 2"), outcome(Within::All, 1.0, Some(Within::All)));
-        assert_eq!(words, "same direction, 1.00 of the size, at least 2");
-    }
 
     #[test]
     fn a_sections_tables_stand_on_the_page_and_its_charts_do_not() {
@@ -300,13 +252,23 @@ mod tests {
 
     #[test]
     fn the_index_counts_what_there_is() {
-        let all = [
-            Some(outcome(Within::All, 0.5, None)),
-            Some(outcome(Within::All, 1.5, Some(Within::All))),
-            Some(outcome(Within::Part, 0.9, Some(Within::None))),
-            None,
+        let row = |published: f64, here: Option<f64>| {
+            let spread = |value: f64| Spread::of(&[value, value, value, value, value * 1.01]).unwrap();
+            let here = here.map(|value| Interval::of(&spread(value))).ok_or_else(String::new);
+            Row { figure: String::new(), published: Published::ratio(published), here }
+        };
+        let rows = [
+            row(2.0, Some(2.1)),
+            row(2.0, Some(9.0)),
+            row(2.0, Some(0.5)),
+            row(2.0, Some(1.0)),
+            row(2.0, None),
         ];
-        assert_eq!(counted(&all), "2 same, 1 unclear | 0.50 to 1.50 | 1 within, 1 not | 1");
-        assert_eq!(counted(&[]), " |  |  | ");
+        let goals = [Some(Within::All), Some(Within::None), Some(Within::Part), None];
+        assert_eq!(
+            counted(&rows, &goals),
+            "2 same, 1 opposite, 1 unclear | 1 within, 3 not | 1 | 1 met, 1 not, 1 in part"
+        );
+        assert_eq!(counted(&[], &[]), " |  |  | ");
     }
 }

@@ -59,6 +59,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
 fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
+        .env("VLANE_COMMIT", commit(root))
         .args([
             "build",
             "--release",
@@ -82,6 +83,19 @@ fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
         bail!("{}: not there; call this through `cargo xtask`", vlane.display());
     }
     Ok(vlane)
+}
+
+/// The commit that is checked out, with `+` behind it if files were changed since; empty where this is no repository.
+fn commit(root: &Path) -> String {
+    let git = |words: &[&str]| {
+        let output = Command::new("git").args(words).current_dir(root).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return String::new() };
+    // Results are what a run changes: they are no part of the program.
+    let changed =
+        git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!experiments", ":!docs"]);
+    if changed.is_none_or(|files| files.is_empty()) { commit } else { commit + "+" }
 }
 
 /// The words of a command: apart by spaces, but for those between double quotes.
@@ -151,8 +165,28 @@ fn neutral(text: &str, vlane: &Path, folder: &Path) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_commit_is_named_with_what_was_changed_and_no_repository_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(commit(dir.path()), "");
+        let git = |words: &[&str]| {
+            let mut command = Command::new("git");
+            command.args(["-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false"]);
+            assert!(command.args(words).current_dir(dir.path()).output().unwrap().status.success());
+        };
+        std::fs::write(dir.path().join("a"), "1").unwrap();
+        for words in [&["init", "-q"][..], &["add", "a"], &["commit", "-q", "-m", "a"]] {
+            git(words);
+        }
+        let clean = commit(dir.path());
+        assert!(clean.len() >= 12 && clean.chars().all(|c| c.is_ascii_hexdigit()), "{clean}");
+        std::fs::write(dir.path().join("a"), "2").unwrap();
+        assert_eq!(commit(dir.path()), format!("{clean}+"));
+    }
 
     #[test]
     fn quoted_words_of_a_command_are_one() {

@@ -25,7 +25,7 @@ use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage as Served};
 use vlane_host::sniff::SAVED;
 use vlane_report::date;
-use vlane_report::machine::{Machine, usable_cpus};
+use vlane_report::machine::{Busy, Machine, usable_cpus};
 use vlane_report::progress::Progress;
 
 /// Where and with what it is measured.
@@ -79,7 +79,7 @@ struct Bench<'a> {
 /// [`ErrorKind::Missing`], [`ErrorKind::Invalid`] for what is not there or does not fit, before anything is measured;
 /// [`ErrorKind::Interrupted`]; [`ErrorKind::Process`] if a back end or client fails, or requests do.
 pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress) -> Result<Saved> {
-    let (start, created) = (Instant::now(), date::now());
+    let (start, created, busy) = (Instant::now(), date::now(), Busy::now());
     let mut bench = Bench::new(profile, setting)?;
     let mut loads = nothing_yet(profile);
     let mut partial = false;
@@ -107,7 +107,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
     }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
-    let mut machine = Machine::describe(programs);
+    let mut machine = Machine { load: busy.and_then(Busy::until_now), ..Machine::describe(programs) };
     if let Some(version) = bench.fio.as_ref().and_then(|fio| fio.version()) {
         machine.versions.push(("fio".into(), version));
     }

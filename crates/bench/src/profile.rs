@@ -14,7 +14,7 @@ use super::values::{Ioprio, Pattern, Size, Time};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// The profiles that come with vlane: name and text.
-const EMBEDDED: [(&str, &str); 7] = [
+const EMBEDDED: [(&str, &str); 8] = [
     ("quick", include_str!("profiles/quick.toml")),
     ("paper", include_str!("profiles/paper.toml")),
     ("blog", include_str!("profiles/blog.toml")),
@@ -22,6 +22,7 @@ const EMBEDDED: [(&str, &str); 7] = [
     ("agreement", include_str!("profiles/agreement.toml")),
     ("threads", include_str!("profiles/threads.toml")),
     ("flushes", include_str!("profiles/flushes.toml")),
+    ("hard-disk", include_str!("profiles/hard-disk.toml")),
 ];
 
 /// Names of the profiles that come with vlane, with their titles.

@@ -59,10 +59,10 @@ impl Place {
                     format!("{}: {why}; give another directory with {option}", dir.display()),
                 )
             })?;
-            return Ok(place);
+            return Ok(place.told());
         }
         if let Some(dir) = usual.into_iter().find(|dir| place(dir).check(bytes).is_ok()) {
-            return Ok(place(dir));
+            return Ok(place(dir).told());
         }
         let (what, need) = match medium {
             Medium::Ram => ("RAM disk (tmpfs)", bytes.saturating_add(RAM_SPARE)),
@@ -71,6 +71,12 @@ impl Place {
         let need = show_size(need);
         let context = format!("no {what} with {need} free that may be written; give one with {option}");
         Err(Error::new(ErrorKind::Invalid, context))
+    }
+
+    /// Reports name what images were on.
+    fn told(self) -> Self {
+        vlane_report::machine::images_in(&self.dir);
+        self
     }
 
     /// The directory.
@@ -197,6 +203,8 @@ mod tests {
         let meta = std::fs::metadata(image.path()).unwrap();
         assert_eq!((meta.len(), image.bytes()), (2 << 20, 2 << 20));
         assert!(meta.blocks() * 512 >= 2 << 20, "it has holes");
+        let told = vlane_report::Machine::describe(&[]).storage;
+        assert!(!told.is_empty(), "reports name the file system");
         let path = image.path().to_path_buf();
         drop(image);
         assert!(!path.exists());

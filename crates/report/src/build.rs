@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::machine::Machine;
+use crate::machine::{Busy, Machine};
 use crate::{
     Axis, Block, Cell, Chart, ChartKind, Column, Point, Report, SCHEMA, Section, Series, Spread, Table, date,
 };
@@ -13,12 +13,13 @@ pub struct Begun {
     command: String,
     created: String,
     at: Instant,
+    busy: Option<Busy>,
 }
 
 impl Begun {
     /// It begins now; the command makes the report again.
     pub fn now(command: impl Into<String>) -> Self {
-        Self { command: command.into(), created: date::now(), at: Instant::now() }
+        Self { command: command.into(), created: date::now(), at: Instant::now(), busy: Busy::now() }
     }
 
     /// Its report, with nothing in it yet. `programs` took part, and their versions matter.
@@ -31,7 +32,7 @@ impl Begun {
             command: self.command.clone(),
             created: self.created.clone(),
             seconds: self.at.elapsed().as_secs_f64(),
-            machine: Machine::describe(programs),
+            machine: Machine { load: self.busy.and_then(Busy::until_now), ..Machine::describe(programs) },
             notes: Vec::new(),
             sections: Vec::new(),
         }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::machine::Machine;
+use crate::machine::{Load, Machine, Storage};
 use crate::*;
 
 /// A spread of so many percent around a figure.
@@ -144,6 +144,9 @@ pub(super) fn report() -> Report {
             memory_mib: 24_110,
             kernel: "6.18.1".into(),
             hypervisor: "kvm".into(),
+            commit: "0123456789ab+".into(),
+            storage: vec![Storage { file_system: "ext4".into(), device: "nvme0n1".into(), model: "SAMSUNG MZVL2512".into(), is_rotational: false, scheduler: "none".into() }],
+            load: Some(Load { before: 0.25, after: 1.5, stolen_percent: 0.5 }),
             versions: vec![("vlane".into(), "0.1.0".into()), ("qemu".into(), "7.2.22".into()), ("fio".into(), "3.33".into())],
         },
         notes: vec![

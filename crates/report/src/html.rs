@@ -5,6 +5,7 @@
 //! The page is well-formed XML.
 
 use crate::error::Result;
+use crate::machine::{Load, Storage};
 use crate::markup::escape;
 use crate::svg::{self, full_name};
 use crate::table::Grid;
@@ -136,6 +137,9 @@ pub(super) fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ),
         ("Kernel", machine.kernel.clone()),
         ("Versions", versions.join(", ")),
+        ("Commit", machine.commit.clone()),
+        ("Images on", machine.storage.iter().map(Storage::words).collect::<Vec<_>>().join("; ")),
+        ("Load", machine.load.map(Load::words).unwrap_or_default()),
     ];
     all.into_iter().filter(|(_, value)| !value.is_empty()).collect()
 }

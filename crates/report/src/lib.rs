@@ -4,7 +4,7 @@
 //! [`Report::in_form_of`] makes the form that a file's name asks for, [`html::page`] makes the page, [`text::render`] what a
 //! terminal shows, [`markdown::table`] a table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes numbers for people, for all of them.
 //!
-//! Beside it: what a report is made of. [`stats`] tells whether two arms differ, [`machine`] where they were measured, [`date`] when, and
+//! Beside it: what a report is made of. [`stats`] tells whether two arms differ, [`published`] how a figure lies to a published one, [`machine`] where they were measured, [`date`] when, and
 //! [`progress`] how far a measurement is.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ pub mod markdown;
 mod markup;
 mod model;
 pub mod progress;
+pub mod published;
 mod scale;
 pub mod stats;
 pub mod svg;

@@ -1,16 +1,23 @@
-//! The machine that figures were measured on.
+//! The machine that figures were measured on: what it is, what images lay on, what else it did, and which commit the program is of.
+
+mod load;
+mod storage;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
+pub use load::{Busy, Load};
+pub use storage::{Storage, images_in};
+
 /// What a reader needs to know of the machine. Nothing in it names a host or a user.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
@@ -23,6 +30,15 @@ pub struct Machine {
     /// The virtual machine monitor that it runs under, if it tells: `kvm`, `xen`, ...; empty on bare metal.
     #[serde(default)]
     pub hypervisor: String,
+    /// The commit that vlane was built from, followed by `+` if files had been changed since; empty if the build was not told.
+    #[serde(default)]
+    pub commit: String,
+    /// What the images that were measured lay on; empty if there were none.
+    #[serde(default)]
+    pub storage: Vec<Storage>,
+    /// What else the machine did.
+    #[serde(default)]
+    pub load: Option<Load>,
     /// Programs that took part, with their versions, vlane first.
     pub versions: Vec<(String, String)>,
 }
@@ -38,7 +54,8 @@ impl Machine {
                 versions.push(((*program).to_string(), version));
             }
         }
-        Self { versions, ..Self::at(Path::new("/")) }
+        let commit = COMMIT.get().cloned().unwrap_or_default();
+        Self { versions, commit, storage: storage::seen(), ..Self::at(Path::new("/")) }
     }
 
     /// What the files below `root` tell (a machine's own are below `/`).
@@ -51,8 +68,20 @@ impl Machine {
             memory_mib: memory_mib(&read("proc/meminfo")),
             kernel: read("proc/sys/kernel/osrelease").trim().to_string(),
             hypervisor: hypervisor(root, &cpuinfo),
+            commit: String::new(),
+            storage: Vec::new(),
+            load: None,
             versions: Vec::new(),
         }
+    }
+}
+
+static COMMIT: OnceLock<String> = OnceLock::new();
+
+/// Says which commit the program was built from; the first time counts.
+pub fn built_from(commit: Option<&str>) {
+    if let Some(commit) = commit {
+        let _ = COMMIT.set(commit.trim().to_owned());
     }
 }
 

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 /// What one aims at.
 const CONFIDENCE: f64 = 0.95;
 /// What one accepts if there are too few runs for more.
-const LEAST_CONFIDENCE: f64 = 0.90;
+pub(crate) const LEAST_CONFIDENCE: f64 = 0.90;
 /// Null distributions are exact for samples up to so many values.
 pub const EXACT: usize = 50;
 /// Longer samples are thinned evenly: intervals then become wider than they had to be, never narrower.

@@ -122,6 +122,8 @@ pub fn command() -> clap::Command {
 /// The program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Whoever builds from a repository may say of which commit; a source archive has none, and its build needs no git.
+    vlane_report::machine::built_from(option_env!("VLANE_COMMIT"));
     let format = match cli.logging.start() {
         Ok(format) => format,
         Err(error) => return logging::ended(Err(error), logging::Format::Text),

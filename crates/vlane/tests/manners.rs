@@ -307,6 +307,7 @@ fn an_interrupted_comparison_keeps_the_measurements_that_it_has() {
     assert!(report["summary"][0].as_str().unwrap().contains("INTERRUPTED"), "{report}");
     let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
     assert_eq!(file["partial"], true);
+    assert!(file["machine"]["load"]["before"].is_number(), "what else the machine did: {}", file["machine"]);
     for target in file["loads"][0]["targets"].as_array().unwrap() {
         assert!(!target["runs"].as_array().unwrap().is_empty(), "measurements are lost");
     }

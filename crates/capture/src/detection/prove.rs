@@ -201,6 +201,7 @@ fn run(
         .prefix("vlane-prove-")
         .tempdir()
         .map_err(|_| failed("no temporary directory"))?;
+    vlane_report::machine::images_in(dir.path());
     let at = |name: &str| dir.path().join(name);
     let (image, socket, control, file) =
         (at("disk.raw"), at("disk.sock"), at("control.sock"), at("disk.trc"));

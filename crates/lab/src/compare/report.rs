@@ -10,6 +10,7 @@ use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suit
 use super::results::{PARTS, Part};
 use super::{Outcome, native, summary};
 use vlane_report::build::Begun;
+use vlane_report::published::{self, Interval, Published, Row};
 use vlane_report::{
     Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Severity, Spread, Table,
 };
@@ -209,7 +210,31 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
         table(outcome, &format!("{what}: throughput"), loads, &ways, "MB/s", |load, way| {
             results.mb(load, way)
         }),
+        Block::Table(beside(outcome, what, loads)),
     ]
+}
+
+/// Published figures beside those here. What was published of virtio was of QEMU's own: it is held against QEMU's own here, never against vlane.
+fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
+    let row = |load: &Load, name: &str, way: Way, published: f64| {
+        let here =
+            times(outcome.results.ratio(load, way, Way::Host), 100.0).map(|spread| Interval::of(&spread));
+        Row {
+            figure: format!("{}, {name}: per cent of the host", load.name()),
+            published: Published::percent(published * 100.0),
+            here: here.ok_or_else(|| format!("{} was not measured", way.name())),
+        }
+    };
+    let rows: Vec<Row> = loads
+        .iter()
+        .filter_map(|load| Some((load, loads::published(load)?)))
+        .flat_map(|(load, then)| {
+            let virtio = row(load, "QEMU's virtio-blk", Way::Virtio, then.virtio);
+            let emulated = then.emulated.map(|ratio| row(load, "QEMU's emulated disk", Way::Ide, ratio));
+            std::iter::once(virtio).chain(emulated)
+        })
+        .collect();
+    published::table(format!("{what}: published and here"), &rows)
 }
 
 fn fio_section(outcome: &Outcome) -> Section {

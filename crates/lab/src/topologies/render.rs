@@ -7,8 +7,9 @@ use super::patterns::Pattern;
 use super::validate::{Check, Suite, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
 use vlane_report::build::{spread as spread_of, table};
+use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{
-    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread,
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table,
 };
 
 /// Lanes that predictions are made for.
@@ -128,7 +129,8 @@ fn figure(measured: &Measured<'_>, pattern: &Pattern, group: Group) -> Section {
     let has = |subject: &Subject| {
         measured.cells.keys().any(|(p, g, s, _)| (*p, *g, s) == (pattern.name, group, subject))
     };
-    let all = [Kind::Model, Kind::Vlane].into_iter().flat_map(|kind| Topology::ALL.map(|t| kind.with(t)));
+    let all =
+        [Kind::Model, Kind::Vlane].into_iter().flat_map(|kind| Topology::MEASURED.map(|t| kind.with(t)));
     let subjects: Vec<_> = all.filter(has).collect();
     let is_large = pattern.block > 4096;
     let pick = |cell: &Cell| if is_large { cell.mb_per_second / 1e3 } else { cell.iops / 1e3 };
@@ -190,51 +192,71 @@ fn iops(
     Some(spread(measured.cells.get(&(pattern, group, subject, jobs)), |c| c.iops)?.median)
 }
 
-/// The largest ratio of MT to another topology over the numbers of jobs, round by round.
-fn best_ratio(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<(u16, Spread)> {
-    let of = |topology, jobs| measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs));
+/// The number of jobs with which MT is the furthest above another topology.
+fn best_jobs(measured: &Measured<'_>, pattern: &'static str, other: Topology) -> Option<u16> {
     let ratio = |jobs: &u16| {
-        let pairs = of(Topology::Mt, *jobs)?.iter().zip(of(other, *jobs)?);
-        Some((*jobs, Spread::of(&pairs.map(|(mt, other)| mt.iops / other.iops).collect::<Vec<_>>())?))
+        let ratio = over(measured, pattern, (Topology::Mt, other), *jobs, |c| c.iops).ok()?;
+        Some((*jobs, ratio.middle))
     };
-    measured.jobs.iter().filter_map(ratio).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
+    measured.jobs.iter().filter_map(ratio).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(jobs, _)| jobs)
+}
+
+/// Measurements of a topology on the paper's work, of the first kind: with so many jobs.
+fn cells_of<'a>(
+    measured: &'a Measured<'_>,
+    pattern: &'static str,
+    topology: Topology,
+    jobs: u16,
+) -> Option<&'a Vec<Cell>> {
+    measured.cells.get(&(pattern, Group::Paper, Kind::Model.with(topology), jobs))
+}
+
+/// A figure of one topology over that of another, with as many jobs each.
+fn over(
+    measured: &Measured<'_>,
+    pattern: &'static str,
+    (topology, other): (Topology, Topology),
+    jobs: u16,
+    pick: impl Fn(&Cell) -> f64,
+) -> Result<Interval, String> {
+    let of = |topology| spread(cells_of(measured, pattern, topology, jobs), &pick);
+    let ratio = of(topology).zip(of(other)).and_then(|(of, over)| Interval::ratio(&of, &over));
+    ratio.ok_or_else(|| format!("not with {jobs} jobs"))
 }
 
 fn against_the_paper(measured: &Measured<'_>) -> Section {
     let mut ours = Vec::new();
-    let mut published = Vec::new();
+    let mut theirs = Vec::new();
     let mut rows = Vec::new();
+    let cpus = u16::try_from(measured.cpus).unwrap_or(u16::MAX);
     for (at, pattern) in measured.patterns.iter().enumerate() {
         let x = at as f64;
-        published.push(Point::exact(x, pattern.published.over_baseline));
+        theirs.push(Point::exact(x, pattern.published.over_baseline));
         let pairs = [
             (Topology::Baseline, Some(pattern.published.over_baseline)),
             (Topology::Mq, pattern.published.over_mq),
         ];
         for (other, paper) in pairs {
-            let Some((jobs, ratio)) = best_ratio(measured, pattern.name, other) else { continue };
+            let Some(paper) = paper else { continue };
+            let mut row = |jobs: &str, here| {
+                let figure = format!("{}: MT / {other}, {jobs}", pattern.title);
+                rows.push(Row { figure, published: Published::ratio(paper), here });
+            };
             // Where the paper's ratio was taken: as many jobs as CPUs.
-            let at_cpus = u16::try_from(measured.cpus).ok().and_then(|cpus| {
-                let of =
-                    |topology| iops(measured, pattern.name, Group::Paper, Kind::Model.with(topology), cpus);
-                Some(of(Topology::Mt)? / of(other)?)
-            });
-            if let Some(ratio) = at_cpus.filter(|_| other == Topology::Baseline) {
-                ours.push(Point::exact(x, ratio));
+            let at_cpus = over(measured, pattern.name, (Topology::Mt, other), cpus, |c| c.iops);
+            if let (Ok(ratio), Topology::Baseline) = (&at_cpus, other) {
+                ours.push(Point::exact(x, ratio.middle));
             }
-            rows.push(vec![
-                pattern.title.into(),
-                format!("MT / {other}").into(),
-                at_cpus.into(),
-                TableCell::Figure(ratio),
-                f64::from(jobs).into(),
-                paper.into(),
-            ]);
+            row(&format!("{cpus} jobs, one for each CPU"), at_cpus);
+            if let Some(jobs) = best_jobs(measured, pattern.name, other).filter(|jobs| *jobs != cpus) {
+                let most = over(measured, pattern.name, (Topology::Mt, other), jobs, |c| c.iops);
+                row(&format!("at most, which is with {jobs} jobs"), most);
+            }
         }
     }
     let series = vec![
         Series::measured("measured, jobs = CPUs", ours),
-        Series::published("Kim, Kang, Eom 2016, at most", published),
+        Series::published("Kim, Kang, Eom 2016, at most", theirs),
     ];
     let chart = Chart::bars(
         "MT over Baseline",
@@ -243,40 +265,73 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
         measured.patterns.iter().map(|p| p.title.to_string()).collect(),
         series,
     );
-    let columns = "pattern | ratio | jobs = CPUs | at most | with jobs | published, at most";
-    let mut blocks = vec![Block::Chart(chart), table("Ratios to MT", columns, rows)];
+    let mut blocks = vec![Block::Chart(chart), Block::Table(published::table("Ratios to MT", &rows))];
     let mut numbers: Vec<_> =
         u16::try_from(measured.cpus).ok().into_iter().chain(measured.jobs.last().copied()).collect();
     numbers.dedup();
     blocks.extend(numbers.into_iter().filter_map(|jobs| figure_three(measured, jobs)));
+    blocks.push(what_the_mutex_is(measured, cpus));
     Section::new("paper-ratios", "Beside the published figures", vec![
             "The paper's machine had 8 hardware threads and a real guest; absolute figures of another machine mean nothing here, ratios \
              and shapes do. Its ratios are those of the best case over its numbers of processes."
                 .into(),
+            published::LEGEND.into(),
         ], blocks)
 }
 
-/// The paper's figure 3 and its section 2.1: latency, context switches and lock waits of MT against Baseline.
+/// MT's gain over Baseline in two parts, of which the paper has the product: more queues and threads, and no mutex.
+fn what_the_mutex_is(measured: &Measured<'_>, jobs: u16) -> Block {
+    let row = |pattern: &Pattern| {
+        let ratio = |of, other| -> TableCell {
+            let ratio = over(measured, pattern.name, (of, other), jobs, |c| c.iops);
+            ratio.map_or(TableCell::Empty, |ratio| {
+                let Interval { middle: median, low: min, high: max, runs, .. } = ratio;
+                TableCell::Figure(Spread { median, min, max, runs })
+            })
+        };
+        vec![
+            pattern.title.into(),
+            ratio(Topology::Mt, Topology::Baseline),
+            ratio(Topology::Unlocked, Topology::Baseline),
+            ratio(Topology::Mt, Topology::Unlocked),
+        ]
+    };
+    let columns = "pattern | MT / Baseline [x] | no mutex / Baseline [x] | MT / no mutex [x]";
+    let caption = format!("What the mutex is, and what queues and threads are: {jobs} jobs");
+    table(caption, columns, measured.patterns.iter().map(row).collect())
+}
+
+/// The paper's figure 3 and its section 2.1: throughput, latency, context switches and lock waits of MT against Baseline.
 fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Block> {
     let pattern = measured.patterns.first()?;
-    let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_per_io);
-    let row = |name: &str, pick: fn(&Cell) -> f64, beside: Topology, paper: &str| -> Vec<TableCell> {
-        let of = |topology| {
-            let key = (pattern.name, Group::Paper, Kind::Model.with(topology), jobs);
-            Some(spread(measured.cells.get(&key), pick)?.median)
-        };
-        let (base, mt) = (of(Topology::Baseline), of(beside));
-        let ratio = base.zip(mt).filter(|(base, _)| *base > 0.0).map(|(base, mt)| mt / base);
-        vec![name.into(), base.into(), mt.into(), ratio.into(), paper.into()]
+    let both = (Topology::Mt, Topology::Baseline);
+    let row = |figure: &str, value: f64, here| Row {
+        figure: figure.into(),
+        published: Published::ratio(value),
+        here,
     };
-    let rows = vec![
-        row("p50 latency, us", |c| c.p50, Topology::Mt, "0.41"),
-        row("context switches per s", |c| c.switches * c.iops, Topology::Mt, "0.10"),
-        row("context switches per I/O", |c| c.switches, Topology::Mt, ""),
-        row("lock wait per I/O, us (MQ stands for MT: MT has no lock)", wait, Topology::Mq, "50 us -> 10 us"),
+    let wait: fn(&Cell) -> f64 = |c| c.lock.map_or(0.0, |l| l.wait_mean);
+    let rows = [
+        row(
+            "requests per second (section 3.4: +167 %)",
+            2.67,
+            over(measured, pattern.name, both, jobs, |c| c.iops),
+        ),
+        row("p50 latency", 0.41, over(measured, pattern.name, both, jobs, |c| c.p50)),
+        row(
+            "context switches per s",
+            0.10,
+            over(measured, pattern.name, both, jobs, |c| c.switches * c.iops),
+        ),
+        // MT has no lock here.
+        row(
+            "mean wait for the lock, MQ over Baseline",
+            0.2,
+            over(measured, pattern.name, (Topology::Mq, Topology::Baseline), jobs, wait),
+        ),
     ];
-    let caption = format!("{}, {jobs} jobs", pattern.title);
-    Some(table(caption, "what | Baseline | MT | ratio | published", rows))
+    let caption = format!("{}, {jobs} jobs: MT over Baseline", pattern.title);
+    rows.iter().any(|row| row.here.is_ok()).then(|| Block::Table(published::table(caption, &rows)))
 }
 
 fn overcommit(measured: &Measured<'_>) -> Section {
@@ -291,12 +346,6 @@ fn overcommit(measured: &Measured<'_>) -> Section {
             let (Some(fits), Some(over)) = (of(fit), of(twice)) else { continue };
             let most = measured.jobs.last().and_then(|n| of(usize::from(*n)));
             let change = |now: f64| (now / fits - 1.0) * 100.0;
-            let published = match (pattern.name, topology) {
-                ("randread", Topology::Baseline) => "collapses",
-                ("randread", Topology::Mq) => "flat",
-                ("randread", Topology::Mt) => "keeps, or +4 to +9 %",
-                _ => "",
-            };
             rows.push(vec![
                 pattern.title.into(),
                 topology.to_string().into(),
@@ -304,24 +353,46 @@ fn overcommit(measured: &Measured<'_>) -> Section {
                 (over / 1e3).into(),
                 change(over).into(),
                 most.map(change).into(),
-                published.into(),
             ]);
         }
     }
     let most = measured.jobs.last().copied().unwrap_or(0);
-    let table = table(
+    let lanes = table(
         "From as many lanes as CPUs to twice as many and more",
         &format!(
             "pattern | topology | {fit} lanes [k IOPS] | {twice} lanes [k IOPS] | change [%] | \
-            change at {most} lanes [%] | published (16 on 8)"
+            change at {most} lanes [%]"
         ),
         rows,
     );
     Section::new(
         "overcommit",
         "Overcommit: more lanes than CPUs",
-        vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into()],
-        vec![table],
+        vec!["The paper's figure 6: 16 virtual CPUs on 8 hardware threads.".into(), published::LEGEND.into()],
+        vec![lanes, Block::Table(figure_six(measured, fit, twice))],
+    )
+}
+
+/// The paper's figure 6: twice as many lanes over as many as CPUs.
+fn figure_six(measured: &Measured<'_>, fit: usize, twice: usize) -> Table {
+    let row = |topology: Topology, words: &str, published| {
+        let of = |jobs: usize| {
+            spread(cells_of(measured, "randread", topology, u16::try_from(jobs).ok()?), |c| c.iops)
+        };
+        let ratio = of(twice).zip(of(fit)).and_then(|(of, over)| Interval::ratio(&of, &over));
+        let here = ratio.ok_or_else(|| format!("not with {fit} and {twice} lanes"));
+        Row { figure: format!("{topology}: {words}"), published, here }
+    };
+    let falls = Published { said: Said::Less, no_change: Some(1.0) };
+    published::table(
+        format!("4K random read: {twice} lanes over {fit}"),
+        &[
+            row(Topology::Baseline, "falls steeply (in words)", falls),
+            row(Topology::Mq, "keeps its throughput (in words)", Published::ratio(1.0)),
+            row(Topology::Mq, "or loses some (in words)", falls),
+            row(Topology::Mt, "gains 4 %", Published::ratio(1.04)),
+            row(Topology::Mt, "to 9 %", Published::ratio(1.09)),
+        ],
     )
 }
 
@@ -349,7 +420,9 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
         (Group::Bare, Kind::Vlane, "vlane by itself"),
     ];
     for (group, kind, words) in devices {
-        let lanes = lanes_of(measured, group, kind, options.depth);
+        let mut lanes = lanes_of(measured, group, kind, options.depth);
+        // Only what the model is right about: one thread or one mutex for all waits for time slices, which are not in it.
+        lanes.retain(|(topology, _)| *topology == Topology::Mt);
         let mut blocks = Vec::new();
         let mut rows = Vec::new();
         for n in &cpus {
@@ -380,11 +453,9 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
         columns.extend(LANES.iter().map(|n| Column::new(&format!("{n} lanes"), "k IOPS")));
         columns.push(Column::new("ends at", ""));
         blocks.push(table("Predicted", columns, rows));
-        if group == Group::Paper {
-            blocks.extend(paper_machine(&lanes));
-        }
         sections.push(Section::new(format!("scaling-{}", if group == Group::Paper { "paper" } else { "vlane" }), format!("Scaling, predicted: {words}"), vec![
-                "Dashed lines are calculated from measurements of one lane (the next sections show them, and how far off the model is for two). \
+                "Dashed lines are calculated from measurements of one lane (the next sections show them, and how far off the model is for two): of \
+                 lanes that share nothing. Of one thread, or one mutex, for all it is far off, so nothing is predicted of MQ and Baseline. \
                  Threads are placed as in the measurement: job i and I/O thread i on CPU i modulo the CPUs."
                     .into(),
             ], blocks));
@@ -400,25 +471,6 @@ fn measured_series(measured: &Measured<'_>, group: Group, kind: Kind) -> Vec<Ser
         (!points.is_empty()).then(|| Series::measured(format!("{subject}, measured"), points))
     };
     Topology::ALL.into_iter().filter_map(series).collect()
-}
-
-/// What the model says of the paper's machine.
-fn paper_machine(lanes: &[(Topology, Lane)]) -> Option<Block> {
-    let of = |topology: Topology| {
-        let lane = lanes.iter().find(|(other, _)| *other == topology).map(|(_, lane)| lane)?;
-        Some(predict(topology, lane, 8, 8).iops)
-    };
-    let (base, mq, mt) = (of(Topology::Baseline)?, of(Topology::Mq)?, of(Topology::Mt)?);
-    let row = |name: &str, ours: f64, paper: f64| vec![name.into(), ours.into(), paper.into()];
-    Some(table(
-        "8 jobs on 8 CPUs, as on the paper's machine: predicted from one lane here, and published",
-        "4K random read | predicted | published",
-        vec![
-            row("MT, k IOPS", mt / 1e3, 413.0),
-            row("MT / Baseline", mt / base, 2.55),
-            row("MT / MQ", mt / mq, 1.32),
-        ],
-    ))
 }
 
 fn group_words(group: Group) -> &'static str {

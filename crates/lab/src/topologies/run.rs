@@ -40,7 +40,7 @@ fn plan<'a>(options: &Options, workloads: &'a [(Pattern, Workload)], all_jobs: &
             if options.validate_only || (options.quick && group == Group::Bare && at > 0) {
                 continue;
             }
-            let mut subjects = Topology::ALL.map(|topology| Kind::Model.with(topology)).to_vec();
+            let mut subjects = Topology::MEASURED.map(|topology| Kind::Model.with(topology)).to_vec();
             if group == Group::Bare {
                 subjects.extend([Topology::Mq, Topology::Mt].map(|topology| Kind::Vlane.with(topology)));
             }

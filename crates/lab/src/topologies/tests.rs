@@ -29,17 +29,16 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    (0..3_usize, 1_u16..6, 1_u16..40, 0_u16..4, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
-        |(topology, jobs, depth, batch, packed, event_idx, write)| Case {
-            topology: Topology::ALL[topology],
+    (0..Topology::MEASURED.len(), 1_u16..6, 1_u16..40, 0_u16..4, any::<bool>(), any::<bool>(), any::<bool>())
+        .prop_map(|(topology, jobs, depth, batch, packed, event_idx, write)| Case {
+            topology: Topology::MEASURED[topology],
             jobs,
             depth,
             batch,
             packed,
             event_idx,
             write,
-        },
-    )
+        })
 }
 
 /// Runs the jobs until they have done something, ends them, and returns what they did and what the device says it did.
@@ -79,10 +78,9 @@ fn run(case: Case) -> (Vec<JobStats>, u64) {
         tid: Arc::new(AtomicI32::new(0)),
         work: Duration::ZERO,
     };
-    let one = lock
-        .clone()
-        .filter(|_| topology.shares_queue())
-        .map(|lock| SharedQueue::new(queues.pop().unwrap(), jobs, depth, lock).unwrap());
+    // Without the device's mutex the guest's own lock on its ring is left, as in a measurement.
+    let share = |queue| SharedQueue::new(queue, jobs, depth, lock.clone().unwrap_or_default()).unwrap();
+    let one = if topology.shares_queue() { queues.pop().map(share) } else { None };
     let counters = device.counters().to_vec();
     let requests = || counters.iter().map(|c| c.requests.load(Ordering::Relaxed)).sum::<u64>();
     let stats = std::thread::scope(|scope| {

@@ -131,6 +131,7 @@ impl Root {
             staging.add(*program)?;
         }
         staging.finish()?;
+        vlane_report::machine::images_in(dir.path());
         let image = dir.path().join("root.img");
         let bytes = staging.bytes;
         // Small files take a block each.

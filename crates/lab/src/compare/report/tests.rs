@@ -127,6 +127,26 @@ fn ratios_are_those_of_the_figures_and_stand_beside_the_published_ones() {
 }
 
 #[test]
+fn what_was_published_of_virtio_is_held_against_qemus_own_and_never_against_vlane() {
+    let report = report(&outcome(Accel::Kvm, 3));
+    let section = report.sections.iter().find(|section| section.id == "iozone-16384k").unwrap();
+    let find = |end: &str| {
+        let table = section.blocks.iter().find_map(|block| match block {
+            Block::Table(table) if table.caption.ends_with(end) => Some(table),
+            _ => None,
+        });
+        table.unwrap()
+    };
+    let (beside, ratios) = (find("published and here"), find(OF_THE_HOST));
+    // Two published figures for each of the six patterns.
+    assert_eq!(beside.rows.len(), 12);
+    let at = ratios.columns.iter().position(|column| column.title == Way::Virtio.name()).unwrap();
+    let Cell::Figure(own) = ratios.rows[0][at] else { panic!("no ratio") };
+    assert_eq!(beside.rows[0][2], Cell::Number(own.median));
+    assert!(!format!("{:?}", beside.rows).contains("vlane"), "{:?}", beside.rows);
+}
+
+#[test]
 fn the_terminal_gets_the_ratios_and_no_picture() {
     let report = report(&outcome(Accel::Kvm, 2));
     let brief = brief(&report);

@@ -3,7 +3,8 @@
 use vlane_simulate::{LoadOutcome, Loans, MachineOutcome, Outcome, Scenario};
 
 use super::{Run, Runs};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Table};
+use vlane_report::published::{self, Interval, Published, Row};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread, Table};
 
 /// More machines than these are told by what they have in common.
 const MOST_MACHINES: usize = 20;
@@ -48,7 +49,9 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
                  answers came within 10 ms, 41 % and 70 % within 20 ms."
                     .into(),
             );
+            words.push(published::LEGEND.into());
             blocks.push(Block::Table(table_six(&runs)));
+            blocks.push(Block::Table(table_six_beside(&runs)));
         }
         ("paper", "iperf") => {
             words.push(
@@ -57,7 +60,9 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
                  that only the third breaks them."
                     .into(),
             );
+            words.push(published::LEGEND.into());
             blocks.push(bandwidth(&runs));
+            blocks.push(Block::Table(figure_six_beside(&runs)));
         }
         ("table-7", _) => {
             words.push(
@@ -65,7 +70,9 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
                  equation 4 a line of 1000 would be lent on as 200 and 109."
                     .into(),
             );
+            words.push(published::LEGEND.into());
             blocks.push(Block::Table(table_seven(&runs)));
+            blocks.push(Block::Table(table_seven_beside(&runs)));
         }
         ("classes", _) => words.push(
             "The paper's Figure 3 wants boosts in the order C > D = B > A, and loans the larger the nearer to C and the smaller the nearer to B. \
@@ -143,22 +150,92 @@ fn responses(runs: &[&Run]) -> Table {
 fn table_six(runs: &[&Run]) -> Table {
     let row = |run: &&Run| {
         let load = run.outcome.loads.first()?;
-        // Xen's own scheduler is `xen`, in the ablation; `credit` is the nearest here.
-        let paper = match run.outcome.setup.as_str() {
-            "credit" | "xen" => [37.2, 35.0, 41.0],
-            "paper" => [23.0, 58.0, 70.0],
-            _ => [f64::NAN; 3],
-        };
         let ours = [load.mean_ms(), load.within(10.0) * 100.0, load.within(20.0) * 100.0];
         let mut cells = vec![Cell::from(run.outcome.setup.as_str())];
-        cells.extend(ours.iter().zip(paper).flat_map(|(ours, paper)| [Cell::from(*ours), Cell::from(paper)]));
+        cells.extend(ours.map(Cell::from));
         Some(cells)
     };
     Table::new(
-        "Table 6, simulated and published",
-        "scheduler | mean [ms] | published mean [ms] | within 10 ms [%] | \
-            published within 10 ms [%] | within 20 ms [%] | published within 20 ms [%]",
+        "Table 6, simulated",
+        "scheduler | mean [ms] | within 10 ms [%] | within 20 ms [%]",
         runs.iter().filter_map(row).collect(),
+    )
+}
+
+/// A figure of one scheduler, or of one over another, beside the published one. One simulation is one run.
+fn beside(
+    runs: &[&Run],
+    figure: &str,
+    published: Published,
+    (setup, over): (&str, Option<&str>),
+    pick: impl Fn(&Run) -> Option<f64>,
+) -> Row {
+    let of = |name: &str| {
+        let run = runs.iter().find(|run| run.outcome.setup == name)?;
+        pick(run).filter(|value| value.is_finite()).map(Spread::exact)
+    };
+    let here = match over {
+        None => of(setup).map(|spread| Interval::of(&spread)),
+        Some(over) => of(setup).zip(of(over)).and_then(|(of, over)| Interval::ratio(&of, &over)),
+    };
+    Row { figure: figure.into(), published, here: here.ok_or_else(|| "nothing to count".into()) }
+}
+
+/// Xen's own scheduler is `xen`, in the ablation; `credit` is the nearest here.
+fn table_six_beside(runs: &[&Run]) -> Table {
+    let mean = |run: &Run| run.outcome.loads.first().map(LoadOutcome::mean_ms);
+    let within = |ms: f64| move |run: &Run| run.outcome.loads.first().map(|load| load.within(ms) * 100.0);
+    let (level, both) = (Published::level, ("paper", Some("credit")));
+    published::table(
+        "Figure 5 and its table, beside the published figures",
+        &[
+            beside(runs, "Credit: mean response, ms", level(37.2), ("credit", None), mean),
+            beside(runs, "loans: mean response, ms", level(23.0), ("paper", None), mean),
+            beside(
+                runs,
+                "mean response, loans over Credit, of these two",
+                Published::ratio(0.62),
+                both,
+                mean,
+            ),
+            beside(runs, "the abstract's 60 %, as 1.6 times as fast", Published::ratio(0.625), both, mean),
+            beside(runs, "the abstract's 60 %, as 60 % less", Published::ratio(0.40), both, mean),
+            beside(runs, "Credit: answers within 10 ms, %", level(35.0), ("credit", None), within(10.0)),
+            beside(runs, "loans: answers within 10 ms, %", level(58.0), ("paper", None), within(10.0)),
+            beside(runs, "Credit: answers within 20 ms, %", level(41.0), ("credit", None), within(20.0)),
+            beside(runs, "loans: answers within 20 ms, %", level(70.0), ("paper", None), within(20.0)),
+        ],
+    )
+}
+
+/// Figure 6: the text has two figures for loans, and the abstract a third.
+fn figure_six_beside(runs: &[&Run]) -> Table {
+    let mbit = |run: &Run| run.outcome.loads.first().map(|load| load.mbit(run.outcome.time_ns));
+    let (level, ratio, both) = (Published::level, Published::ratio, ("paper", Some("credit")));
+    published::table(
+        "Figure 6, beside the published figures",
+        &[
+            beside(runs, "Credit, Mbit/s", level(30.9), ("credit", None), mbit),
+            beside(runs, "loans, Mbit/s", level(34.1), ("paper", None), mbit),
+            beside(
+                runs,
+                "loans, Mbit/s, where the text comes to the shares",
+                level(37.1),
+                ("paper", None),
+                mbit,
+            ),
+            beside(runs, "a boost at every event, Mbit/s", level(86.2), ("always-boost", None), mbit),
+            beside(runs, "loans over Credit, of 34.1", ratio(1.10), both, mbit),
+            beside(runs, "loans over Credit, of 37.1", ratio(1.20), both, mbit),
+            beside(runs, "loans over Credit by the abstract: better by 62 %", ratio(1.62), both, mbit),
+            beside(
+                runs,
+                "a boost at every event over Credit",
+                ratio(2.79),
+                ("always-boost", Some("credit")),
+                mbit,
+            ),
+        ],
     )
 }
 
@@ -191,32 +268,37 @@ fn bandwidth(runs: &[&Run]) -> Block {
 fn table_seven(runs: &[&Run]) -> Table {
     let mut rows = Vec::new();
     for run in runs {
-        for (group, paper) in [("light", [5.0, 600.0]), ("heavy", [9.2, 375.0])] {
-            let Some(at) = run.outcome.loads.iter().find(|load| load.machine == group).map(|load| load.group)
-            else {
-                continue;
-            };
-            let all = Group::of(&run.outcome, at, group);
-            if all.totals.events == 0 {
-                continue;
-            }
-            let is_paper = run.outcome.setup == "paper";
-            let published = |value: f64| if is_paper { Cell::from(value) } else { Cell::Empty };
-            rows.push(vec![
-                Cell::from(run.outcome.setup.as_str()),
-                Cell::from(group),
-                Cell::from(all.cm()),
-                published(paper[0]),
-                Cell::from(all.next_loan()),
-                published(paper[1]),
-            ]);
+        for group in ["light", "heavy"] {
+            let Some(all) = group_of(run, group) else { continue };
+            let setup = Cell::from(run.outcome.setup.as_str());
+            rows.push(vec![setup, Cell::from(group), Cell::from(all.cm()), Cell::from(all.next_loan())]);
         }
     }
-    Table::new(
-        "Table 7, simulated and published",
-        "scheduler | machines | cm [credits/ms] | published cm [credits/ms] | next loan [credits] | \
-            published loan [credits]",
-        rows,
+    Table::new("Table 7, simulated", "scheduler | machines | cm [credits/ms] | next loan [credits]", rows)
+}
+
+/// The machines of a group together, if they had events.
+fn group_of(run: &Run, name: &str) -> Option<Group> {
+    let at = run.outcome.loads.iter().find(|load| load.machine == name)?.group;
+    Some(Group::of(&run.outcome, at, name)).filter(|all| all.totals.events > 0)
+}
+
+fn table_seven_beside(runs: &[&Run]) -> Table {
+    let cm = |group: &'static str| move |run: &Run| group_of(run, group)?.cm();
+    let loan = |group: &'static str| move |run: &Run| group_of(run, group)?.next_loan();
+    let level = |figure: &str, value, pick: &dyn Fn(&Run) -> Option<f64>| {
+        beside(runs, figure, Published::level(value), ("paper", None), pick)
+    };
+    published::table(
+        "Table 7, beside the published figures: the paper's parameters",
+        &[
+            level("light machine: cm, credits/ms", 5.0, &cm("light")),
+            level("heavy machine: cm, credits/ms", 9.2, &cm("heavy")),
+            level("light machine: next loan, credits", 600.0, &loan("light")),
+            level("heavy machine: next loan, credits", 375.0, &loan("heavy")),
+            level("light machine: next loan by equation 4", 200.0, &loan("light")),
+            level("heavy machine: next loan by equation 4", 109.0, &loan("heavy")),
+        ],
     )
 }
 

@@ -1,0 +1,94 @@
+//! What else the machine did while it was measured on.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// How busy the machine was.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Load average of the minute before it began: tasks that ran or waited for a CPU or a disk. On a quiet machine it is near 0.
+    pub before: f64,
+    /// Load average of its last minute: the measurement's own, and that of whatever ran beside it.
+    pub after: f64,
+    /// Of the CPUs' time, what a hypervisor gave to other machines meanwhile, in per cent; 0 on bare metal.
+    pub stolen_percent: f64,
+}
+
+impl Load {
+    /// `0.25 before, 1.50 at the end, 0.5 % of the CPU time stolen`.
+    pub fn words(self) -> String {
+        let Self { before, after, stolen_percent } = self;
+        format!("{before:.2} before, {after:.2} at the end, {stolen_percent:.1} % of the CPU time stolen")
+    }
+}
+
+/// How busy the machine is at a moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Busy {
+    average: f64,
+    /// Ticks of all CPUs.
+    all: u64,
+    /// Of them, those that others had.
+    stolen: u64,
+}
+
+impl Busy {
+    /// Now; none if the kernel does not tell.
+    pub fn now() -> Option<Self> {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self::of(&read("/proc/loadavg"), &read("/proc/stat"))
+    }
+
+    /// From the texts of `/proc/loadavg` and `/proc/stat`.
+    fn of(loadavg: &str, stat: &str) -> Option<Self> {
+        let average = loadavg.split_whitespace().next()?.parse().ok()?;
+        let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        // user nice system idle iowait irq softirq steal; the guests' time behind them is in user's already.
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
+        Some(Self { average, all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or(0) })
+    }
+
+    /// What came to pass since; none if the kernel does not tell.
+    pub fn until_now(self) -> Option<Load> {
+        Self::now().map(|end| self.until(end))
+    }
+
+    fn until(self, end: Self) -> Load {
+        // Some kernels let ticks run backwards a little.
+        let all = end.all.saturating_sub(self.all);
+        let stolen = end.stolen.saturating_sub(self.stolen).min(all);
+        let stolen_percent = if all == 0 { 0.0 } else { stolen as f64 / all as f64 * 100.0 };
+        Load { before: self.average, after: end.average, stolen_percent }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_hypervisor_took_is_a_part_of_the_time_between() {
+        let stat =
+            |user: u64, stolen: u64| format!("cpu  {user} 0 100 500 0 0 0 {stolen} 7 0\ncpu0 1 1 1 1\n");
+        let begin = Busy::of("0.25 0.10 0.05 1/99 7\n", &stat(100, 10)).unwrap();
+        let end = Busy::of("1.50 0.10 0.05 1/99 7\n", &stat(190, 20)).unwrap();
+        let load = begin.until(end);
+        assert_eq!(load, Load { before: 0.25, after: 1.5, stolen_percent: 10.0 });
+        assert_eq!(load.words(), "0.25 before, 1.50 at the end, 10.0 % of the CPU time stolen");
+        assert_eq!(end.until(begin).stolen_percent, 0.0, "ticks that ran backwards");
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_tell_leaves_it_out() {
+        assert_eq!(Busy::of("", "cpu  1 2 3\n"), None);
+        assert_eq!(Busy::of("0.1 0 0 1/9 7\n", ""), None);
+        // Old kernels have fewer columns.
+        assert_eq!(
+            Busy::of("0.5 0 0 1/9 7\n", "cpu  1 2 3\n").map(|busy| (busy.all, busy.stolen)),
+            Some((6, 0))
+        );
+        assert!(Busy::now().and_then(Busy::until_now).is_some());
+    }
+}

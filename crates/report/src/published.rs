@@ -1,0 +1,277 @@
+//! A published figure, held against the measured one: direction, size and spread, each by itself.
+//!
+//! - **Direction** ([`Direction`]): whether the change goes the way that was published. It is *unclear* when the interval of the measurement includes no
+//!   change, and when there were too few runs for an interval.
+//! - **Size** ([`Size`]): the figure here over the published one, and whether it is within [`TOLERANCE`].
+//! - **Spread** ([`Interval`]): between what the true figure lies, and of how many runs that is known.
+//!
+//! None of them says that the publication is right or wrong. Two figures on the same side of 1 may be far apart, and two that are near may be noise.
+//! What a program of ours is to reach is no published figure, and does not stand among them.
+//!
+//! # Method
+//!
+//! Of repeated measurements the smallest and the largest are kept ([`Spread`]). They are the ends of the widest interval that ranks can give, and how
+//! surely it holds the true figure follows from the number of runs alone, whatever the noise is like: with n runs 1 - 2^(1-n); for a ratio of m runs to
+//! n runs, from the smallest over the largest to the largest over the smallest, 1 - 2 / C(m+n, n). They are the intervals of [`crate::stats`] with nothing cut
+//! off; and as there, less than 90 % decides nothing: five runs, or three against three, are the least.
+
+use crate::stats::LEAST_CONFIDENCE;
+use crate::{Cell, Spread, Table};
+
+/// A size is within it if it is at most so many times the published one, and at least the same part of it.
+///
+/// It is one for all figures, and is not to be chosen by what was measured. A quarter is more than the publications differ from themselves where they give
+/// the same figure twice (2.67 and 2.55 times, 34.1 and 37.1 Mbit/s), and less than the smallest gap between two of their configurations that matters (1.32 times).
+pub const TOLERANCE: f64 = 1.25;
+
+/// What a publication says of a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Said {
+    /// This number.
+    Number(f64),
+    /// In words or in a graph without numbers: more than without the change.
+    More,
+    /// In words or in a graph without numbers: less than without the change.
+    Less,
+}
+
+/// A published figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Published {
+    /// What was published.
+    pub said: Said,
+    /// The value that would mean that nothing changed: 1 for a ratio, 100 for per cent of something, none for a level (37.2 ms), which has no direction.
+    pub no_change: Option<f64>,
+}
+
+/// Which way a figure goes, seen from the published one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The whole interval is on the published side of no change.
+    Same,
+    /// The whole interval is on the other side.
+    Opposite,
+    /// The interval includes no change, or there were too few runs for one.
+    Unclear,
+}
+
+/// How large a figure is, seen from the published one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    /// The figure here over the published one.
+    pub ratio: f64,
+}
+
+/// What was measured, and between what the true figure lies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// The figure: the median.
+    pub middle: f64,
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// How surely the true figure is between them, whatever the noise is like; 0 with one run.
+    pub confidence: f64,
+    /// Of how many runs; of a ratio, the fewer of both sides.
+    pub runs: usize,
+}
+
+/// What came of holding one against the other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// Which way; none for a level, and where no change was published.
+    pub direction: Option<Direction>,
+    /// How large; none where no number was published, or zero.
+    pub size: Option<Size>,
+}
+
+impl Interval {
+    /// Of repeated measurements of the figure itself.
+    pub fn of(spread: &Spread) -> Self {
+        let Spread { median, min, max, runs } = *spread;
+        Self {
+            middle: median,
+            low: min,
+            high: max,
+            confidence: sure(1.0 - 2.0 * 0.5_f64.powf(count(runs))),
+            runs,
+        }
+    }
+
+    /// Of the ratio of two figures that were measured apart from each other, both of them positive; none if one is not.
+    pub fn ratio(of: &Spread, over: &Spread) -> Option<Self> {
+        let low = of.min / over.max;
+        let interval = Self {
+            middle: of.median / over.median,
+            low,
+            high: of.max / over.min,
+            confidence: sure(1.0 - 2.0 / ways(of.runs, over.runs)),
+            runs: of.runs.min(over.runs),
+        };
+        let fits = [of.min, over.min].iter().all(|least| *least > 0.0)
+            && [interval.middle, interval.low, interval.high].iter().all(|value| value.is_finite());
+        fits.then_some(interval)
+    }
+
+    /// Whether there were runs enough to decide anything.
+    pub fn is_decisive(&self) -> bool {
+        // Exactly the least is enough, however the sum was rounded.
+        self.confidence >= LEAST_CONFIDENCE - 1e-9
+    }
+
+    /// `1.21 to 1.45, 5 runs`.
+    pub fn words(&self) -> String {
+        match self.runs {
+            0 | 1 => "one run".into(),
+            runs => format!("{} to {}, {runs} runs", shown(self.low), shown(self.high)),
+        }
+    }
+}
+
+/// A count of runs, of which there never are so many that it matters.
+fn count(runs: usize) -> f64 {
+    runs as f64
+}
+
+/// A probability: none for a single run.
+fn sure(confidence: f64) -> f64 {
+    confidence.max(0.0)
+}
+
+/// In how many orders the values of two samples can come: C(m + n, n).
+fn ways(m: usize, n: usize) -> f64 {
+    (1..=n.min(m)).map(|i| (count(m.max(n)) + count(i)) / count(i)).product()
+}
+
+impl Direction {
+    /// It in a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Opposite => "opposite",
+            Self::Unclear => "unclear",
+        }
+    }
+}
+
+impl Size {
+    /// Whether it is within [`TOLERANCE`].
+    pub fn is_within(self) -> bool {
+        (1.0 / TOLERANCE..=TOLERANCE).contains(&self.ratio)
+    }
+
+    /// `0.54, not within`.
+    pub fn words(self) -> String {
+        format!("{}, {}", shown(self.ratio), if self.is_within() { "within" } else { "not within" })
+    }
+}
+
+impl Published {
+    /// A ratio: of 1, nothing would have changed.
+    pub fn ratio(value: f64) -> Self {
+        Self { said: Said::Number(value), no_change: Some(1.0) }
+    }
+
+    /// Per cent of something: of 100, nothing would have changed.
+    pub fn percent(value: f64) -> Self {
+        Self { said: Said::Number(value), no_change: Some(100.0) }
+    }
+
+    /// A figure that has no direction.
+    pub fn level(value: f64) -> Self {
+        Self { said: Said::Number(value), no_change: None }
+    }
+
+    /// Whether more than no change was published; none if nothing can be said.
+    fn is_more(&self) -> Option<bool> {
+        match self.said {
+            Said::More => Some(true),
+            Said::Less => Some(false),
+            Said::Number(value) => {
+                self.no_change.filter(|none| (value - none).abs() > 1e-9).map(|none| value > none)
+            }
+        }
+    }
+
+    /// Holds it against what was measured.
+    pub fn compare(&self, here: &Interval) -> Comparison {
+        let direction = self.no_change.zip(self.is_more()).map(|(none, is_more)| {
+            if !here.is_decisive() || (here.low..=here.high).contains(&none) {
+                Direction::Unclear
+            } else if (here.low > none) == is_more {
+                Direction::Same
+            } else {
+                Direction::Opposite
+            }
+        });
+        let size = match self.said {
+            Said::Number(value) => Some(Size { ratio: here.middle / value })
+                .filter(|size| size.ratio.is_finite() && size.ratio > 0.0),
+            Said::More | Said::Less => None,
+        };
+        Comparison { direction, size }
+    }
+
+    fn cell(&self) -> Cell {
+        match self.said {
+            Said::Number(value) => Cell::Number(value),
+            Said::More => "more".into(),
+            Said::Less => "less".into(),
+        }
+    }
+}
+
+/// A line of [`table`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Which figure, with its unit.
+    pub figure: String,
+    /// What was published of it.
+    pub published: Published,
+    /// What was measured; or why nothing was.
+    pub here: Result<Interval, String>,
+}
+
+impl Row {
+    /// What came of it; none if nothing was measured.
+    pub fn comparison(&self) -> Option<Comparison> {
+        self.here.as_ref().ok().map(|here| self.published.compare(here))
+    }
+}
+
+/// The columns of [`table`], in words for readers.
+pub const LEGEND: &str = "Direction: whether the figure goes the way that was published; unclear if its interval includes no change, or if there were too few runs (five, or three \
+     against three, are the least). Size: the figure here over the published one, and whether it is within a factor of 1.25, which is one for all figures. Spread: the \
+     interval that the runs leave for the figure here.";
+
+/// Published figures beside those measured here: the one form of it, for all reports.
+pub fn table(caption: impl Into<String>, rows: &[Row]) -> Table {
+    let cells = |row: &Row| {
+        let (here, direction, size, spread) = match (&row.here, row.comparison()) {
+            (Ok(here), Some(Comparison { direction, size })) => (
+                here.middle.into(),
+                direction.map_or(Cell::Empty, |direction| direction.word().into()),
+                size.map_or(Cell::Empty, |size| size.words().into()),
+                here.words().into(),
+            ),
+            (Ok(_), None) => (Cell::Empty, Cell::Empty, Cell::Empty, Cell::Empty),
+            (Err(why), _) => ("not measured".into(), Cell::Empty, Cell::Empty, why.clone().into()),
+        };
+        vec![row.figure.clone().into(), row.published.cell(), here, direction, size, spread]
+    };
+    Table::new(
+        caption,
+        "figure | published | here | direction | size | spread",
+        rows.iter().map(cells).collect(),
+    )
+}
+
+/// Three significant digits or so.
+fn shown(value: f64) -> String {
+    crate::figure::Format::of_unit("x").show(value)
+}
+
+#[cfg(test)]
+#[path = "published/tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::stats::{Better, unpaired};
+
+fn interval(low: f64, middle: f64, high: f64) -> Interval {
+    Interval { middle, low, high, confidence: 0.95, runs: 6 }
+}
+
+#[test]
+fn a_figure_on_the_same_side_of_one_can_be_far_from_the_published_size() {
+    let compare = |published: f64, here| {
+        let Comparison { direction, size } = Published::ratio(published).compare(&here);
+        (direction.map(Direction::word), size.map(Size::words).unwrap())
+    };
+    assert_eq!(compare(2.55, interval(2.3, 2.5, 2.6)), (Some("same"), "0.980, within".into()));
+    assert_eq!(compare(25.5, interval(2.3, 2.5, 2.6)), (Some("same"), "0.0980, not within".into()));
+    assert_eq!(compare(0.5, interval(2.3, 2.5, 2.6)), (Some("opposite"), "5, not within".into()));
+    assert_eq!(compare(2.55, interval(0.9, 2.5, 2.6)), (Some("unclear"), "0.980, within".into()));
+    // No change was published: there is no direction to be the same.
+    assert_eq!(compare(1.0, interval(2.3, 2.5, 2.6)), (None, "2.50, not within".into()));
+}
+
+#[test]
+fn per_cent_and_levels_have_their_own_no_change() {
+    let here = interval(120.0, 150.0, 160.0);
+    assert_eq!(Published::percent(90.0).compare(&here).direction, Some(Direction::Opposite));
+    assert_eq!(Published::level(37.2).compare(&here).direction, None);
+    let words = Published { said: Said::More, no_change: Some(100.0) }.compare(&here);
+    assert_eq!((words.direction, words.size), (Some(Direction::Same), None));
+    // Nothing can be so many times nothing.
+    assert_eq!(Published::level(0.0).compare(&here).size, None);
+}
+
+#[test]
+fn how_sure_an_interval_is_follows_from_the_number_of_runs() {
+    let runs = |n: usize| Spread { median: 2.0, min: 1.5, max: 2.5, runs: n };
+    let of = |n| Interval::of(&runs(n));
+    assert!(of(5).is_decisive() && !of(4).is_decisive());
+    assert_eq!((of(1).confidence, of(0).confidence), (0.0, 0.0));
+    let ratio = |m, n| Interval::ratio(&runs(m), &runs(n)).unwrap();
+    assert!(ratio(3, 3).is_decisive() && ratio(2, 5).is_decisive() && !ratio(2, 4).is_decisive());
+    assert!(!ratio(1, 1).is_decisive() && ratio(1, 1).confidence.abs() < 1e-12);
+    assert_eq!((of(1).words(), of(5).words()), ("one run".into(), "1.50 to 2.50, 5 runs".into()));
+}
+
+#[test]
+fn what_is_zero_or_negative_has_no_ratio() {
+    let spread = |min, max| Spread { median: f64::midpoint(min, max), min, max, runs: 5 };
+    assert_eq!(Interval::ratio(&spread(1.0, 2.0), &spread(0.0, 2.0)), None);
+    assert_eq!(Interval::ratio(&spread(-1.0, 2.0), &spread(1.0, 2.0)), None);
+}
+
+#[test]
+fn what_was_not_measured_says_why_in_the_table() {
+    let rows = [
+        Row {
+            figure: "MT over Baseline".into(),
+            published: Published::ratio(2.55),
+            here: Ok(interval(1.2, 1.4, 1.5)),
+        },
+        Row {
+            figure: "on an NVMe drive".into(),
+            published: Published::ratio(0.26),
+            here: Err("no NVMe drive".into()),
+        },
+    ];
+    let text = crate::markdown::table(&table("", &rows));
+    let lines: Vec<&str> = text.lines().skip(2).collect();
+    assert!(lines[0].ends_with("| same | 0.549, not within | 1.20 to 1.50, 6 runs |"), "{text}");
+    assert!(lines[1].ends_with("| not measured |  |  | no NVMe drive |"), "{text}");
+}
+
+/// Values of a figure, as runs have them.
+fn runs() -> impl Strategy<Value = Vec<f64>> {
+    vec(0.01..100.0_f64, 1..8)
+}
+
+/// Any interval, of any number of runs.
+fn any_interval() -> impl Strategy<Value = Interval> {
+    runs().prop_map(|values| Interval::of(&Spread::of(&values).unwrap()))
+}
+
+proptest! {
+    #[test]
+    fn unclear_is_what_includes_no_change_or_has_too_few_runs(here in any_interval(), value in 0.01..100.0_f64, none in 0.01..100.0_f64) {
+        prop_assume!((value - none).abs() > 1e-6);
+        let published = Published { said: Said::Number(value), no_change: Some(none) };
+        let includes = here.low <= none && none <= here.high;
+        let direction = published.compare(&here).direction.unwrap();
+        prop_assert_eq!(direction == Direction::Unclear, includes || here.runs < 5);
+        if direction != Direction::Unclear {
+            prop_assert_eq!(direction == Direction::Same, (here.middle > none) == (value > none));
+        }
+    }
+
+    #[test]
+    fn a_wider_interval_never_decides_what_a_narrower_one_did_not(here in any_interval(), more in 1.0..10.0_f64, value in 0.01..100.0_f64) {
+        prop_assume!((value - 1.0).abs() > 1e-6);
+        let wider = Interval { low: here.low / more, high: here.high * more, ..here };
+        let compare = |here| Published::ratio(value).compare(here).direction.unwrap();
+        let (narrow, wide) = (compare(&here), compare(&wider));
+        prop_assert!(wide == narrow || wide == Direction::Unclear, "{narrow:?} became {wide:?}");
+    }
+
+    #[test]
+    fn twice_as_long_is_judged_as_half_as_fast(values in runs(), value in 0.01..100.0_f64) {
+        prop_assume!((value - 1.0).abs() > 1e-6 && values.iter().all(|v| (v - 1.0).abs() > 1e-6));
+        // An odd number, so that the median of the inverses is the inverse of the median.
+        let odd = &values[..values.len() - usize::from(values.len().is_multiple_of(2))];
+        let inverse: Vec<f64> = odd.iter().map(|v| 1.0 / v).collect();
+        let of = |values: &[f64]| Interval::of(&Spread::of(values).unwrap());
+        let there = Published::ratio(value).compare(&of(odd));
+        let back = Published::ratio(1.0 / value).compare(&of(&inverse));
+        prop_assert_eq!(there.direction, back.direction);
+        let (there, back) = (there.size.unwrap(), back.size.unwrap());
+        prop_assert!((there.ratio * back.ratio - 1.0).abs() < 1e-9);
+        let is_at_an_edge = [there.ratio * TOLERANCE, there.ratio / TOLERANCE].iter().any(|edge| (edge - 1.0).abs() < 1e-9);
+        prop_assert!(there.is_within() == back.is_within() || is_at_an_edge);
+    }
+
+    #[test]
+    fn the_interval_of_a_ratio_is_that_of_the_statistics_with_nothing_cut_off(a in vec(0.1..100.0_f64, 3), b in vec(0.1..100.0_f64, 3)) {
+        let ours = Interval::ratio(&Spread::of(&a).unwrap(), &Spread::of(&b).unwrap()).unwrap();
+        let theirs = unpaired(&a, &b, Better::Higher, 0.0);
+        prop_assert!((ours.low / theirs.low - 1.0).abs() < 1e-9 && (ours.high / theirs.high - 1.0).abs() < 1e-9);
+        prop_assert!((ours.confidence - theirs.confidence).abs() < 1e-9);
+    }
+
+    #[test]
+    fn two_samples_that_are_one_leave_each_other_by_chance_as_often_as_is_said(m in 1..5_usize, n in 1..5_usize) {
+        // Every order of m and n values is as likely as every other; in two of them all of one come before all of the other.
+        let all = m + n;
+        let masks = (0_u32..1 << all).filter(|mask| mask.count_ones() as usize == m);
+        let (mut orders, mut apart) = (0.0, 0.0);
+        for mask in masks {
+            let values = |which: bool| (0..all).filter(|i| (mask >> i & 1 == 1) == which).map(|i| i as f64 + 1.0).collect::<Vec<_>>();
+            let spread = |which| Spread::of(&values(which)).unwrap();
+            let ratio = Interval::ratio(&spread(true), &spread(false)).unwrap();
+            orders += 1.0;
+            apart += if (ratio.low..=ratio.high).contains(&1.0) { 0.0 } else { 1.0 };
+        }
+        let said = Interval::ratio(&Spread { median: 1.0, min: 1.0, max: 1.0, runs: m }, &Spread { median: 1.0, min: 1.0, max: 1.0, runs: n }).unwrap();
+        prop_assert!((1.0 - apart / orders - said.confidence).abs() < 1e-9, "{apart} of {orders}, {}", said.confidence);
+    }
+}

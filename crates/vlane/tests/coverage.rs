@@ -1,0 +1,119 @@
+//! The page that says what of the publications is repeated: every figure is there, with a state, a command of vlane's and what it left.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use std::path::Path;
+
+const PAGE: &str = include_str!("../../../docs/src/coverage.md");
+
+/// Every figure and table with results, by the heading of its publication.
+const FIGURES: [(&str, &[&str]); 5] = [
+    (
+        "Multi-queue I/O",
+        &["Figure 1", "Section 2.1, lock wait", "Figure 3", "Figure 4", "Figure 5", "Figure 6"],
+    ),
+    ("The journal and the page cache", &["Figure 2", "Figure 3", "Figure 4a", "Figure 4b"]),
+    ("The foreground first", &["Figure 4a", "Figure 4b", "Figure 4c", "Section 4, background", "Figure 5"]),
+    ("Loans", &["Table 6", "Figure 5", "Figure 6", "Figures 7-9", "Table 7"]),
+    (
+        "virtio, measured",
+        &[
+            "iozone, 4K",
+            "iozone, 4096K",
+            "iozone, 16384K",
+            "iozone, hard disk",
+            "fio 1",
+            "fio 2",
+            "Function calls",
+        ],
+    ),
+];
+
+const STATES: [&str; 5] = ["measured", "measured in part", "simulated", "model", "not possible"];
+
+struct Row {
+    publication: String,
+    figure: String,
+    state: String,
+    what: String,
+    command: String,
+    result: String,
+}
+
+/// The rows of the tables under headings; the table of the states stands above them.
+fn rows() -> Vec<Row> {
+    let mut publication = String::new();
+    let mut all = Vec::new();
+    for line in PAGE.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            publication = heading.to_owned();
+        }
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        if publication.is_empty()
+            || !line.starts_with('|')
+            || line.starts_with("|---")
+            || cells[0] == "figure"
+        {
+            continue;
+        }
+        let [figure, state, what, command, result] = cells[..] else { panic!("five cells, not `{line}`") };
+        all.push(Row {
+            publication: publication.clone(),
+            figure: figure.into(),
+            state: state.into(),
+            what: what.into(),
+            command: command.into(),
+            result: result.into(),
+        });
+    }
+    all
+}
+
+#[test]
+fn every_figure_with_results_has_a_row_and_every_row_a_state() {
+    let rows = rows();
+    for (publication, figures) in FIGURES {
+        for figure in figures {
+            let found =
+                rows.iter().filter(|row| row.publication == publication && row.figure == *figure).count();
+            assert_eq!(found, 1, "{publication}: {figure}");
+        }
+    }
+    for Row { publication, figure, state, what, .. } in &rows {
+        assert!(STATES.contains(&state.as_str()), "{publication}, {figure}: `{state}` is no state");
+        assert!(PAGE.contains(&format!("\n| {state} | ")), "the page does not explain `{state}`");
+        assert!(!what.is_empty(), "{publication}, {figure}: nothing is said");
+        let is_known = FIGURES.iter().any(|(of, figures)| {
+            of == publication
+                && figures.iter().any(|known| figure == known || *figure == format!("{known}, live"))
+        });
+        assert!(is_known, "{publication}, {figure}: in no publication");
+    }
+}
+
+#[test]
+fn every_row_s_command_is_one_that_vlane_takes() {
+    for Row { figure, command, .. } in rows() {
+        let words = command.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
+        let words: Vec<&str> =
+            words.unwrap_or_else(|| panic!("{figure}: no command: {command}")).split(' ').collect();
+        assert_eq!(words[0], "vlane", "{figure}");
+        if let Err(error) = vlane::command().try_get_matches_from(&words) {
+            panic!("{figure}: `{command}`: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_was_measured_is_stored_and_can_be_read() {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src");
+    for Row { figure, state, result, .. } in rows() {
+        let Some((_, link)) = result.split_once("](") else {
+            assert_eq!((result.as_str(), state.as_str()), ("none", "not possible"), "{figure}");
+            continue;
+        };
+        let file = pages.join(link.trim_end_matches(')'));
+        let report = vlane_report::Report::read(&file).unwrap_or_else(|error| panic!("{figure}: {error}"));
+        assert!(!report.sections.is_empty(), "{figure}: {} has nothing in it", file.display());
+    }
+}
