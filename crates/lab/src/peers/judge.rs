@@ -5,11 +5,8 @@ use vlane_report::stats::median;
 
 use super::plan::{Bound, Claim, Metric, Row, rows};
 use super::{Figures, Measured, RowResult};
-use vlane_report::stats::{self, Better, Outcome};
+use vlane_report::stats::{self, Better, Outcome, THRESHOLD};
 use vlane_report::{Spread, figure};
-
-/// A difference below this does not matter.
-const THRESHOLD: f64 = 0.05;
 
 /// What became of a claim.
 #[derive(Debug, Clone, Serialize)]
