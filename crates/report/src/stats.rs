@@ -186,23 +186,6 @@ pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict
     judge(differences, &rank_sum(x.len(), y.len()), better, threshold)
 }
 
-/// How far measurements of one and the same thing differ from each other (A/A): the largest ratio of the medians of two halves of them, over
-/// all ways to split them. 1 for a single one, and where there is no ratio.
-///
-/// The upper half against the lower one is the split that differs most; of an odd number the middle one may be in either.
-pub fn halves(values: &[f64]) -> f64 {
-    if logs(values).is_none() {
-        return 1.0;
-    }
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let ratio = |at: usize| match (&sorted[..at], &sorted[at..]) {
-        ([], _) | (_, []) => 1.0,
-        (low, high) => median(high) / median(low),
-    };
-    ratio(sorted.len() / 2).max(ratio(sorted.len().div_ceil(2)))
-}
-
 /// The value that so many thousandths of the sorted values are not above (nearest rank); none of none.
 pub fn nearest_rank(sorted: &[u64], permille: usize) -> Option<u64> {
     let rank = (sorted.len() * permille).div_ceil(1000).max(1);

@@ -13,7 +13,7 @@ use super::plan::Medium;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Image, Place};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::server::{Server, Storage};
+use vlane_host::server::{Aio, Server, Storage};
 use vlane_report::machine::usable_cpus;
 
 /// Size of the image on the RAM disk.
@@ -103,11 +103,11 @@ impl<'a> Ground<'a> {
         Server::vlane(&self.options.vlane, self.dir.path(), self.storage(medium)?, cpus, arguments)
     }
 
-    /// Starts qemu-storage-daemon on a medium.
-    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16) -> Result<Server> {
+    /// Starts qemu-storage-daemon on a medium; where that is a file, it reaches it by `aio`.
+    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16, aio: Aio) -> Result<Server> {
         let missing = || Error::new(ErrorKind::Missing, "qemu-storage-daemon is not there");
         let program = self.qsd.as_deref().ok_or_else(missing)?;
-        Server::qemu_storage_daemon(program, self.dir.path(), self.storage(medium)?, cpus, queues)
+        Server::qemu_storage_daemon_by(aio, program, self.dir.path(), self.storage(medium)?, cpus, queues)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The comparison as a report.
 
 use super::plan::{Contender, Metric, Row, rows};
-use super::{Figures, RowResult, judge};
+use super::{Figures, Outcome, RowResult, judge, limit};
 use vlane_report::build::Begun;
 use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
 
-/// The report of some rows. `command` made them, beginning at `created` and taking `seconds`; `pairs` is how often each was measured.
-pub fn report(results: &[RowResult], begun: &Begun) -> Report {
-    let plan = rows();
+/// The report of some rows.
+pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
+    let (results, plan) = (&outcome.rows, rows());
     let planned: Vec<(&RowResult, &Row)> = results
         .iter()
         .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
@@ -26,25 +26,31 @@ pub fn report(results: &[RowResult], begun: &Begun) -> Report {
     let mut notes = vec![Note {
         severity: Severity::Info,
         text: "The driver plays the guest: there is no virtual machine in these figures. \
-               Back end and driver have a CPU each unless a row says that they share."
+               Back end and driver have a CPU each unless a row says that they share. On a file qemu-storage-daemon is measured with aio=io_uring and with \
+               aio=threads, and each row takes the one that does more there."
             .into(),
     }];
+    notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))));
     if rounds < 5 {
         let text = format!(
             "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--repeat 5)."
         );
         notes.push(Note { severity: Severity::Warning, text });
     }
-    Report {
-        summary: vec![judge::summary(results)],
+    let mut summary = vec![judge::summary(results)];
+    summary.extend(limit::sentence(results));
+    let programs = &["qemu-storage-daemon", "fio"];
+    let mut report = Report {
+        summary,
         notes,
         sections,
-        ..begun.report(
-            "peers",
-            "vlane and qemu-storage-daemon, side by side",
-            &["qemu-storage-daemon", "fio"],
-        )
-    }
+        ..begun.report("peers", "vlane and qemu-storage-daemon, side by side", programs)
+    };
+    report
+        .machine
+        .versions
+        .extend(outcome.fio.iter().map(|version| ("fio with libblkio".into(), version.clone())));
+    report
 }
 
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {
@@ -91,13 +97,16 @@ fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
         let names = ["vlane", "qemu-storage-daemon", "the host itself"];
         let mut series: Vec<Series> = names.map(|name| Series::measured(name, Vec::new())).into();
         for ((result, row), place) in rows.iter().zip(0_u32..) {
+            let best = row.contenders.iter().position(|(_, who)| matches!(who, Contender::Qsd(_)));
+            let best = best.map(|first| judge::resolve(row, &result.measured, first));
             for ((i, (_, contender)), rounds) in
                 row.contenders.iter().enumerate().zip(&result.measured.rounds)
             {
                 let slot = match contender {
                     Contender::Vlane(_) if i == 0 => 0,
                     Contender::Vlane(_) => continue,
-                    Contender::Qsd => 1,
+                    Contender::Qsd(_) if best == Some(i) => 1,
+                    Contender::Qsd(_) => continue,
                     Contender::Loop | Contender::Fio => 2,
                 };
                 if let Some(y) = spread(rounds, |f| metric.of(f)) {
@@ -129,16 +138,17 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
     let mut table = Table::new(
         "Every contender: median of its rounds (smallest-largest)",
         "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | \
-            Switches per I/O",
+            Switches per I/O | Client's CPU per I/O [us] | Client CPUs",
         Vec::new(),
     );
-    let of: [fn(&Figures) -> f64; 6] = [
+    let of: [fn(&Figures) -> f64; 7] = [
         |f| f.iops,
         |f| f.mb_per_second,
         |f| f.p50_us,
         |f| f.p99_us,
         |f| f.cpu_us_per_io,
         |f| f.switches_per_io,
+        |f| f.driver_cpu_us_per_io,
     ];
     for (result, row) in planned.iter().filter(|(_, row)| row.load.is_some()) {
         for ((name, contender), rounds) in row.contenders.iter().zip(&result.measured.rounds) {
@@ -153,6 +163,8 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
                     None => Cell::Empty,
                 });
             }
+            let jobs = row.load.map_or(1, |load| load.jobs);
+            cells.push(spread(rounds, |f| f.client_cpus(jobs)).into());
             table.rows.push(cells);
         }
     }
@@ -162,6 +174,7 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::super::Measured;
+    use super::super::limit::LIMIT;
     use super::*;
 
     #[test]
@@ -179,10 +192,20 @@ mod tests {
                     Measured { rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect() };
                 let verdicts = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
                 let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
-                RowResult { row: row.id, title: row.title, contenders, measured, verdicts }
+                let client_limited = if row.id == "null" { vec!["vlane"] } else { Vec::new() };
+                RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited }
             })
             .collect();
-        let report = report(&results, &Begun::now("vlane peers"));
+        let missing = vec!["fio with libblkio as a second client: made up".to_owned()];
+        let outcome = Outcome { rows: results, missing, fio: None };
+        let report = report(&outcome, &Begun::now("vlane peers"));
+        assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
+        let limit = format!("The client was the limit ({:.0} % of its CPU used)", LIMIT * 100.0);
+        assert!(
+            report.summary[1].starts_with(&limit) && report.summary[1].contains("null: vlane"),
+            "{:?}",
+            report.summary
+        );
         let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
         let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
         assert_eq!(table.rows.len(), claims);
