@@ -17,6 +17,7 @@ mod parts;
 pub mod plan;
 pub mod report;
 pub mod results;
+mod samples;
 pub mod scratch;
 mod summary;
 

@@ -8,7 +8,7 @@ use super::columns::{ALL, Column as Way};
 use super::jobs::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
 use super::results::{PARTS, Part};
-use super::{Outcome, native, summary};
+use super::{Outcome, native, samples, summary};
 use vlane_report::build::Begun;
 use vlane_report::{
     Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Severity, Spread, Table,
@@ -30,6 +30,7 @@ pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
         summary: summary::sentences(outcome),
         notes: notes(outcome),
         sections,
+        samples: samples::all(outcome),
         ..begun.report(
             "compare",
             format!("Host, virtio and emulated disks compared ({} I/O)", outcome.settings.cache.name()),

@@ -3,7 +3,9 @@
 use super::plan::{Contender, Metric, Row, rows};
 use super::{Figures, Outcome, RowResult, judge, limit};
 use vlane_report::build::Begun;
-use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+};
 
 /// The report of some rows.
 pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
@@ -44,6 +46,7 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
         summary,
         notes,
         sections,
+        samples: vec![samples(results)],
         ..begun.report("peers", "vlane and qemu-storage-daemon, side by side", programs)
     };
     report
@@ -51,6 +54,25 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
         .versions
         .extend(outcome.fio.iter().map(|version| ("fio with libblkio".into(), version.clone())));
     report
+}
+
+/// Every single measurement.
+fn samples(results: &[RowResult]) -> Samples {
+    let columns = "Row | Back end | Round | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | Switches per I/O | \
+        Client's CPU per I/O [us] | CPU [ms] | Switches";
+    let mut rows = Vec::new();
+    for result in results {
+        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+            for (figures, round) in rounds.iter().zip(0_u32..) {
+                let mut row = vec![result.row.into(), (*name).into(), Cell::Number(round.into())];
+                let f = figures;
+                row.extend([f.iops, f.mb_per_second, f.p50_us, f.p99_us, f.cpu_us_per_io].map(Cell::from));
+                row.extend([f.switches_per_io, f.driver_cpu_us_per_io, f.cpu_ms, f.switches].map(Cell::from));
+                rows.push(row);
+            }
+        }
+    }
+    Samples::new("rounds", "Every round of every back end; what does not apply is 0", columns, rows)
 }
 
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {
@@ -174,8 +196,8 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::super::Measured;
-    use super::super::limit::LIMIT;
     use super::*;
+    use vlane_bench::CLIENT_BOUND;
 
     #[test]
     fn every_row_and_every_claim_is_in_the_report() {
@@ -200,7 +222,8 @@ mod tests {
         let outcome = Outcome { rows: results, missing, fio: None };
         let report = report(&outcome, &Begun::now("vlane peers"));
         assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
-        let limit = format!("The client was the limit ({:.0} % of its CPU used)", LIMIT * 100.0);
+        let limit =
+            format!("The client was the limit (more than {:.0} % of its CPU used)", CLIENT_BOUND * 100.0);
         assert!(
             report.summary[1].starts_with(&limit) && report.summary[1].contains("null: vlane"),
             "{:?}",
@@ -216,6 +239,22 @@ mod tests {
         assert!(report.notes.iter().all(|note| note.severity == Severity::Info), "five pairs are enough");
         // What was compared, three pictures, all figures; every load and its contenders in the last.
         assert_eq!(report.sections.len(), 5);
+        // The pictures are made of the samples.
+        let rounds = &report.samples[0].rows;
+        let Some(Block::Chart(chart)) = report.sections[1].blocks.first() else { panic!("a picture") };
+        let vlane = &chart.series[0];
+        assert!(chart.categories.len() > 10 && vlane.points.len() == chart.categories.len());
+        for (point, title) in vlane.points.iter().zip(&chart.categories) {
+            let plan = rows();
+            let row = plan.iter().find(|row| row.title == title).unwrap_or(&plan[0]);
+            let is = |cells: &&Vec<Cell>| cells[0] == row.id.into() && cells[1] == row.contenders[0].0.into();
+            let iops: Vec<f64> = rounds
+                .iter()
+                .filter(is)
+                .map(|cells| if let Cell::Number(iops) = cells[3] { iops } else { 0.0 })
+                .collect();
+            assert_eq!(Spread::of(&iops), Some(point.y), "{title}");
+        }
         let Some(Block::Table(all)) = report.sections[4].blocks.first() else { panic!("a table") };
         assert_eq!(
             all.rows.len(),

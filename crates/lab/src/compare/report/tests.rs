@@ -128,6 +128,57 @@ fn ratios_are_those_of_the_figures_and_stand_beside_the_published_ones() {
     assert!(published[1].points.iter().all(|p| (52.0..57.0).contains(&p.y.median)));
 }
 
+/// The figure of a sample in a column.
+fn number(row: &[Cell], column: usize) -> f64 {
+    let Cell::Number(value) = row[column] else { panic!("no number: {row:?}") };
+    value
+}
+
+#[test]
+fn every_bar_can_be_made_anew_from_the_samples() {
+    let mut scattered = outcome(Accel::Kvm, 5);
+    for (i, m) in scattered.results.all.iter_mut().enumerate() {
+        m.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
+    }
+    let report = report(&scattered);
+    // What a reader of the file has.
+    let report = Report::from_json(&report.to_json().unwrap()).unwrap();
+    let rows = &report.samples[0].rows;
+    assert_eq!(rows.len(), scattered.results.all.len());
+    let iops = |load: &Load, way: Way| -> Vec<(f64, f64)> {
+        let is = |row: &&Vec<Cell>| row[1] == Cell::from(load.id()) && row[2] == Cell::from(way.id());
+        rows.iter().filter(is).map(|row| (number(row, 0), number(row, 3))).collect()
+    };
+    let mut bars = 0;
+    for (section, block) in blocks(&report) {
+        let Block::Chart(chart) = block else { continue };
+        let named = |name: &str| match section.id.strip_prefix("iozone-") {
+            Some(record) => loads::all()
+                .into_iter()
+                .find(|l| l.id() == format!("iozone-{}-{record}", name.replace(' ', "-"))),
+            None => loads::fio_table().into_iter().find(|l| l.name() == name),
+        };
+        if chart.y.title != "throughput, of the host's" || section.id == "native" {
+            continue;
+        }
+        for series in chart.series.iter().filter(|series| !series.published) {
+            let way = ALL.into_iter().find(|way| way.name() == series.name).unwrap();
+            for (point, name) in series.points.iter().zip(&chart.categories) {
+                let load = named(name).unwrap();
+                let (of, host) = (iops(&load, way), iops(&load, Way::Host));
+                let same =
+                    |turn: f64| host.iter().find(|(other, _)| other.total_cmp(&turn).is_eq()).unwrap().1;
+                let ratios: Vec<f64> = of.iter().map(|(turn, iops)| iops / same(*turn)).collect();
+                let made = times(Spread::of(&ratios), 100.0).unwrap();
+                assert_eq!(made, point.y, "{} {name}", series.name);
+                bars += 1;
+            }
+        }
+    }
+    // The picture's four loads, fio's six and iozone's three times six, on five disks.
+    assert_eq!(bars, (4 + 6 + 18) * 5);
+}
+
 #[test]
 fn the_terminal_gets_the_picture_and_then_the_ratios() {
     let report = report(&outcome(Accel::Kvm, 2));

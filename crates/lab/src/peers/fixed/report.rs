@@ -8,7 +8,7 @@ use vlane_host::guests::Machines;
 use vlane_report::build::Begun;
 use vlane_report::stats::LEAST_PAIRS;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread, Table, figure,
     markdown as md,
 };
 
@@ -242,6 +242,25 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     out
 }
 
+/// Every single measurement.
+fn samples(results: &[RowResult]) -> Samples {
+    let columns = "Row | Back end | Round | Achieved [IOPS] | p50 [us] | p99 [us] | CPU per I/O [us] | Back end's CPU per I/O [us] | \
+        Guest's CPU per I/O [us] | Switches per I/O | Instructions per I/O";
+    let mut rows = Vec::new();
+    for result in results {
+        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+            for (f, round) in rounds.iter().zip(0_u32..) {
+                let mut row =
+                    vec![result.row.clone().into(), name.clone().into(), Cell::Number(round.into())];
+                row.extend([f.iops, f.p50_us, f.p99_us, f.cpu_us, f.backend_cpu_us].map(Cell::from));
+                row.extend([f.guest_cpu_us, Some(f.switches), f.instructions].map(Cell::from));
+                rows.push(row);
+            }
+        }
+    }
+    Samples::new("rounds", "Every round of every back end", columns, rows)
+}
+
 /// The report.
 pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
@@ -287,6 +306,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
         summary: summary(&outcome.rows),
         notes,
         sections,
+        samples: vec![samples(&outcome.rows)],
         ..begun.report(
             "fixed-load",
             "vlane and qemu-storage-daemon at the same load",
