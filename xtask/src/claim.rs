@@ -206,6 +206,7 @@ mod tests {
                 command: None,
                 blocks: vec![Block::Table(table), Block::Chart(chart)],
             }],
+            samples: Vec::new(),
         }
     }
 

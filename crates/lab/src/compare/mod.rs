@@ -424,8 +424,8 @@ impl Bench<'_> {
         for part in &planned.parts {
             // Other work on the machine makes everything take longer than planned: what was made so far tells.
             if let (Some(limit), false) = (limit, made.is_zero()) {
-                let slower = first.elapsed().as_secs_f64() / made.as_secs_f64();
-                if begin.elapsed() + cost(part).mul_f64(slower) + after > limit {
+                let slower = (first.elapsed().as_secs_f64() / made.as_secs_f64()).max(1.0);
+                if begin.elapsed() + (cost(part) + after).mul_f64(slower) > limit {
                     progress.add_steps(-isize::try_from(steps(part)).unwrap_or(0));
                     continue;
                 }

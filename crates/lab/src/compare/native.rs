@@ -26,6 +26,8 @@ use vlane_report::stats::{self, Better, Verdict};
 
 /// Time before each measurement that does not count.
 const RAMP: Duration = Duration::from_millis(100);
+/// Starting and ending a back end or fio.
+const AROUND: Duration = Duration::from_millis(400);
 
 /// What stands in a row: a load, from so many threads on so many queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +112,7 @@ impl Native<'_> {
 
     /// How long they take, about.
     pub fn estimate(&self, often: Often) -> Duration {
-        (self.runtime + RAMP + Duration::from_millis(150)) * u32::try_from(self.steps(often)).unwrap_or(0)
+        (self.runtime + RAMP + AROUND) * u32::try_from(self.steps(often)).unwrap_or(0)
     }
 
     /// Measures, in turns.

@@ -13,9 +13,9 @@ use vlane_report::{Spread, figure};
 #[serde(rename_all = "lowercase")]
 pub enum Met {
     /// The whole interval is there.
-    Met,
+    Yes,
     /// None of it is.
-    Missed,
+    No,
     /// The interval holds the target, or there is none.
     Unclear,
 }
@@ -116,8 +116,8 @@ pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
 /// Whether a bound holds for both ends of an interval, for none, or for one.
 fn met(bound: Bound, ends: Option<(f64, f64)>) -> Met {
     match ends.map(|(low, high)| (bound.holds(low), bound.holds(high))) {
-        Some((true, true)) => Met::Met,
-        Some((false, false)) => Met::Missed,
+        Some((true, true)) => Met::Yes,
+        Some((false, false)) => Met::No,
         _ => Met::Unclear,
     }
 }
@@ -241,14 +241,14 @@ pub fn targets(results: &[RowResult]) -> String {
     let mut out = String::new();
     for v in verdicts() {
         let met = match v.met {
-            Met::Met => "met",
-            Met::Missed => "NOT MET",
+            Met::Yes => "met",
+            Met::No => "NOT MET",
             Met::Unclear => "unclear",
         };
         out += &format!("  {met:<8} {}: {}, target {}: {}\n", v.row, v.metric, v.target, told_ratio(v));
     }
     let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
-    let (met, unclear) = (count(Met::Met), count(Met::Unclear));
+    let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
     out + &format!("{met} of {} targets met, {unclear} unclear\n", verdicts().count())
 }
 
@@ -286,7 +286,7 @@ mod tests {
         let verdicts: Vec<_> = row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
         let v = &verdicts[0];
         assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.5, 1.0, 7.0, Met::Unclear));
-        assert_eq!(verdicts[1].met, Met::Met);
+        assert_eq!(verdicts[1].met, Met::Yes);
         let result = RowResult {
             row: row.id,
             title: row.title,
@@ -323,11 +323,11 @@ mod tests {
         let lanes = row("lanes-null");
         let measured =
             Measured { rounds: vec![vec![switches(0.0); 5], vec![switches(0.1); 5], vec![switches(0.2); 5]] };
-        assert_eq!(judge(lanes, &lanes.claims[2], &measured).met, Met::Met);
+        assert_eq!(judge(lanes, &lanes.claims[2], &measured).met, Met::Yes);
         let idle = row("idle");
         let one = |cpu_ms| Measured { rounds: vec![vec![Figures { cpu_ms, ..Figures::default() }], vec![]] };
-        assert_eq!(judge(idle, &idle.claims[0], &one(0.0)).met, Met::Met);
-        assert_eq!(judge(idle, &idle.claims[0], &one(0.1)).met, Met::Missed);
+        assert_eq!(judge(idle, &idle.claims[0], &one(0.0)).met, Met::Yes);
+        assert_eq!(judge(idle, &idle.claims[0], &one(0.1)).met, Met::No);
     }
 
     #[test]
@@ -354,8 +354,8 @@ mod tests {
             let v = judge(row, &row.claims[0], &Measured { rounds: vec![rounds(&of), rounds(&over)] });
             let Some(known) = v.difference else { return Err(TestCaseError::fail("two were compared")) };
             match v.met {
-                Met::Met => prop_assert!(n >= LEAST_PAIRS && known.low >= 6.0),
-                Met::Missed => prop_assert!(n >= LEAST_PAIRS && known.high < 6.0),
+                Met::Yes => prop_assert!(n >= LEAST_PAIRS && known.low >= 6.0),
+                Met::No => prop_assert!(n >= LEAST_PAIRS && known.high < 6.0),
                 Met::Unclear => prop_assert!(n < LEAST_PAIRS || (known.low < 6.0 && known.high >= 6.0)),
             }
         }
