@@ -31,6 +31,7 @@ fn report() -> Report {
         machine: Machine::default(),
         notes: Vec::new(),
         sections: vec![Section::new("randread", "", Vec::new(), blocks)],
+        samples: Vec::new(),
     }
 }
 

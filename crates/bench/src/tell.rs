@@ -9,11 +9,11 @@ use super::profile::{Load, Pin, Storage};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::Verdict;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Section, Series, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, Spread, Table, figure,
 };
 
 /// A client that uses this share of its CPUs is the limit itself.
-const CLIENT_BOUND: f64 = 0.9;
+pub const CLIENT_BOUND: f64 = 0.9;
 /// Points of a distribution that are drawn.
 const MOST_POINTS: usize = 160;
 
@@ -51,7 +51,29 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
         machine: run.machine.clone(),
         notes: notes(run),
         sections,
+        samples: vec![samples(run)],
     }
+}
+
+/// Every single measurement.
+fn samples(run: &Saved) -> Samples {
+    let columns = "Load | Target | Round | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | p50 [us] | p99 [us] | p99.9 [us] | \
+        Back end's CPU per I/O [us] | Back end's switches per I/O | Client's CPU per I/O [us]";
+    let mut rows = Vec::new();
+    for results in &run.loads {
+        for target in &results.targets {
+            for (run, round) in target.runs.iter().zip(0_u32..) {
+                let mut row = vec![results.load.name.clone().into(), target.target.name.clone().into()];
+                row.push(Cell::Number(round.into()));
+                row.extend([run.iops, run.mb_per_second, run.mean_us, run.p50_us].map(Cell::from));
+                row.extend([run.p99_us, run.p99_9_us].map(Cell::from));
+                row.extend([run.server_cpu_us_per_io, run.server_switches_per_io].map(Cell::from));
+                row.push(run.client_cpu_us_per_io.into());
+                rows.push(row);
+            }
+        }
+    }
+    Samples::new("runs", "Every run of every load", columns, rows)
 }
 
 /// What a comparison comes to, by the figure that decides.

@@ -35,6 +35,25 @@ pub enum Storage<'a> {
     },
 }
 
+/// How qemu-storage-daemon reads and writes a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    /// By io_uring.
+    IoUring,
+    /// By threads that call pread and pwrite.
+    Threads,
+}
+
+impl Aio {
+    /// As its option `aio` has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+        }
+    }
+}
+
 impl Storage<'_> {
     /// A device without a medium that answers at once.
     pub fn null(bytes: u64) -> Self {
@@ -115,6 +134,21 @@ impl Server {
         cpus: &[usize],
         queues: u16,
     ) -> Result<Self> {
+        Self::qemu_storage_daemon_by(Aio::IoUring, program, dir, storage, cpus, queues)
+    }
+
+    /// The same with a choice of how it reaches a file.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`].
+    pub fn qemu_storage_daemon_by(
+        aio: Aio,
+        program: &Path,
+        dir: &Path,
+        storage: Storage<'_>,
+        cpus: &[usize],
+        queues: u16,
+    ) -> Result<Self> {
         let socket = fresh_socket(dir, "qsd");
         // A comma inside a value is doubled.
         let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
@@ -130,7 +164,8 @@ impl Server {
                 let driver = if is_block_device(path) { "host_device" } else { "file" };
                 let direct = if direct { "on" } else { "off" };
                 let path = quoted(path);
-                format!("driver={driver},node-name=n,filename={path},aio=io_uring,cache.direct={direct}")
+                let aio = aio.word();
+                format!("driver={driver},node-name=n,filename={path},aio={aio},cache.direct={direct}")
             }
         };
         let at = quoted(&socket);

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use crate::machine::{Busy, Machine};
 use crate::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Point, Report, SCHEMA, Section, Series, Spread, Table, date,
+    Axis, Block, Cell, Chart, ChartKind, Column, Point, Report, SCHEMA, Samples, Section, Series, Spread,
+    Table, date,
 };
 
 /// Work that a report will be made of: by which command, and since when.
@@ -35,7 +36,41 @@ impl Begun {
             machine: Machine { load: self.busy.and_then(Busy::until_now), ..Machine::describe(programs) },
             notes: Vec::new(),
             sections: Vec::new(),
+            samples: Vec::new(),
         }
+    }
+}
+
+impl Samples {
+    /// Measurements of some columns.
+    pub fn new(
+        id: impl Into<String>,
+        caption: impl Into<String>,
+        columns: impl Columns,
+        rows: Vec<Vec<Cell>>,
+    ) -> Self {
+        Self { id: id.into(), caption: caption.into(), columns: columns.columns(), rows }
+    }
+
+    /// As a file for a spreadsheet: RFC 4180, with the columns' titles and units first. Numbers are exact; what was not measured is empty.
+    pub fn csv(&self) -> String {
+        let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text.to_owned(),
+        };
+        let head = |column: &Column| match column.unit.as_str() {
+            "" => quoted(&column.title),
+            unit => quoted(&format!("{} [{unit}]", column.title)),
+        };
+        let cell = |cell: &Cell| match cell {
+            Cell::Number(value) if value.is_finite() => value.to_string(),
+            Cell::Figure(spread) if spread.median.is_finite() => spread.median.to_string(),
+            Cell::Text(text) => quoted(text),
+            _ => String::new(),
+        };
+        let mut lines = vec![self.columns.iter().map(head).collect::<Vec<_>>().join(",")];
+        lines.extend(self.rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>().join(",")));
+        lines.join("\r\n") + "\r\n"
     }
 }
 
@@ -216,6 +251,15 @@ mod tests {
             spread(&[3.0, 1.0, 2.0], |v| Some(*v)).map(|s| (s.min, s.median, s.max)),
             Some((1.0, 2.0, 3.0))
         );
+    }
+
+    #[test]
+    fn samples_are_a_spreadsheets_file_with_exact_numbers() {
+        let rows =
+            vec![vec!["a, \"b\"".into(), Cell::Number(0.1 + 0.2)], vec!["c".into(), Cell::from(f64::NAN)]];
+        let samples = Samples::new("runs", "Runs", "Disk | Throughput [IOPS]", rows);
+        let expected = "Disk,Throughput [IOPS]\r\n\"a, \"\"b\"\"\",0.30000000000000004\r\nc,\r\n";
+        assert_eq!(samples.csv(), expected);
     }
 
     #[test]

@@ -179,6 +179,15 @@ pub(super) fn report() -> Report {
                 blocks: awkward().into_iter().map(Block::Chart).collect(),
             },
         ],
+        samples: vec![Samples::new(
+            "runs",
+            "Every run </script> & more",
+            "Workload | Disk | Throughput [IOPS]",
+            vec![
+                vec!["4K random read".into(), "vlane".into(), Cell::Number(1_090_000.5)],
+                vec!["4K random read".into(), "QEMU, \"virtio\"".into(), Cell::Empty],
+            ],
+        )],
     }
 }
 
@@ -301,6 +310,15 @@ fn any_table() -> impl Strategy<Value = Table> {
     ("\\PC{0,30}", columns, rows).prop_map(|(caption, columns, rows)| Table { caption, columns, rows })
 }
 
+fn any_samples() -> impl Strategy<Value = Samples> {
+    ("[a-z-]{0,8}", any_table()).prop_map(|(id, table)| Samples {
+        id,
+        caption: table.caption,
+        columns: table.columns,
+        rows: table.rows,
+    })
+}
+
 /// Any report that can be measured: all its figures are numbers.
 pub(super) fn any_report() -> impl Strategy<Value = Report> {
     let block = prop_oneof![any_table().prop_map(Block::Table), any_chart().prop_map(Block::Chart)];
@@ -314,8 +332,10 @@ pub(super) fn any_report() -> impl Strategy<Value = Report> {
                 blocks,
             });
     let texts = ("\\PC{0,30}", "\\PC{0,30}", "\\PC{0,60}");
-    (texts, 0.0..1e6_f64, prop::collection::vec(section, 0..4)).prop_map(
-        |((title, command, summary), seconds, sections)| Report {
+    let samples = prop::collection::vec(any_samples(), 0..3);
+    (texts, 0.0..1e6_f64, prop::collection::vec(section, 0..4), samples).prop_map(
+        |((title, command, summary), seconds, sections, samples)| Report {
+            samples,
             title,
             command,
             summary: vec![summary],

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::{Report, SCHEMA, html, text};
+use crate::{Report, SCHEMA, html, lines, text};
 
 /// Columns of a report that is written to a text file.
 const TEXT_WIDTH: usize = 110;
@@ -17,13 +17,13 @@ struct Head {
 }
 
 impl Report {
-    /// The report as JSON, as `docs/src/report-format.md` describes it. A figure that is not a number becomes `null`.
+    /// The report as JSON, as `docs/src/report-format.md` describes it; a table's row or a sample is one line. A figure that is not a number becomes `null`.
     ///
     /// # Errors
     /// [`ErrorKind::Format`] if it cannot be written so.
     pub fn to_json(&self) -> Result<String> {
         let failed = |e| Error::caused_by(ErrorKind::Format, "the report cannot be written as JSON", e);
-        Ok(serde_json::to_string_pretty(self).map_err(failed)? + "\n")
+        Ok(lines::to_string(self).map_err(failed)? + "\n")
     }
 
     /// A report from its JSON, or from the page that holds it.

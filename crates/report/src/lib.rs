@@ -18,6 +18,7 @@ mod example;
 pub mod figure;
 pub mod html;
 mod json;
+mod lines;
 pub mod machine;
 pub mod markdown;
 mod markup;
@@ -34,8 +35,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use json::is_json_of;
 pub use machine::Machine;
 pub use model::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Section, Series, Severity,
-    Spread, Table,
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section, Series,
+    Severity, Spread, Table,
 };
 pub use progress::Progress;
 pub use svg::{is_svg_file, svg_file};

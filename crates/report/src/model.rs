@@ -31,6 +31,22 @@ pub struct Report {
     pub notes: Vec<Note>,
     /// The results.
     pub sections: Vec<Section>,
+    /// Every single measurement that the figures were made from, where the command keeps them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<Samples>,
+}
+
+/// Single measurements of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Short name for files: letters, digits, dashes.
+    pub id: String,
+    /// What was measured.
+    pub caption: String,
+    /// The columns: first what a measurement is of, then its figures.
+    pub columns: Vec<Column>,
+    /// A measurement each, in the order of measuring: words and single numbers.
+    pub rows: Vec<Vec<Cell>>,
 }
 
 /// A remark on the whole.

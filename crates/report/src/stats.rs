@@ -22,6 +22,9 @@
 //! better or worse: the interval leaves out 1, and the estimate differs from 1 by more than t; same: the whole interval lies between 1/(1+t)
 //! and 1+t; otherwise undecided: more runs, or a quieter machine.
 //!
+//! A sentence of a summary says even less ([`Verdict::told`]): that there is more or less of something if the interval leaves out 1, and otherwise that
+//! no difference was seen. A target is met or missed only if the whole interval says so ([`Verdict::side`]).
+//!
 //! False alarms (better or worse, although nothing differs) are at most 1 minus the interval's confidence: 6.25 % with
 //! five pairs, 5 % with more. They are rarer where the noise is small against the threshold. A test below simulates both.
 
@@ -33,6 +36,10 @@ use serde::{Deserialize, Serialize};
 const CONFIDENCE: f64 = 0.95;
 /// What one accepts if there are too few runs for more.
 pub(crate) const LEAST_CONFIDENCE: f64 = 0.90;
+/// A difference below this does not matter, unless somebody says otherwise.
+pub const THRESHOLD: f64 = 0.05;
+/// Fewer pairs than this have no interval, so nothing is concluded from them.
+pub const LEAST_PAIRS: usize = 5;
 /// Null distributions are exact for samples up to so many values.
 pub const EXACT: usize = 50;
 /// Longer samples are thinned evenly: intervals then become wider than they had to be, never narrower.
@@ -80,6 +87,19 @@ impl Outcome {
     }
 }
 
+/// Where the true ratio is, seen from some figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The whole interval is above it.
+    Above,
+    /// The whole interval is below it.
+    Below,
+    /// The interval holds it: seen from 1, no difference was seen.
+    Unclear,
+    /// There is no interval.
+    Unknown,
+}
+
 /// A comparison of A with B.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -98,6 +118,26 @@ pub struct Verdict {
 impl Verdict {
     fn none(outcome: Outcome) -> Self {
         Self { outcome, ratio: f64::NAN, low: f64::NAN, high: f64::NAN, confidence: 0.0 }
+    }
+
+    /// Where the true ratio is, seen from `figure`: by the interval, whatever the estimate is.
+    pub fn side(&self, figure: f64) -> Side {
+        match (self.low, self.high) {
+            (low, high) if self.confidence <= 0.0 || low.is_nan() || high.is_nan() => Side::Unknown,
+            (low, _) if low > figure => Side::Above,
+            (_, high) if high < figure => Side::Below,
+            _ => Side::Unclear,
+        }
+    }
+
+    /// What a sentence may say of it: `1.31x (1.22x-1.40x)`, or `no difference seen (0.77x-1.03x)`; nothing without an interval.
+    pub fn told(&self) -> Option<String> {
+        let interval = format!("({:.2}x-{:.2}x)", self.low, self.high);
+        match self.side(1.0) {
+            Side::Above | Side::Below => Some(format!("{:.2}x {interval}", self.ratio)),
+            Side::Unclear => Some(format!("no difference seen {interval}")),
+            Side::Unknown => None,
+        }
     }
 }
 
@@ -144,23 +184,6 @@ pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict
     let (x, y) = (thinned(&x), thinned(&y));
     let differences = x.iter().flat_map(|x| y.iter().map(move |y| x - y)).collect();
     judge(differences, &rank_sum(x.len(), y.len()), better, threshold)
-}
-
-/// How far measurements of one and the same thing differ from each other (A/A): the largest ratio of the medians of two halves of them, over
-/// all ways to split them. 1 for a single one, and where there is no ratio.
-///
-/// The upper half against the lower one is the split that differs most; of an odd number the middle one may be in either.
-pub fn halves(values: &[f64]) -> f64 {
-    if logs(values).is_none() {
-        return 1.0;
-    }
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let ratio = |at: usize| match (&sorted[..at], &sorted[at..]) {
-        ([], _) | (_, []) => 1.0,
-        (low, high) => median(high) / median(low),
-    };
-    ratio(sorted.len() / 2).max(ratio(sorted.len().div_ceil(2)))
 }
 
 /// The value that so many thousandths of the sorted values are not above (nearest rank); none of none.

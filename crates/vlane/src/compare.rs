@@ -11,9 +11,10 @@ use vlane_host::Interrupt;
 use vlane_lab::compare::columns::{ALL, Column};
 use vlane_lab::compare::jobs::CacheState;
 use vlane_lab::compare::loads::{self, Load};
+use vlane_lab::compare::plan::Often;
 use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};
-use vlane_report::text;
+use vlane_report::{stats, text};
 
 use crate::output::{OutputArgs, Overwrite, command_line};
 use crate::values;
@@ -35,19 +36,19 @@ pub struct CompareArgs {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// About three minutes: everything once, and shortly
+    /// About three minutes: everything once, and shortly; nothing is concluded from that
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// As long as it takes: five times, two seconds each
     #[arg(long)]
     full: bool,
-    /// How often everything is measured [default: 2]
+    /// How often everything is measured [default: 2, and 5 what conclusions are about]
     #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
     /// Time of one measurement [default: 700ms]
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(50), Duration::from_secs(600)))]
     time: Option<Duration>,
-    /// The whole is to stay below this: fewer repeats, then shorter measurements [default: 9m; with --full none]
+    /// The whole is to stay below this: what nothing is concluded from is repeated less, then measurements become shorter [default: 9m; with --full none]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     limit: Option<Duration>,
     /// Columns beside the host, as --list names them [default: all that can be had]
@@ -183,11 +184,12 @@ impl CompareArgs {
     fn options(&self) -> anyhow::Result<Options> {
         let (target, size) = read_target(self)?;
         let ms = Duration::from_millis;
-        let (passes, runtime, limit, bytes) = match (self.quick, self.full) {
-            (true, _) => (1, ms(300), Some(ms(240_000)), 256 << 20),
-            (_, true) => (5, ms(2000), None, 1 << 30),
-            _ => (2, ms(700), Some(ms(540_000)), 512 << 20),
+        let (passes, turns, runtime, limit, bytes) = match (self.quick, self.full) {
+            (true, _) => (1, 1, ms(300), Some(ms(240_000)), 256 << 20),
+            (_, true) => (5, 5, ms(2000), None, 1 << 30),
+            _ => (2, stats::LEAST_PAIRS, ms(700), Some(ms(540_000)), 512 << 20),
         };
+        let asked = self.repeats.map(usize::from);
         let runtime = self.time.unwrap_or(runtime);
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find out where this program is")?,
@@ -197,7 +199,8 @@ impl CompareArgs {
             columns: read_columns(&self.columns)?,
             loads: read_loads(&self.loads)?,
             runtime,
-            passes: self.repeats.map_or(passes, usize::from),
+            often: Often { passes: asked.unwrap_or(passes), turns: asked.unwrap_or(turns) },
+            concludes: !self.quick,
             limit: self.limit.or(limit),
             cache: match self.cache {
                 CacheArg::Direct => CacheState::Direct,
@@ -301,9 +304,11 @@ mod tests {
     #[test]
     fn short_and_long_runs_differ_and_can_be_overruled() {
         let of = |words: &[&str]| parse(words).options().unwrap();
-        assert!(of(&["--quick"]).passes == 1 && of(&[]).passes == 2 && of(&["--full"]).passes == 5);
+        let often = |words: &[&str]| (of(words).often.passes, of(words).often.turns);
+        assert_eq!((often(&["--quick"]), often(&[]), often(&["--full"])), ((1, 1), (2, 5), (5, 5)));
+        assert!(!of(&["--quick"]).concludes && of(&[]).concludes && of(&["--full"]).concludes);
         assert!(of(&[]).limit.unwrap() < Duration::from_secs(600) && of(&["--full"]).limit.is_none());
-        assert_eq!(of(&["--quick", "--repeat", "3", "--time", "1s"]).passes, 3);
+        assert_eq!(often(&["--quick", "--repeat", "3", "--time", "1s"]), (3, 3));
         assert!(Only::try_parse_from(["vlane", "--quick", "--full"]).is_err());
         assert!(Only::try_parse_from(["vlane", "--time", "1ms"]).is_err());
     }

@@ -15,7 +15,7 @@ use crate::values;
 
 /// Compare vlane with qemu-storage-daemon on this machine, interleaved.
 ///
-/// Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk. Images of 1 GiB on a RAM disk and 2 GiB on a disk are written
+/// Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk; a fio with libblkio, if there is one, is a second client. Images of 1 GiB on a RAM disk and 2 GiB on a disk are written
 /// for it and removed afterwards.
 ///
 /// With --fixed-load the question is another one: not how much each can do, but what each costs at the same rate. Then the client is fio with
@@ -28,7 +28,7 @@ pub struct PeersArgs {
     /// With --fixed-load: also measure vlane with further options of `vlane serve`, such as "--poll-max 0"; may be given several times
     #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
-    /// Measurements of each contender per row [default: 5; with --fixed-load: 3]
+    /// Measurements of each contender per row [default: 5]
     #[arg(long = "repeat", alias = "pairs", value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
     pairs: Option<u32>,
     /// Time of each measurement [default: 3s; with --fixed-load: 1.5s]
@@ -127,7 +127,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
         rows: args.rows.clone(),
-        pairs: args.pairs.unwrap_or(if args.fixed_load { 3 } else { 5 }),
+        pairs: args.pairs.unwrap_or(5),
         time: args.time.unwrap_or(Duration::from_millis(if args.fixed_load { 1500 } else { 3000 })),
         ramp: args.ramp.unwrap_or(Duration::from_millis(if args.fixed_load { 400 } else { 1000 })),
         install: if args.install { Install::Allowed } else { Install::Never },
@@ -144,7 +144,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     }
     let begun = Begun::now(command_line());
     let mut so_far: Vec<RowResult> = Vec::new();
-    let results = peers::run(&options, &interrupt, |result| {
+    let outcome = peers::run(&options, &interrupt, |result| {
         println!("{}", result.title);
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
@@ -154,14 +154,17 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
             None => Ok(()),
         }
     })?;
+    for missing in &outcome.missing {
+        println!("not measured: {missing}");
+    }
     if args.targets {
-        println!("\n{}", peers::targets(&results));
+        println!("\n{}", peers::targets(&outcome.rows));
     }
     if args.markdown {
-        println!("\n{}", peers::markdown(&results));
+        println!("\n{}", peers::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        let report = peers::report(&results, &begun);
+        let report = peers::report(&outcome, &begun);
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }

@@ -1,6 +1,6 @@
 //! `vlane report`: a saved report again, in another form.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -22,9 +22,29 @@ pub struct ReportArgs {
     /// Write every chart as a picture of its own into this directory, named by section and number
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+    /// Write the single measurements that the figures were made from into this directory, as .csv
+    #[arg(long, value_name = "DIR")]
+    csv: Option<PathBuf>,
     /// Show it in the terminal, even if it is also written
     #[arg(long)]
     text: bool,
+}
+
+/// A name for a file. A report may come from anywhere: its names choose no other directory.
+fn file_name(id: &str) -> String {
+    id.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
+}
+
+/// Writes the single measurements, a file for each kind.
+fn write_samples(report: &Report, dir: &Path, force: bool) -> anyhow::Result<()> {
+    anyhow::ensure!(!report.samples.is_empty(), "--csv: this report keeps no single measurements");
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for samples in &report.samples {
+        let path = dir.join(format!("{}.csv", file_name(&samples.id)));
+        Output::new(&path).force(force).write(samples.csv().as_bytes())?;
+        eprintln!("{}", path.display());
+    }
+    Ok(())
 }
 
 /// Runs the command.
@@ -41,12 +61,13 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     for path in args.output.files() {
         eprintln!("{}", path.display());
     }
+    if let Some(dir) = &args.csv {
+        write_samples(&report, dir, args.output.overwrite.force)?;
+    }
     if let Some(dir) = &args.svg {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         for section in &report.sections {
-            // A report may come from anywhere: its names choose no other directory.
-            let name: String =
-                section.id.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+            let name = file_name(&section.id);
             let charts = section.blocks.iter().filter_map(|block| match block {
                 Block::Chart(chart) => Some(chart),
                 Block::Table(_) => None,
@@ -59,7 +80,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
             }
         }
     }
-    let is_given = is_printed || args.output.files().next().is_some() || args.svg.is_some();
+    let is_given =
+        is_printed || args.output.files().next().is_some() || args.svg.is_some() || args.csv.is_some();
     if args.text || !is_given {
         print!("{}", text::render(&report, width()));
     }

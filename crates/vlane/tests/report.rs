@@ -30,6 +30,14 @@ fn a_report_goes_through_every_form_and_back() {
     let chart = std::fs::read_to_string(dir.path().join("charts/throughput-1.svg")).unwrap();
     assert!(chart.starts_with("<svg xmlns="));
 
+    let samples = report(dir.path(), &["b.html", "--csv", "samples"]);
+    assert!(samples.status.success() && samples.stdout.is_empty(), "{samples:?}");
+    let runs = std::fs::read_to_string(dir.path().join("samples/runs.csv")).unwrap();
+    assert!(
+        runs.starts_with("Depth,Turn,Throughput [IOPS]\r\n32,0,1060000\r\n") && runs.lines().count() == 6,
+        "{runs}"
+    );
+
     // Out of the page, and to the same page again.
     assert!(report(dir.path(), &["b.html", "--json", "c.json", "--html", "d.html"]).status.success());
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();

@@ -131,6 +131,7 @@ fn report() -> Report {
         machine: vlane_report::Machine::default(),
         notes: Vec::new(),
         sections: Vec::new(),
+        samples: Vec::new(),
     }
 }
 

@@ -17,6 +17,7 @@ mod parts;
 pub mod plan;
 pub mod report;
 pub mod results;
+mod samples;
 pub mod scratch;
 mod summary;
 
@@ -35,7 +36,7 @@ use self::jobs::{CacheState, Settings};
 use self::loads::{Load, Suite};
 use self::native::Native;
 use self::parts::Pids;
-use self::plan::{Costs, Round};
+use self::plan::{Costs, Often, Round};
 use self::results::{Measurement, Results, Work};
 use self::scratch::{Scratch, Sizes, Target};
 use vlane_host::control::Control;
@@ -65,8 +66,10 @@ pub struct Options {
     pub loads: Vec<Load>,
     /// The time of one measurement.
     pub runtime: Duration,
-    /// Passes.
-    pub passes: usize,
+    /// How often.
+    pub often: Often,
+    /// Whether sentences are concluded from it.
+    pub concludes: bool,
     /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what it takes.
     pub limit: Option<Duration>,
     /// The page caches.
@@ -194,8 +197,10 @@ pub struct Outcome {
     pub columns: Vec<Column>,
     /// What could not be measured.
     pub missing: Vec<Missing>,
-    /// Passes made.
-    pub passes: usize,
+    /// The loads that conclusions are about.
+    pub deciding: Vec<Load>,
+    /// Whether conclusions were wanted at all.
+    pub concludes: bool,
     /// How jobs were run.
     pub settings: Settings,
     /// Bytes of each image.
@@ -249,7 +254,7 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let neutral = |line: &str| neutral(line, options, &scratch, host);
     let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
     let mut planned = Planned::guess(options, found);
-    let all: Vec<Round> = planned.rounds.iter().chain(&planned.counted).cloned().collect();
+    let all: Vec<Round> = planned.parts.iter().flatten().chain(&planned.counted).cloned().collect();
     let parts = Parts {
         host,
         program: &found.program,
@@ -264,7 +269,7 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let mut machine = parts.boot(interrupt)?;
     commands.push(("QEMU".into(), machine.command.clone()));
     let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
-    planned.correct(options, found, machine.time_start()?);
+    planned.correct(machine.time_start()?);
     drop(preparing);
 
     let fio = HostFio {
@@ -284,12 +289,12 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let kvm = !found.emulated();
     let mut bench =
         Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
-    let (passes, results) = bench.passes(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
+    let results = bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
     let (counted, uncounted) = bench.count_calls(&planned.counted, &mut progress)?;
     bench.machine.quit()?;
     drop(servers);
 
-    let native = native.map_or(Ok(Vec::new()), |native| native.run(passes, &mut progress))?;
+    let native = native.map_or(Ok(Vec::new()), |native| native.run(options.often, &mut progress))?;
     drop(progress);
     Ok(Outcome {
         results,
@@ -298,7 +303,8 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
         native,
         columns: found.columns.clone(),
         missing: found.missing.clone(),
-        passes,
+        deciding: planned.deciding,
+        concludes: options.concludes,
         settings: planned.settings,
         image_bytes: found.sizes.image,
         accel: found.accel.clone(),
@@ -349,15 +355,17 @@ fn steps(rounds: &[Round]) -> usize {
 }
 
 /// What will be measured. How often, and how long each, is known when the guest has shown how long fio takes to start; the jobs must be in
-/// the guest before. So the plan is made on a guess, which is corrected by leaving passes out.
+/// the guest before. So the plan is made on a guess, which is corrected by leaving parts out.
 struct Planned {
     costs: Costs,
     /// Time for the guest.
     share: Option<Duration>,
-    passes: usize,
+    often: Often,
     runtime: Duration,
     settings: Settings,
-    rounds: Vec<Round>,
+    deciding: Vec<Load>,
+    /// What matters most first.
+    parts: Vec<Vec<Round>>,
     /// In which calls are counted.
     counted: Vec<Round>,
 }
@@ -367,71 +375,67 @@ impl Planned {
         let costs = Costs::guess(found.emulated());
         let limit = options.limit.map(|limit| limit.saturating_sub(Duration::from_secs(45)));
         let share = limit.map(|limit| if options.native { limit.mul_f64(0.85) } else { limit });
-        let (passes, runtime) =
-            costs.fit(&options.loads, &found.columns, options.passes, options.runtime, share);
+        let deciding = summary::deciding(&options.loads);
+        let mut parts = plan::parts(&options.loads, &found.columns, &deciding, options.often);
+        let (fits, runtime) = costs.fit(&parts, options.often.turns, options.runtime, share);
+        parts.truncate(fits);
         let settings = Settings {
             runtime_ms: millis(runtime),
             old_bytes: found.sizes.old,
             new_bytes: found.sizes.new,
             cache: options.cache,
         };
-        let rounds = plan::rounds(&options.loads, &found.columns, passes);
-        let counted = match options.count {
-            true => counted_rounds(options, &found.columns, passes),
-            false => Vec::new(),
-        };
-        Self { costs, share, passes, runtime, settings, rounds, counted }
+        let counted = if options.count { counted_rounds(options, &found.columns) } else { Vec::new() };
+        Self { costs, share, often: options.often, runtime, settings, deciding, parts, counted }
     }
 
-    fn correct(&mut self, options: &Options, found: &Found, guest_start: Duration) {
+    fn correct(&mut self, guest_start: Duration) {
         self.costs.guest_start = guest_start;
-        let fits = self.costs.fit(&options.loads, &found.columns, self.passes, self.runtime, self.share);
-        self.passes = fits.0;
-        self.rounds.truncate(self.passes * options.loads.len());
+        let (fits, _) = self.costs.fit(&self.parts, self.often.turns, self.runtime, self.share);
+        self.parts.truncate(fits);
     }
 
     fn progress(&self, native: Option<&Native<'_>>) -> Progress {
-        let mut total = steps(&self.rounds) + steps(&self.counted);
-        let mut expected =
-            self.costs.total(&self.rounds, self.runtime) + self.costs.total(&self.counted, self.runtime);
+        let mut total = self.parts.iter().map(|part| steps(part)).sum::<usize>() + steps(&self.counted);
+        let all = self.parts.iter().chain([&self.counted]);
+        let mut expected = all.map(|part| self.costs.total(part, self.runtime)).sum::<Duration>();
         if let Some(native) = native {
-            total += native.steps(self.passes);
-            expected += native.estimate(self.passes);
+            total += native.steps(self.often);
+            expected += native.estimate(self.often);
         }
         Progress::new(total).expecting(expected / u32::try_from(total.max(1)).unwrap_or(1))
     }
 }
 
 impl Bench<'_> {
-    /// The passes, as many of them as there is time for since `begin`; how many.
-    fn passes(
+    /// The parts of the plan, as many of them as there is time for since `begin`.
+    fn parts(
         &mut self,
         planned: &Planned,
         limit: Option<Duration>,
         begin: Instant,
         native: Option<&Native<'_>>,
         progress: &mut Progress,
-    ) -> Result<(usize, Results)> {
-        let after = planned.costs.total(&planned.counted, planned.runtime);
-        let (mut passes, first, mut results) = (0, Instant::now(), Results::default());
-        for pass in planned.rounds.chunk_by(|a, b| a.pass == b.pass) {
-            // Other work on the machine makes everything take longer than planned: what a pass took tells.
-            if let (Some(limit), Ok(made @ 1..)) = (limit, u32::try_from(passes)) {
-                let native = native.map_or(Duration::ZERO, |native| native.estimate(passes + 1));
-                if begin.elapsed() + first.elapsed() / made + after + native > limit {
-                    progress.add_steps(-isize::try_from(steps(pass)).unwrap_or(0));
+    ) -> Result<Results> {
+        let cost = |part: &[Round]| planned.costs.total(part, planned.runtime);
+        let after =
+            cost(&planned.counted) + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
+        let (first, mut made, mut results) = (Instant::now(), Duration::ZERO, Results::default());
+        for part in &planned.parts {
+            // Other work on the machine makes everything take longer than planned: what was made so far tells.
+            if let (Some(limit), false) = (limit, made.is_zero()) {
+                let slower = (first.elapsed().as_secs_f64() / made.as_secs_f64()).max(1.0);
+                if begin.elapsed() + (cost(part) + after).mul_f64(slower) > limit {
+                    progress.add_steps(-isize::try_from(steps(part)).unwrap_or(0));
                     continue;
                 }
             }
-            for round in pass {
+            for round in part {
                 self.round(round, &mut results, progress)?;
             }
-            passes += 1;
+            made += cost(part);
         }
-        if let Some(native) = native {
-            progress.add_steps(-isize::try_from(native.steps(planned.passes - passes)).unwrap_or(0));
-        }
-        Ok((passes, results))
+        Ok(results)
     }
 
     /// The rounds in which calls are counted, and why they are not.
@@ -468,18 +472,14 @@ fn neutral(command: &str, options: &Options, scratch: &Scratch, host: &Host) -> 
 
 /// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they count a little, so their times
 /// are not used.
-fn counted_rounds(options: &Options, columns: &[Column], pass: usize) -> Vec<Round> {
+fn counted_rounds(options: &Options, columns: &[Column]) -> Vec<Round> {
     let random = |load: &Load| {
         load.suite == Suite::Fio
             && matches!(load.pattern, loads::Pattern::RandomRead | loads::Pattern::RandomWrite)
     };
-    let loads: Vec<Load> = options.loads.iter().copied().filter(random).collect();
     let guests: Vec<Column> = columns.iter().copied().filter(|c| *c != Column::Host).collect();
-    let mut rounds = plan::rounds(&loads, &guests, 1);
-    for round in &mut rounds {
-        round.pass = pass;
-    }
-    rounds
+    // A pass that no other rounds have.
+    plan::pass(&options.loads, &guests, options.often.turns.max(options.often.passes), random)
 }
 
 fn millis(time: Duration) -> u64 {

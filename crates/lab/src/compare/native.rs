@@ -15,15 +15,19 @@ use super::columns::Column;
 use super::host::HostFio;
 use super::jobs::CacheState;
 use super::loads::{Load, Pattern, fio_table};
+use super::plan::Often;
 use super::scratch::Scratch;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::Spread;
 use vlane_report::progress::Progress;
+use vlane_report::stats::{self, Better, Verdict};
 
 /// Time before each measurement that does not count.
 const RAMP: Duration = Duration::from_millis(100);
+/// Starting and ending a back end or fio.
+const AROUND: Duration = Duration::from_millis(400);
 
 /// What stands in a row: a load, from so many threads on so many queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +66,11 @@ pub fn loads() -> Vec<NativeLoad> {
 }
 
 impl NativeLoad {
+    /// Whether conclusions are about it: 4K random reads, many at once.
+    pub fn decides(&self) -> bool {
+        self.load == Load::fio(Pattern::RandomRead, 4)
+    }
+
     /// For people.
     pub fn name(&self) -> String {
         let jobs = if self.jobs > 1 { format!(", {} jobs", self.jobs) } else { String::new() };
@@ -95,24 +104,28 @@ impl Native<'_> {
         [Column::Host, Column::Vlane].into_iter().chain(daemon).collect()
     }
 
-    /// Measurements that `passes` passes make.
-    pub fn steps(&self, passes: usize) -> usize {
-        loads().len() * self.columns().len() * passes
+    /// Measurements that are made.
+    pub fn steps(&self, often: Often) -> usize {
+        let times = |load: &NativeLoad| if load.decides() { often.turns } else { often.passes };
+        loads().iter().map(times).sum::<usize>() * self.columns().len()
     }
 
     /// How long they take, about.
-    pub fn estimate(&self, passes: usize) -> Duration {
-        (self.runtime + RAMP + Duration::from_millis(150)) * u32::try_from(self.steps(passes)).unwrap_or(0)
+    pub fn estimate(&self, often: Often) -> Duration {
+        (self.runtime + RAMP + AROUND) * u32::try_from(self.steps(often)).unwrap_or(0)
     }
 
     /// Measures, in turns.
     ///
     /// # Errors
     /// Those of starting back ends and of driving them; [`ErrorKind::Interrupted`].
-    pub fn run(&self, passes: usize, progress: &mut Progress) -> Result<Vec<NativeMeasurement>> {
+    pub fn run(&self, often: Often, progress: &mut Progress) -> Result<Vec<NativeMeasurement>> {
         let mut all = Vec::new();
-        for pass in 0..passes {
+        for pass in 0..often.turns.max(often.passes) {
             for (index, load) in loads().into_iter().enumerate() {
+                if pass >= often.passes && !load.decides() {
+                    continue;
+                }
                 let mut order = self.columns();
                 if (pass + index) % 2 == 1 {
                     order.reverse();
@@ -205,12 +218,22 @@ pub fn spread(
     Spread::of(&values)
 }
 
+/// IOPS of `column` and of `base` in the same passes.
+fn pairs(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Vec<(f64, f64)> {
+    let of = |wanted: Column| all.iter().filter(move |m| m.load == load && m.column == wanted);
+    of(column).filter_map(|m| Some((m.iops, of(base).find(|other| other.pass == m.pass)?.iops))).collect()
+}
+
 /// IOPS of `column` over those of `base` in the same pass.
 pub fn ratio(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Option<Spread> {
-    let of = |wanted: Column| all.iter().filter(move |m| m.load == load && m.column == wanted);
-    let ratios: Vec<f64> =
-        of(column).filter_map(|m| Some(m.iops / of(base).find(|other| other.pass == m.pass)?.iops)).collect();
+    let ratios: Vec<f64> = pairs(all, load, column, base).into_iter().map(|(a, b)| a / b).collect();
     Spread::of(&ratios)
+}
+
+/// The same with what is known of the noise.
+pub fn verdict(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Verdict {
+    let (a, b): (Vec<f64>, Vec<f64>) = pairs(all, load, column, base).into_iter().unzip();
+    stats::paired(&a, &b, Better::Higher, stats::THRESHOLD)
 }
 
 #[cfg(test)]

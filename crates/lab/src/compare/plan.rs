@@ -1,8 +1,11 @@
 //! What is measured when: the order of the measurements, and how long it takes.
 //!
 //! A *round* is one load on every column, one after the other; the order of the columns turns round from one round to the next (A B C, C B A),
-//! so that what changes slowly on the machine hits all alike. A *pass* is every load once. The number of passes is what was asked for, or
-//! what the time limit has room for.
+//! so that what changes slowly on the machine hits all alike. A *pass* is every load once. Some loads *decide*: conclusions are about them
+//! ([`super::summary`]), and they are measured in more passes than the others.
+//!
+//! *Parts* of the plan stand in the order of what matters: first a pass of everything, then the further turns of the loads that decide, then the other
+//! loads again. A time limit leaves out parts from the end.
 
 use std::time::Duration;
 
@@ -32,20 +35,39 @@ impl Round {
     }
 }
 
-/// The rounds of some passes.
-pub fn rounds(loads: &[Load], columns: &[Column], passes: usize) -> Vec<Round> {
-    let mut all = Vec::with_capacity(loads.len() * passes);
-    for pass in 0..passes {
-        for (index, load) in loads.iter().enumerate() {
-            let mut order = columns.to_vec();
-            // With an odd number of loads, too, a load's order turns round from pass to pass.
-            if (pass + index) % 2 == 1 {
-                order.reverse();
-            }
-            all.push(Round { pass, load: *load, order });
+/// How often what is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Often {
+    /// Passes of all loads.
+    pub passes: usize,
+    /// Turns of each load that decides; not fewer than there are passes.
+    pub turns: usize,
+}
+
+/// One round of each of some loads in a pass.
+pub fn pass(loads: &[Load], columns: &[Column], pass: usize, wanted: impl Fn(&Load) -> bool) -> Vec<Round> {
+    let chosen = loads.iter().enumerate().filter(|(_, load)| wanted(load));
+    let round = |(index, load): (usize, &Load)| {
+        let mut order = columns.to_vec();
+        // With an odd number of loads, too, a load's order turns round from pass to pass.
+        if (pass + index) % 2 == 1 {
+            order.reverse();
         }
-    }
-    all
+        Round { pass, load: *load, order }
+    };
+    chosen.map(round).collect()
+}
+
+/// The parts of the plan, what matters most first.
+pub fn parts(loads: &[Load], columns: &[Column], deciding: &[Load], often: Often) -> Vec<Vec<Round>> {
+    let decides = |load: &Load| deciding.contains(load);
+    let mut parts = vec![pass(loads, columns, 0, |_| true)];
+    parts.extend((1..often.turns).map(|turn| pass(loads, columns, turn, decides)));
+    // One by one: the time that is left is used, however little it is.
+    let others = (1..often.passes).flat_map(|again| pass(loads, columns, again, |load| !decides(load)));
+    parts.extend(others.map(|round| vec![round]));
+    parts.retain(|part| !part.is_empty());
+    parts
 }
 
 /// What things take beside the measuring itself.
@@ -86,28 +108,26 @@ impl Costs {
         rounds.iter().map(|round| self.round(round, runtime)).sum()
     }
 
-    /// The most passes, up to `wanted`, that fit into `limit`, and the time of a measurement: less than wanted if
-    /// not even one pass fits, but not less than [`LEAST_RUNTIME`].
+    /// How many of the parts fit into `limit`, and the time of a measurement: less than wanted if not even the first `needed` parts fit, but
+    /// not less than [`LEAST_RUNTIME`].
     pub fn fit(
         &self,
-        loads: &[Load],
-        columns: &[Column],
-        wanted: usize,
+        parts: &[Vec<Round>],
+        needed: usize,
         runtime: Duration,
         limit: Option<Duration>,
     ) -> (usize, Duration) {
-        let Some(limit) = limit else { return (wanted.max(1), runtime) };
-        let one = self.total(&rounds(loads, columns, 1), runtime);
-        if one > limit {
-            let fixed = self.total(&rounds(loads, columns, 1), Duration::ZERO);
-            let measurements = u32::try_from(loads.len() * columns.len()).unwrap_or(u32::MAX).max(1);
-            let left = limit.saturating_sub(fixed) / measurements;
-            return (1, left.max(LEAST_RUNTIME).min(runtime));
-        }
-        let fitting = (limit.as_secs_f64() / one.as_secs_f64().max(1e-3)).floor();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
-        let fitting = fitting.clamp(1.0, 1000.0) as usize;
-        (fitting.min(wanted.max(1)), runtime)
+        let Some(limit) = limit else { return (parts.len(), runtime) };
+        let of = |parts: &[Vec<Round>], runtime| {
+            parts.iter().map(|part| self.total(part, runtime)).sum::<Duration>()
+        };
+        let needed = &parts[..needed.min(parts.len())];
+        let measurements: usize = needed.iter().flatten().map(|round| round.order.len()).sum();
+        let left = limit.saturating_sub(of(needed, Duration::ZERO));
+        let affordable = left / u32::try_from(measurements.max(1)).unwrap_or(u32::MAX);
+        let runtime = affordable.max(LEAST_RUNTIME).min(runtime);
+        let fits = (1..=parts.len()).take_while(|n| of(&parts[..*n], runtime) <= limit).count();
+        (fits.max(1), runtime)
     }
 }
 
@@ -116,15 +136,21 @@ pub const LEAST_RUNTIME: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::loads::{all, fio_table};
     use super::*;
 
     const COLUMNS: [Column; 4] = [Column::Host, Column::Vlane, Column::Virtio, Column::Ide];
 
+    fn plan(loads: &[Load], deciding: &[Load], passes: usize, turns: usize) -> Vec<Vec<Round>> {
+        parts(loads, &COLUMNS, deciding, Often { passes, turns })
+    }
+
     #[test]
     fn every_load_meets_every_column_once_per_pass_and_the_order_turns_round() {
         for loads in [all(), fio_table()[..5].to_vec()] {
-            let rounds = rounds(&loads, &COLUMNS, 2);
+            let rounds: Vec<Round> = plan(&loads, &[], 2, 1).concat();
             assert_eq!(rounds.len(), loads.len() * 2);
             for round in &rounds {
                 let mut seen = round.order.clone();
@@ -146,30 +172,55 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn what_decides_has_its_turns_before_anything_else_is_measured_again(passes in 1..4_usize, more in 0..6_usize, some in 0..6_usize) {
+            let (loads, turns) = (all(), passes + more);
+            let deciding = &fio_table()[..some];
+            let parts = plan(&loads, deciding, passes, turns);
+            let rounds = parts.concat();
+            for load in &loads {
+                let of: Vec<_> = rounds.iter().filter(|round| round.load == *load).collect();
+                prop_assert_eq!(of.len(), if deciding.contains(load) { turns } else { passes });
+                // Turn and turn about, each with a name of its own.
+                for (turn, round) in of.iter().enumerate() {
+                    prop_assert_eq!(round.pass, turn);
+                    prop_assert_eq!(round.order == of[0].order, turn % 2 == 0);
+                }
+            }
+            let needed = if some > 0 { turns } else { 1 };
+            let first = parts[..needed].concat();
+            prop_assert!(deciding.iter().all(|load| first.iter().filter(|round| round.load == *load).count() == turns));
+            prop_assert!(loads.iter().all(|load| first.iter().any(|round| round.load == *load)));
+        }
+    }
+
     #[test]
     fn time_is_the_sum_of_its_parts() {
         let ms = Duration::from_millis;
         let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
-        let all = rounds(&fio_table(), &COLUMNS, 2);
+        let all = plan(&fio_table(), &[], 2, 1).concat();
         // Host: 700 + 100; guest: 1000 + 3 times (700 + 200).
         assert_eq!(costs.round(&all[0], ms(700)), ms(4500));
         assert_eq!(costs.total(&all, ms(700)), ms(4500 * 12));
-        let alone = rounds(&fio_table(), &[Column::Host], 1);
+        let alone = pass(&fio_table(), &[Column::Host], 0, |_| true);
         assert_eq!(costs.total(&alone, ms(700)), ms(800 * 6));
     }
 
     #[test]
-    fn a_time_limit_takes_passes_first_and_then_the_time_of_each_measurement() {
+    fn a_time_limit_takes_what_matters_least_first_and_then_the_time_of_each_measurement() {
         let ms = Duration::from_millis;
         let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
-        let fit = |wanted, limit| costs.fit(&fio_table(), &COLUMNS, wanted, ms(700), limit);
-        assert_eq!(fit(5, None), (5, ms(700)));
-        assert_eq!(fit(5, Some(ms(27_000 * 2 + 1))), (2, ms(700)));
-        assert_eq!(fit(1, Some(ms(1_000_000))), (1, ms(700)));
-        let (passes, runtime) = fit(5, Some(ms(20_000)));
-        assert!(passes == 1 && runtime < ms(700) && runtime >= LEAST_RUNTIME, "{runtime:?}");
-        let total = costs.total(&rounds(&fio_table(), &COLUMNS, 1), runtime);
-        assert!(total <= ms(20_000), "{total:?}");
-        assert_eq!(fit(5, Some(ms(1))), (1, LEAST_RUNTIME));
+        // A part of 6 rounds of 4.5 s, four of 2 rounds, four of 1 round.
+        let parts = plan(&fio_table(), &fio_table()[..2], 2, 5);
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [6, 2, 2, 2, 2, 1, 1, 1, 1]);
+        let fit = |limit| costs.fit(&parts, 5, ms(700), limit);
+        assert_eq!(fit(None), (9, ms(700)));
+        assert_eq!(fit(Some(ms(4500 * 18))), (9, ms(700)));
+        assert_eq!(fit(Some(ms(4500 * 16))), (7, ms(700)));
+        assert_eq!(fit(Some(ms(4500 * 14))), (5, ms(700)));
+        let (fits, runtime) = fit(Some(ms(4000 * 14)));
+        assert!(fits == 5 && runtime < ms(700) && runtime >= LEAST_RUNTIME, "{runtime:?}");
+        assert_eq!(fit(Some(ms(1))), (1, LEAST_RUNTIME));
     }
 }

@@ -8,7 +8,7 @@ use super::columns::{ALL, Column as Way};
 use super::jobs::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
 use super::results::{PARTS, Part};
-use super::{Outcome, native, summary};
+use super::{Outcome, native, samples, summary};
 use vlane_report::build::Begun;
 use vlane_report::published::{self, Interval, Published, Row};
 use vlane_report::{
@@ -17,7 +17,7 @@ use vlane_report::{
 
 /// Makes the report.
 pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
-    let mut sections = Vec::new();
+    let mut sections = vec![picture(outcome)];
     if outcome.results.loads().iter().any(|load| load.suite == Suite::Fio) {
         sections.push(fio_section(outcome));
     }
@@ -31,6 +31,7 @@ pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
         summary: summary::sentences(outcome),
         notes: notes(outcome),
         sections,
+        samples: samples::all(outcome),
         ..begun.report(
             "compare",
             format!("Host, virtio and emulated disks compared ({} I/O)", outcome.settings.cache.name()),
@@ -39,7 +40,7 @@ pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
     }
 }
 
-/// The part for a terminal: the ratios to the host, and where small requests go.
+/// The part for a terminal: the picture, the ratios to the host, and where small requests go.
 pub fn brief(report: &Report) -> Report {
     let mut brief = report.clone();
     for section in &mut brief.sections {
@@ -48,11 +49,48 @@ pub fn brief(report: &Report) -> Report {
             Block::Table(table) => {
                 table.caption.ends_with(OF_THE_HOST) || table.caption.starts_with("Per request: 4K")
             }
-            Block::Chart(_) => false,
+            Block::Chart(_) => section.id == PICTURE,
         });
     }
     brief.sections.retain(|section| !section.blocks.is_empty());
     brief
+}
+
+/// The first section.
+const PICTURE: &str = "picture";
+
+/// The whole in one picture: small and large requests on every disk. The measure is the host, or QEMU's own virtio-blk where nothing can be said of
+/// the host.
+fn picture(outcome: &Outcome) -> Section {
+    use Pattern::{RandomRead, RandomWrite, Read, Rewrite};
+    let measured = outcome.results.loads();
+    let telling = [(RandomRead, 4), (RandomWrite, 4), (Read, 512), (Rewrite, 512)];
+    let mut loads: Vec<Load> = telling.map(|(pattern, record)| Load::fio(pattern, record)).into();
+    loads.retain(|load| measured.contains(load));
+    if loads.is_empty() {
+        loads = measured.into_iter().take(4).collect();
+    }
+    let is_measured = outcome.columns.contains(&Way::Virtio);
+    let base = if outcome.emulated() && is_measured { Way::Virtio } else { Way::Host };
+    let ways = outcome.guests().filter(|way| *way != base);
+    let series = ways.map(|way| {
+        let ratio = |(x, load): (u32, &Load)| {
+            let y = times(outcome.results.ratio(load, way, base), 100.0)?;
+            Some(Point { x: f64::from(x), y })
+        };
+        Series::measured(way.name(), (0..).zip(&loads).filter_map(ratio).collect())
+    });
+    let whose = if base == Way::Host { "the host's" } else { "QEMU virtio-blk's" };
+    let chart = Chart::bars(
+        format!(
+            "Throughput in per cent of {whose}: the medians of all turns, with the smallest and the largest"
+        ),
+        Axis::new("load", ""),
+        Axis::new(format!("throughput, of {whose}"), "%"),
+        loads.iter().map(Load::name).collect(),
+        series.collect(),
+    );
+    Section::new(PICTURE, "In one picture", Vec::new(), vec![Block::Chart(chart)])
 }
 
 /// How the captions of the tables of ratios end.
@@ -71,11 +109,18 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
             ),
         );
     }
-    if outcome.passes == 1 {
-        add(
+    match outcome.times() {
+        (0 | 1, 0 | 1) => add(
             Severity::Warning,
             "every figure was measured once: its spread is not known; --repeat measures more often".into(),
-        );
+        ),
+        (0 | 1, most) => add(
+            Severity::Info,
+            format!(
+                "some figures were measured once and have no spread, others up to {most} times; --repeat or a longer --limit measures more often"
+            ),
+        ),
+        _ => {}
     }
     add(Severity::Info, outcome.settings.cache.about().into());
     for missing in &outcome.missing {
@@ -110,6 +155,13 @@ impl Outcome {
     /// Whether the guest's CPU was emulated.
     pub fn emulated(&self) -> bool {
         self.accel.accel == vlane_boot::Accel::Tcg
+    }
+
+    /// How often a load was measured: the fewest and the most times.
+    fn times(&self) -> (usize, usize) {
+        let loads = self.results.loads();
+        let times = || loads.iter().map(|load| self.results.of(load, Way::Host).count());
+        (times().min().unwrap_or(0), times().max().unwrap_or(0))
     }
 
     /// Columns of the tables: every one that was asked for.
@@ -534,8 +586,11 @@ fn columns_section(outcome: &Outcome) -> Section {
     let sizes = outcome.settings;
     let mut text = vec![
         format!(
-            "One guest has all disks at once, so that measurements of one load follow each other within seconds, in an order that turns round from load to load and from pass to pass; {} passes. Images of {} MiB, each with an ext4 file system of its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
-            outcome.passes,
+            "One guest has all disks at once, so that measurements of one load follow each other within seconds, in an order that turns round from load to load and from time to time. Each load was measured {} times. Images of {} MiB, each with an ext4 file system of its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
+            match outcome.times() {
+                (few, most) if few == most => most.to_string(),
+                (few, most) => format!("{few} to {most}"),
+            },
             outcome.image_bytes >> 20,
             sizes.old_bytes >> 20,
             sizes.new_bytes >> 20

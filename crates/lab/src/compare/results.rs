@@ -6,6 +6,7 @@ use super::columns::Column;
 use super::loads::Load;
 use vlane_host::fio::Outcome;
 use vlane_report::Spread;
+use vlane_report::stats::{self, Better, Verdict};
 
 /// Who did the work for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -112,16 +113,25 @@ impl Results {
         self.spread(load, column, |m| Some(m.outcome.mb_per_second))
     }
 
-    /// Throughput of `column` over that of `base`, in the same pass: neighbours in time are compared.
+    /// IOPS of `column` and of `base` in the same passes: neighbours in time are compared.
+    fn pairs(&self, load: &Load, column: Column, base: Column) -> Vec<(f64, f64)> {
+        let pair = |m: &Measurement| {
+            let other = self.of(load, base).find(|other| other.pass == m.pass)?;
+            Some((m.outcome.iops, other.outcome.iops))
+        };
+        self.of(load, column).filter_map(pair).collect()
+    }
+
+    /// Throughput of `column` over that of `base`, in the same pass.
     pub fn ratio(&self, load: &Load, column: Column, base: Column) -> Option<Spread> {
-        let ratios: Vec<f64> = self
-            .of(load, column)
-            .filter_map(|m| {
-                let other = self.of(load, base).find(|other| other.pass == m.pass)?;
-                Some(m.outcome.iops / other.outcome.iops)
-            })
-            .collect();
+        let ratios: Vec<f64> = self.pairs(load, column, base).into_iter().map(|(a, b)| a / b).collect();
         Spread::of(&ratios)
+    }
+
+    /// The same with what is known of the noise.
+    pub fn verdict(&self, load: &Load, column: Column, base: Column) -> Verdict {
+        let (a, b): (Vec<f64>, Vec<f64>) = self.pairs(load, column, base).into_iter().unzip();
+        stats::paired(&a, &b, Better::Higher, stats::THRESHOLD)
     }
 
     /// What a request cost, on the median.
@@ -138,14 +148,6 @@ impl Results {
             }
         }
         loads
-    }
-
-    /// The geometric mean of the median ratios of some loads: the fair mean of ratios. `None` without any.
-    pub fn mean_ratio(&self, loads: &[Load], column: Column, base: Column) -> Option<f64> {
-        let logs: Vec<f64> =
-            loads.iter().filter_map(|load| self.ratio(load, column, base)).map(|s| s.median.ln()).collect();
-        let mean = logs.iter().sum::<f64>() / logs.len() as f64;
-        (!logs.is_empty()).then(|| mean.exp())
     }
 }
 
@@ -203,21 +205,6 @@ pub(super) mod tests {
         assert_eq!(results.ratio(&load, Column::Ide, Column::Host), None);
         assert_eq!(results.mb(&load, Column::Host).unwrap().runs, 2);
         assert_eq!(results.loads(), [load]);
-    }
-
-    #[test]
-    fn the_mean_of_ratios_is_the_geometric_one() {
-        let loads = [Load::fio(Pattern::RandomRead, 4), Load::fio(Pattern::RandomWrite, 4)];
-        let all = vec![
-            measured(0, loads[0], Column::Host, 100.0),
-            measured(0, loads[0], Column::Vlane, 200.0),
-            measured(0, loads[1], Column::Host, 200.0),
-            measured(0, loads[1], Column::Vlane, 100.0),
-        ];
-        let results = Results { all };
-        let mean = results.mean_ratio(&loads, Column::Vlane, Column::Host).unwrap();
-        assert!((mean - 1.0).abs() < 1e-12);
-        assert_eq!(results.mean_ratio(&[], Column::Vlane, Column::Host), None);
     }
 
     #[test]

@@ -1,154 +1,89 @@
-//! What the comparison comes to, in sentences made from its figures.
+//! What the comparison comes to: at most three sentences, each from an interval.
+//!
+//! A sentence is about loads that were measured in at least [`stats::LEAST_PAIRS`] turns, column beside column. It gives the interval in which the
+//! true ratio lies, and says that no difference was seen when the interval holds 1 ([`stats::Verdict::told`]). Everything else is in the tables.
 
 use super::Outcome;
 use super::columns::Column;
-use super::loads::{Load, Pattern, Suite};
+use super::loads::{Load, Pattern};
 use super::native;
-use super::results::{Part, Results};
+use vlane_report::stats::{LEAST_PAIRS, Verdict};
+
+/// The loads that conclusions are about: random requests of 4K, where a guest's disk costs most; where they are not measured, the first two.
+pub fn deciding(loads: &[Load]) -> Vec<Load> {
+    let small = [Pattern::RandomRead, Pattern::RandomWrite].map(|pattern| Load::fio(pattern, 4));
+    let found: Vec<Load> = small.into_iter().filter(|load| loads.contains(load)).collect();
+    if found.is_empty() { loads.iter().take(2).copied().collect() } else { found }
+}
 
 /// The sentences.
 pub fn sentences(outcome: &Outcome) -> Vec<String> {
-    [cost(outcome), sizes(outcome), place(outcome), lanes(outcome), alone(outcome)]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
-fn percent(ratio: f64) -> String {
-    if ratio < 0.095 { format!("{:.1} %", ratio * 100.0) } else { format!("{:.0} %", ratio * 100.0) }
-}
-
-/// The guest's columns in the order in which they are told.
-const TOLD: [Column; 6] =
-    [Column::Vlane, Column::Virtio, Column::VirtioMapped, Column::StorageDaemon, Column::Ide, Column::Nvme];
-
-/// "vlane 80 %, QEMU virtio-blk 75 %, ...".
-fn list(outcome: &Outcome, value: impl Fn(Column) -> Option<f64>) -> Option<String> {
-    let told: Vec<String> = TOLD
-        .into_iter()
-        .filter(|column| outcome.columns.contains(column))
-        .filter_map(|column| Some(format!("{} {}", column.name(), percent(value(column)?))))
-        .collect();
-    (!told.is_empty()).then(|| told.join(", "))
-}
-
-/// What virtualisation costs: the mean over everything.
-fn cost(outcome: &Outcome) -> Option<String> {
-    let loads = outcome.results.loads();
-    let mean = |column| outcome.results.mean_ratio(&loads, column, Column::Host);
-    let told = list(outcome, mean)?;
-    let emulated = match outcome.emulated() {
-        true => {
-            " The guest's CPU is emulated here, so these are lower than they would be under KVM; only the disks may be compared with each other."
-        }
-        false => "",
-    };
-    Some(format!(
-        "Over all {} loads a guest reaches, of the host's throughput (geometric mean): {told}.{emulated}",
-        loads.len()
-    ))
-}
-
-/// Small against large requests.
-fn sizes(outcome: &Outcome) -> Option<String> {
-    let results = &outcome.results;
-    let of = |record: u32| -> Vec<Load> {
-        results.loads().into_iter().filter(|l| l.suite == Suite::Iozone && l.record_kib == record).collect()
-    };
-    let (small, large) = (of(4), of(16384));
-    let told = |loads: &[Load]| list(outcome, |column| results.mean_ratio(loads, column, Column::Host));
-    Some(format!(
-        "One request at a time, small requests pay most: with 4K records {}; with 16384K records {}. Published (2018): virtio-blk 52 to 82 % and an emulated disk 9 to 32 % with 4K, about 80 % and 53 to 55 % with 16384K.",
-        told(&small)?,
-        told(&large)?
-    ))
-}
-
-/// Where a small request's time goes.
-fn place(outcome: &Outcome) -> Option<String> {
-    let load = Load::fio(Pattern::RandomRead, 4);
-    if !has(&outcome.results, &load) {
-        return None;
+    if !outcome.concludes {
+        return vec![
+            "No conclusion is drawn from --quick: its runs are single and short. `vlane compare` without it draws some.".into(),
+        ];
     }
-    let told: Vec<String> = TOLD
-        .into_iter()
-        .filter_map(|column| {
-            let us =
-                |part| outcome.results.work(&load, column, |w| Some(w.part(part).cpu_us)).map(|s| s.median);
-            let (guest, back, kernel) = (us(Part::Guest)?, us(Part::Backend)?, us(Part::Kernel)?);
-            Some(format!(
-                "{}: {guest:.0} us in the guest's vCPUs and {:.1} us behind them",
-                column.name(),
-                back + kernel
-            ))
-        })
-        .collect();
-    (!told.is_empty()).then(|| {
-        format!("Where a 4K random read (depth {}) goes, in CPU time: {}.", load.depth, told.join("; "))
-    })
+    let told: Vec<String> = [cost(outcome), lanes(outcome), alone(outcome)].into_iter().flatten().collect();
+    if told.is_empty() { vec![nothing(outcome)] } else { told }
+}
+
+/// Why there is no sentence.
+fn nothing(outcome: &Outcome) -> String {
+    let turns = |load: &Load| outcome.results.of(load, Column::Host).count();
+    match outcome.deciding.iter().map(turns).max().unwrap_or(0) {
+        made @ 0..LEAST_PAIRS => format!(
+            "No conclusion is drawn: it takes {LEAST_PAIRS} turns of a load, and there were {made}. --repeat {LEAST_PAIRS} or a longer --limit makes them."
+        ),
+        _ => "No conclusion is drawn: the columns that would be compared were not measured.".into(),
+    }
+}
+
+/// "`about`: first 1.31x (1.22x-1.40x); second no difference seen (0.77x-1.03x)."; nothing if nothing is known of any of them.
+fn sentence(about: &str, parts: impl IntoIterator<Item = (String, Verdict)>) -> Option<String> {
+    let told: Vec<String> =
+        parts.into_iter().filter_map(|(name, verdict)| Some(format!("{name} {}", verdict.told()?))).collect();
+    (!told.is_empty()).then(|| format!("{about}: {}.", told.join("; ")))
+}
+
+/// A load in a sentence.
+fn named(load: &Load) -> String {
+    format!("{}s", load.name())
+}
+
+/// What a guest's disk costs: against the host, or, where the guest's CPU is emulated and nothing can be said of the host, against a disk that is
+/// emulated as well.
+fn cost(outcome: &Outcome) -> Option<String> {
+    let load = outcome.deciding.first()?;
+    let (base, whose) = match outcome.emulated() {
+        true => (
+            Column::Ide,
+            "the emulated IDE disk's (the guest's CPU is emulated: nothing is said of the host)",
+        ),
+        false => (Column::Host, "the host's"),
+    };
+    let columns = [Column::Vlane, Column::Virtio, Column::Ide].into_iter().filter(|column| *column != base);
+    sentence(
+        &format!("{} of a guest, over {whose}", named(load)),
+        columns.map(|column| (format!("on {}", column.name()), outcome.results.verdict(load, column, base))),
+    )
 }
 
 /// What lanes give to this guest.
 fn lanes(outcome: &Outcome) -> Option<String> {
-    let results = &outcome.results;
-    let against = |load: &Load| results.ratio(load, Column::Vlane, Column::Virtio).map(|s| s.median);
-    let small: Vec<String> = [Pattern::RandomRead, Pattern::RandomWrite]
-        .into_iter()
-        .filter_map(|pattern| {
-            let load = Load::fio(pattern, 4);
-            Some(format!("{:.2} times for 4K {}s", against(&load)?, pattern.name()))
-        })
-        .collect();
-    if small.is_empty() {
-        return None;
-    }
-    let cpu = |column| {
-        let load = Load::fio(Pattern::RandomRead, 4);
-        results
-            .work(&load, column, |w| Some(w.part(Part::Backend).cpu_us + w.part(Part::Kernel).cpu_us))
-            .map(|s| s.median)
-    };
-    let cheaper = match (cpu(Column::Vlane), cpu(Column::Virtio)) {
-        (Some(vlane), Some(virtio)) if vlane > 0.0 => {
-            format!(" Its back end spends {vlane:.1} us of CPU time on such a read, QEMU's {virtio:.1} us.")
-        }
-        _ => String::new(),
-    };
-    Some(format!(
-        "What lanes would give this guest: the throughput on vlane is that of QEMU's own virtio-blk {}, from one job on one queue.{cheaper}",
-        small.join(" and ")
-    ))
+    let verdict = |load| outcome.results.verdict(load, Column::Vlane, Column::Virtio);
+    sentence(
+        "The guest on vlane, over the same guest on QEMU's own virtio-blk",
+        outcome.deciding.iter().map(|load| (named(load), verdict(load))),
+    )
 }
 
 /// The back ends alone.
 fn alone(outcome: &Outcome) -> Option<String> {
-    let all = &outcome.native;
-    let row = |jobs| native::loads().into_iter().find(|l| l.jobs == jobs && l.load.depth > 1);
-    let (one, two) = (row(1)?, row(2)?);
-    let ratio = |load, column, base| native::ratio(all, load, column, base).map(|s| s.median);
-    let vlane = ratio(one, Column::Vlane, Column::Host)?;
-    let daemon = match ratio(one, Column::StorageDaemon, Column::Host) {
-        Some(daemon) => format!(", qemu-storage-daemon {}", percent(daemon)),
-        None => String::new(),
+    let rows = native::loads().into_iter().filter(native::NativeLoad::decides);
+    let verdict = |row| native::verdict(&outcome.native, row, Column::Vlane, Column::StorageDaemon);
+    let name = |row: &native::NativeLoad| match row.jobs {
+        1 => named(&row.load),
+        jobs => format!("by {jobs} jobs on {jobs} queues"),
     };
-    let lanes = match (
-        ratio(two, Column::Vlane, Column::Host),
-        ratio(two, Column::Vlane, Column::StorageDaemon),
-    ) {
-        (Some(host), Some(daemon)) => format!(
-            "; with two jobs on two lanes vlane reaches {} of the host's two jobs, and {daemon:.2} times qemu-storage-daemon's single thread",
-            percent(host)
-        ),
-        _ => String::new(),
-    };
-    Some(format!(
-        "Without a guest, driven natively, vlane reaches {} of the host's 4K random reads at depth {}{daemon}{lanes}.",
-        percent(vlane),
-        one.load.depth
-    ))
-}
-
-/// Whether there are results of a kind of load at all.
-pub(super) fn has(results: &Results, load: &Load) -> bool {
-    results.loads().contains(load)
+    sentence("Without a guest, vlane over qemu-storage-daemon", rows.map(|row| (name(&row), verdict(row))))
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_boot::Host;
@@ -13,13 +13,16 @@ use super::plan::Medium;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Image, Place};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::server::{Server, Storage};
+use vlane_host::server::{Aio, Server, Storage};
 use vlane_report::machine::usable_cpus;
 
 /// Size of the image on the RAM disk.
 const RAM_BYTES: u64 = 1 << 30;
 /// Size of the image on the disk.
 const DISK_BYTES: u64 = 2 << 30;
+/// How long the image of a back end that has ended may be locked, and when to look again.
+const FREE: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(20);
 /// Capacity of the null devices.
 const NULL_BYTES: u64 = 16 << 30;
 
@@ -100,15 +103,40 @@ impl<'a> Ground<'a> {
         cpus: &[usize],
         arguments: &[A],
     ) -> Result<Server> {
-        Server::vlane(&self.options.vlane, self.dir.path(), self.storage(medium)?, cpus, arguments)
+        let storage = self.storage(medium)?;
+        when_free(|| Server::vlane(&self.options.vlane, self.dir.path(), storage, cpus, arguments))
     }
 
-    /// Starts qemu-storage-daemon on a medium.
-    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16) -> Result<Server> {
+    /// Starts qemu-storage-daemon on a medium; where that is a file, it reaches it by `aio`.
+    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16, aio: Aio) -> Result<Server> {
         let missing = || Error::new(ErrorKind::Missing, "qemu-storage-daemon is not there");
         let program = self.qsd.as_deref().ok_or_else(missing)?;
-        Server::qemu_storage_daemon(program, self.dir.path(), self.storage(medium)?, cpus, queues)
+        let storage = self.storage(medium)?;
+        when_free(|| Server::qemu_storage_daemon_by(aio, program, self.dir.path(), storage, cpus, queues))
     }
+}
+
+/// Starts a back end, once more while it says that its image is locked: the kernel holds the files of a process that has ended until its last
+/// requests have (io_uring), and on a busy machine that takes some moments.
+fn when_free(start: impl Fn() -> Result<Server>) -> Result<Server> {
+    let begin = Instant::now();
+    loop {
+        match start() {
+            Err(error) if is_about_a_lock(&error) && begin.elapsed() < FREE => std::thread::sleep(AGAIN),
+            result => return result,
+        }
+    }
+}
+
+fn is_about_a_lock(error: &Error) -> bool {
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = next {
+        if error.to_string().contains("lock") {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The CPUs of server and driver.
@@ -127,4 +155,29 @@ fn cpus(options: &Options) -> Result<(usize, usize)> {
         return invalid(format!("back end and driver need a CPU each; this process has only CPU {server}"));
     }
     Ok((server, driver))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn an_image_that_is_locked_for_a_moment_is_waited_for_and_other_errors_are_told_at_once() {
+        let tries = Cell::new(0);
+        let fails = |words: [&'static str; 3]| {
+            tries.set(0);
+            let error = when_free(|| {
+                tries.set(tries.get() + 1);
+                let cause = Error::new(ErrorKind::Process, words[(tries.get() - 1).min(2)]);
+                Err(Error::caused_by(ErrorKind::Process, "it ended at once", cause))
+            });
+            (tries.get(), error.err().map(|error| error.kind()))
+        };
+        let process = Some(ErrorKind::Process);
+        let locked = "Failed to get \"write\" lock";
+        assert_eq!(fails([locked, locked, "no such file"]), (3, process));
+        assert_eq!(fails(["no such file"; 3]), (1, process));
+    }
 }

@@ -3,13 +3,22 @@
 use serde::Serialize;
 use vlane_report::stats::median;
 
-use super::plan::{Bound, Claim, Metric, Row, rows};
+use super::plan::{Bound, Claim, Contender, Metric, Row, rows};
 use super::{Figures, Measured, RowResult};
-use vlane_report::stats::{self, Better, Outcome};
+use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, THRESHOLD};
 use vlane_report::{Spread, figure};
 
-/// A difference below this does not matter.
-const THRESHOLD: f64 = 0.05;
+/// What became of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Met {
+    /// The whole interval is there.
+    Yes,
+    /// None of it is.
+    No,
+    /// The interval holds the target, or there is none.
+    Unclear,
+}
 
 /// What became of a claim.
 #[derive(Debug, Clone, Serialize)]
@@ -34,8 +43,8 @@ pub struct Verdict {
     pub highest: f64,
     /// What was aimed at.
     pub target: String,
-    /// Whether the median is there.
-    pub met: bool,
+    /// Whether it is there, by the whole interval.
+    pub met: Met,
     /// Whether the one is better than the other, by somebody who knows the noise; absent where nobody is compared with.
     pub difference: Option<stats::Verdict>,
 }
@@ -93,12 +102,33 @@ fn ratio(a: f64, b: f64) -> f64 {
     if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
 }
 
+/// Who a claim is really against: of qemu-storage-daemon the setting that does most in this row, by the median; everybody else is alone.
+pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
+    let is_daemon = |who: usize| matches!(row.contenders[who].1, Contender::Qsd(_));
+    if !is_daemon(over) {
+        return over;
+    }
+    let does = |who: usize| median(&measured.rounds[who].iter().map(|f| f.iops).collect::<Vec<_>>());
+    let daemons = (0..row.contenders.len()).filter(|who| is_daemon(*who));
+    daemons.reduce(|best, who| if does(who) > does(best) { who } else { best }).unwrap_or(over)
+}
+
+/// Whether a bound holds for both ends of an interval, for none, or for one.
+fn met(bound: Bound, ends: Option<(f64, f64)>) -> Met {
+    match ends.map(|(low, high)| (bound.holds(low), bound.holds(high))) {
+        Some((true, true)) => Met::Yes,
+        Some((false, false)) => Met::No,
+        _ => Met::Unclear,
+    }
+}
+
 /// Judges a claim by its rounds.
 pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
     let figures =
         |who: usize| -> Vec<f64> { measured.rounds[who].iter().map(|f| claim.metric.of(f)).collect() };
     let of = figures(claim.of);
-    let over = claim.over.map(&figures);
+    let against = claim.over.map(|over| resolve(row, measured, over));
+    let over = against.map(&figures);
     let ratios = match &over {
         Some(over) => of.iter().zip(over).map(|(a, b)| ratio(*a, *b)).collect(),
         None => of.clone(),
@@ -110,19 +140,28 @@ pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
         (Bound::AtLeast(b), None) => format!(">= {}", claim.metric.show(b)),
         (Bound::AtMost(b), None) => format!("<= {}", claim.metric.show(b)),
     };
+    let difference = over.as_deref().map(|over| stats::paired(&of, over, claim.metric.better(), THRESHOLD));
+    let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let ends = match difference {
+        Some(known) if known.confidence > 0.0 => Some((known.low, known.high)),
+        // A figure that is nothing has no ratio, so no interval: all pairs must agree, and be enough. A count of nothing is exact.
+        Some(_) if ratios.len() < LEAST_PAIRS => None,
+        _ => Some((lowest, highest)),
+    };
     Verdict {
         row: row.title.into(),
         metric: claim.metric.name(),
         of: row.contenders[claim.of].0.into(),
         value: median(&of),
-        over: claim.over.map(|over| row.contenders[over].0.into()),
+        over: against.map(|over| row.contenders[over].0.into()),
         other: over.as_deref().map(median),
         ratio: middle,
-        lowest: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-        highest: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        lowest,
+        highest,
         target,
-        met: claim.bound.holds(middle),
-        difference: over.map(|over| stats::paired(&of, &over, claim.metric.better(), THRESHOLD)),
+        met: met(claim.bound, ends),
+        difference,
     }
 }
 
@@ -131,22 +170,40 @@ pub(super) fn spread(verdict: &Verdict, runs: usize) -> Spread {
     Spread { median: verdict.ratio, min: verdict.lowest, max: verdict.highest, runs }
 }
 
+/// The ratio as it is told: with its interval, or alone where there is none.
+fn told_ratio(v: &Verdict) -> String {
+    match v.difference {
+        Some(known) if known.confidence > 0.0 => {
+            format!("{:.2} ({:.2}-{:.2})", known.ratio, known.low, known.high)
+        }
+        _ => format!("{:.2}", v.ratio),
+    }
+}
+
+/// Of those that are compared, the ones with which the client was the limit.
+fn limited(result: &RowResult, v: &Verdict) -> String {
+    let both = [Some(v.of.as_str()), v.over.as_deref()].into_iter().flatten();
+    let names: Vec<&str> = both.filter(|name| result.client_limited.contains(name)).collect();
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("; the client is the limit with {}", names.join(" and "))
+    }
+}
+
 /// The cells of a verdict: vlane, other, ratio, and what vlane is.
 fn cells(claim: &Claim, v: &Verdict) -> [String; 4] {
     let show = |value| claim.metric.show(value);
     let vlane = if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
     let (other, ratio) = match (&v.over, v.other) {
-        (Some(over), Some(other)) => (
-            format!("{} ({over})", show(other)),
-            format!("{:.2} ({:.2}-{:.2})", v.ratio, v.lowest, v.highest),
-        ),
+        (Some(over), Some(other)) => (format!("{} ({over})", show(other)), told_ratio(v)),
         _ => (String::new(), String::new()),
     };
     let is = v.difference.map_or_else(String::new, |difference| difference.outcome.word().to_owned());
     [vlane, other, ratio, is]
 }
 
-const HEAD: [&str; 5] = ["measured", "vlane", "compared with", "ratio (min-max)", "vlane is"];
+const HEAD: [&str; 5] = ["measured", "vlane", "compared with", "ratio (interval)", "vlane is"];
 
 /// The claims of a row.
 pub(super) fn claims(result: &RowResult) -> Vec<Claim> {
@@ -159,7 +216,7 @@ pub fn lines(result: &RowResult) -> String {
     for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
         let [vlane, other, ratio, is] = cells(claim, verdict);
         let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}, {is}") };
-        out += &format!("  {} {vlane}{against}\n", verdict.metric);
+        out += &format!("  {} {vlane}{against}{}\n", verdict.metric, limited(result, verdict));
     }
     out
 }
@@ -170,7 +227,8 @@ pub fn markdown(results: &[RowResult]) -> String {
     for result in results {
         for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
             if let Some(headline) = claim.headline {
-                out += &format!("| {headline} | {} |\n", cells(claim, verdict).join(" | "));
+                let cells = cells(claim, verdict).join(" | ");
+                out += &format!("| {headline} | {cells}{} |\n", limited(result, verdict));
             }
         }
     }
@@ -182,10 +240,16 @@ pub fn targets(results: &[RowResult]) -> String {
     let verdicts = || results.iter().flat_map(|result| &result.verdicts);
     let mut out = String::new();
     for v in verdicts() {
-        let met = if v.met { "met" } else { "NOT MET" };
-        out += &format!("  {met:<8} {}: {}, target {}: {:.2}\n", v.row, v.metric, v.target, v.ratio);
+        let met = match v.met {
+            Met::Yes => "met",
+            Met::No => "NOT MET",
+            Met::Unclear => "unclear",
+        };
+        out += &format!("  {met:<8} {}: {}, target {}: {}\n", v.row, v.metric, v.target, told_ratio(v));
     }
-    out + &format!("{} of {} targets met\n", verdicts().filter(|v| v.met).count(), verdicts().count())
+    let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
+    let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
+    out + &format!("{met} of {} targets met, {unclear} unclear\n", verdicts().count())
 }
 
 /// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
@@ -206,27 +270,94 @@ mod tests {
     use super::super::plan::rows;
     use super::*;
 
+    use proptest::prelude::*;
+
+    fn figures(iops: f64, cpu_us_per_io: f64) -> Figures {
+        Figures { iops, cpu_us_per_io, ..Figures::default() }
+    }
+
     #[test]
-    fn a_claim_is_judged_by_the_median_of_its_pairs() {
+    fn a_claim_is_judged_by_its_interval() {
         let rows = rows();
         let row = &rows[0];
-        let figures = |iops, cpu| Figures { iops, cpu_us_per_io: cpu, ..Figures::default() };
-        let measured = Measured {
-            rounds: vec![
-                vec![figures(700.0, 1.0), figures(600.0, 1.0), figures(100.0, 1.0)],
-                vec![figures(100.0, 5.0), figures(100.0, 5.0), figures(100.0, 5.0)],
-            ],
-        };
+        // The median is 6.5 times, which is the target; one pair of five was at 1.
+        let vlane = [700.0, 650.0, 650.0, 660.0, 100.0].map(|iops| figures(iops, 1.0)).to_vec();
+        let measured = Measured { rounds: vec![vlane, vec![figures(100.0, 8.0); 5]] };
         let verdicts: Vec<_> = row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
         let v = &verdicts[0];
-        assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.0, 1.0, 7.0, true));
-        assert!(!verdicts[1].met, "0.2 is more than a sixth");
-        let result = RowResult { row: row.id, title: row.title, contenders: vec![], measured, verdicts };
+        assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.5, 1.0, 7.0, Met::Unclear));
+        assert_eq!(verdicts[1].met, Met::Yes);
+        let result = RowResult {
+            row: row.id,
+            title: row.title,
+            contenders: vec![],
+            measured,
+            verdicts,
+            client_limited: vec!["vlane"],
+        };
         let table = markdown(std::slice::from_ref(&result));
         assert_eq!(table.lines().count(), 4);
         assert!(table.lines().all(|line| line.matches('|').count() == 6), "{table}");
         assert!(!table.contains("target") && !table.to_lowercase().contains("met"), "{table}");
-        assert!(targets(&[result]).contains("1 of 2 targets met"));
+        assert!(
+            table.contains("(1.00-7.00)") && table.contains("the client is the limit with vlane |"),
+            "{table}"
+        );
+        assert!(targets(&[result]).contains("1 of 2 targets met, 1 unclear"));
         assert_eq!((ratio(0.0, 0.0), ratio(1.0, 2.0)), (1.0, 0.5));
+    }
+
+    #[test]
+    fn too_few_pairs_meet_no_target() {
+        let rows = rows();
+        let measured = Measured { rounds: vec![vec![figures(900.0, 1.0); 4], vec![figures(100.0, 9.0); 4]] };
+        let v = judge(&rows[0], &rows[0].claims[0], &measured);
+        assert_eq!((v.met, told_ratio(&v).as_str()), (Met::Unclear, "9.00"));
+    }
+
+    #[test]
+    fn no_switch_at_all_is_fewer_than_some_and_an_idle_second_needs_no_pairs() {
+        let all = rows();
+        let row = |id: &str| all.iter().find(|row| row.id == id).unwrap_or(&all[0]);
+        let switches = |switches_per_io| Figures { iops: 1.0, switches_per_io, ..Figures::default() };
+        let lanes = row("lanes-null");
+        let measured =
+            Measured { rounds: vec![vec![switches(0.0); 5], vec![switches(0.1); 5], vec![switches(0.2); 5]] };
+        assert_eq!(judge(lanes, &lanes.claims[2], &measured).met, Met::Yes);
+        let idle = row("idle");
+        let one = |cpu_ms| Measured { rounds: vec![vec![Figures { cpu_ms, ..Figures::default() }], vec![]] };
+        assert_eq!(judge(idle, &idle.claims[0], &one(0.0)).met, Met::Yes);
+        assert_eq!(judge(idle, &idle.claims[0], &one(0.1)).met, Met::No);
+    }
+
+    #[test]
+    fn vlane_is_held_against_the_better_setting_and_that_is_named() {
+        let rows = rows();
+        let row = rows.iter().find(|row| row.id == "ram-read").unwrap_or(&rows[0]);
+        let rounds = |iops: [f64; 4]| iops.map(|iops| vec![figures(iops, 1.0); 5]).to_vec();
+        for (by_ring, by_threads, name) in [(100.0, 120.0, "threads"), (120.0, 100.0, "io_uring")] {
+            let measured = Measured { rounds: rounds([240.0, by_ring, by_threads, 300.0]) };
+            let v = judge(row, &row.claims[0], &measured);
+            assert_eq!(v.over, Some(format!("qemu-storage-daemon, aio={name}")));
+            assert!((v.ratio - 2.0).abs() < 1e-9);
+            // The host's own loop is alone.
+            assert_eq!(judge(row, &row.claims[1], &measured).over.as_deref(), Some("plain loop"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_median_alone_meets_nothing(of in prop::collection::vec(1.0..1e3_f64, 0..9), over in prop::collection::vec(1.0..1e3_f64, 0..9)) {
+            let rows = rows();
+            let (row, n) = (&rows[0], of.len().min(over.len()));
+            let rounds = |iops: &[f64]| iops[..n].iter().map(|iops| figures(*iops, 1.0)).collect::<Vec<_>>();
+            let v = judge(row, &row.claims[0], &Measured { rounds: vec![rounds(&of), rounds(&over)] });
+            let Some(known) = v.difference else { return Err(TestCaseError::fail("two were compared")) };
+            match v.met {
+                Met::Yes => prop_assert!(n >= LEAST_PAIRS && known.low >= 6.0),
+                Met::No => prop_assert!(n >= LEAST_PAIRS && known.high < 6.0),
+                Met::Unclear => prop_assert!(n < LEAST_PAIRS || (known.low < 6.0 && known.high >= 6.0)),
+            }
+        }
     }
 }

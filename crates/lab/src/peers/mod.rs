@@ -5,12 +5,15 @@
 //! whether the difference is more than noise. The project's own targets are beside that ([`targets`]).
 
 mod baseline;
+mod blkio;
 pub mod fixed;
 mod ground;
 mod judge;
+mod limit;
 mod plan;
 mod report;
 
+use std::num::NonZeroU16;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,15 +22,16 @@ use serde::Serialize;
 use vlane_boot::{Host, Install};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
 
+use self::blkio::BlkioClient;
 use self::ground::Ground;
 pub use self::judge::{Verdict, lines, markdown, targets};
-use self::plan::{Contender, Medium};
+use self::plan::{Client, Contender, Load, Medium};
 pub use self::plan::{Row, rows};
 pub use self::report::report;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::output::Output;
-use vlane_host::server::Storage;
+use vlane_host::server::{Server, Storage};
 use vlane_report::figure;
 use vlane_report::progress::Progress;
 
@@ -104,31 +108,73 @@ pub struct RowResult {
     pub measured: Measured,
     /// What became of the row's targets.
     pub verdicts: Vec<Verdict>,
+    /// Contenders with which the client was the limit, not the back end.
+    pub client_limited: Vec<&'static str>,
+}
+
+/// Everything that came of it.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The rows.
+    pub rows: Vec<RowResult>,
+    /// What was not measured, and why.
+    pub missing: Vec<String>,
+    /// The version of the fio that is the second client.
+    pub fio: Option<String>,
 }
 
 /// Measures the rows; `done` is told of each as soon as it is there.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
-/// keeps a measurement from being made.
+/// keeps a measurement from being made. A second client that cannot be had is told in the outcome, unless its rows were named.
 pub fn run(
     options: &Options,
     interrupt: &Interrupt,
     mut done: impl FnMut(&RowResult) -> Result<()>,
-) -> Result<Vec<RowResult>> {
-    let rows = chosen(options)?;
-    let mut bench = Bench::new(options, &rows, interrupt)?;
+) -> Result<Outcome> {
+    let mut rows = chosen(options)?;
+    let mut missing = Vec::new();
+    let host = Host::new(options.install)?;
+    let blkio = second_client(options, &host, &mut rows, &mut missing)?;
+    let mut bench = Bench::new(options, &host, blkio, &rows, interrupt)?;
     let mut results = Vec::new();
     for row in &rows {
         let measured = bench.row(row)?;
         let verdicts: Vec<_> = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
         let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
-        let result = RowResult { row: row.id, title: row.title, contenders, measured, verdicts };
+        let named = row.contenders.iter().zip(&measured.rounds);
+        let client_limited =
+            named.filter(|(_, rounds)| limit::is_client(row, rounds)).map(|((name, _), _)| *name);
+        let client_limited = client_limited.collect();
+        let result =
+            RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited };
         bench.progress.clear();
         done(&result)?;
         results.push(result);
     }
-    Ok(results)
+    Ok(Outcome { rows: results, missing, fio: bench.blkio.as_ref().and_then(BlkioClient::version) })
+}
+
+/// The second client, if some rows need it; without it they are left out, unless they were named.
+fn second_client(
+    options: &Options,
+    host: &Host,
+    rows: &mut Vec<Row>,
+    missing: &mut Vec<String>,
+) -> Result<Option<BlkioClient>> {
+    if rows.iter().all(|row| row.client != Client::Blkio) {
+        return Ok(None);
+    }
+    match BlkioClient::find(host) {
+        Ok(client) => Ok(Some(client)),
+        Err(error) if options.rows.is_empty() => {
+            missing.push(format!("fio with libblkio as a second client: {error}"));
+            rows.retain(|row| row.client != Client::Blkio);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Name and version of the JSON of single measurements.
@@ -169,21 +215,30 @@ struct Bench<'a> {
     interrupt: &'a Interrupt,
     ground: Ground<'a>,
     fio: Option<PathBuf>,
+    blkio: Option<BlkioClient>,
     progress: Progress,
 }
 
 impl<'a> Bench<'a> {
     /// Makes ready what the rows need; everything that can be missing is looked for before the images are written.
-    fn new(options: &'a Options, rows: &[Row], interrupt: &'a Interrupt) -> Result<Self> {
-        let needs = |contender| rows.iter().any(|row| row.contenders.iter().any(|(_, c)| *c == contender));
-        let host = Host::new(options.install)?;
-        let fio = needs(Contender::Fio).then(|| host.program("fio")).transpose()?;
+    fn new(
+        options: &'a Options,
+        host: &Host,
+        blkio: Option<BlkioClient>,
+        rows: &[Row],
+        interrupt: &'a Interrupt,
+    ) -> Result<Self> {
+        let needs = |wanted: fn(&Contender) -> bool| {
+            rows.iter().any(|row| row.contenders.iter().any(|(_, c)| wanted(c)))
+        };
+        let fio = needs(|c| matches!(c, Contender::Fio)).then(|| host.program("fio")).transpose()?;
         let media: Vec<_> = rows.iter().map(|row| row.medium).collect();
-        let ground = Ground::new(options, &host, needs(Contender::Qsd), &media, interrupt)?;
+        let qsd = needs(|c| matches!(c, Contender::Qsd(_)));
+        let ground = Ground::new(options, host, qsd, &media, interrupt)?;
         let rounds = |row: &Row| if row.load.is_none() { 1 } else { options.pairs as usize };
         let steps = rows.iter().map(|row| row.contenders.len() * rounds(row)).sum();
         let progress = Progress::new(steps).expecting(options.time + options.ramp + AROUND);
-        Ok(Self { options, interrupt, ground, fio, progress })
+        Ok(Self { options, interrupt, ground, fio, blkio, progress })
     }
 
     /// All rounds of a row, forwards and backwards in turns.
@@ -224,30 +279,57 @@ impl<'a> Bench<'a> {
         let load = row.load.as_ref();
         let cpus: Vec<usize> =
             load.is_none_or(|load| load.pinned).then_some(self.ground.server_cpu).into_iter().collect();
-        let (jobs, depth) = load.map_or((1, 32), |load| (load.jobs, load.depth));
-        let mut server = match contender {
+        let server = match contender {
             Contender::Vlane(arguments) => self.ground.vlane(row.medium, &cpus, arguments)?,
-            Contender::Qsd => self.ground.qsd(row.medium, &cpus, jobs)?,
-            Contender::Loop | Contender::Fio => {
-                let (Some(load), Storage::File { path, .. }) = (load, self.ground.storage(row.medium)?)
-                else {
-                    return Err(Error::new(
-                        ErrorKind::Invalid,
-                        "only a back end can be idle, or have no medium",
-                    ));
-                };
-                return match contender {
-                    Contender::Loop => baseline::plain_loop(path, load, &cpus, self.options.time),
-                    _ => {
-                        let missing = || Error::new(ErrorKind::Missing, "fio is not there");
-                        let program = self.fio.as_deref().ok_or_else(missing)?;
-                        let dir = self.ground.dir.path();
-                        let times = (self.options.ramp, self.options.time);
-                        baseline::fio(program, dir, path, load, &cpus, times, self.interrupt)
-                    }
-                };
+            Contender::Qsd(aio) => {
+                self.ground.qsd(row.medium, &cpus, load.map_or(1, |load| load.jobs), aio)?
             }
+            Contender::Loop | Contender::Fio => return self.on_host(row, contender, &cpus),
         };
+        match (row.client, load) {
+            (Client::Blkio, Some(load)) => self.by_fio(&server, load),
+            _ => self.drive(server, row),
+        }
+    }
+
+    /// What the host itself reaches.
+    fn on_host(&self, row: &Row, contender: Contender, cpus: &[usize]) -> Result<Figures> {
+        let (Some(load), Storage::File { path, .. }) = (&row.load, self.ground.storage(row.medium)?) else {
+            return Err(Error::new(ErrorKind::Invalid, "only a back end can be idle, or have no medium"));
+        };
+        if contender == Contender::Loop {
+            return baseline::plain_loop(path, load, cpus, self.options.time);
+        }
+        let missing = || Error::new(ErrorKind::Missing, "fio is not there");
+        let program = self.fio.as_deref().ok_or_else(missing)?;
+        let times = (self.options.ramp, self.options.time);
+        baseline::fio(program, self.ground.dir.path(), path, load, cpus, times, self.interrupt)
+    }
+
+    /// A back end driven by fio with libblkio: random reads of 4K, made visible one by one.
+    fn by_fio(&self, server: &Server, load: &Load) -> Result<Figures> {
+        let missing = || Error::new(ErrorKind::Missing, "fio with libblkio is not there");
+        let client = self.blkio.as_ref().ok_or_else(missing)?;
+        let depth = NonZeroU16::new(load.depth).unwrap_or(NonZeroU16::MIN);
+        let asked = vlane_bench::Load { depth, batch: 1, ..vlane_bench::Load::named("load") };
+        let cpu = self.ground.driver_cpu;
+        let seen = client.measure(server, &asked, &[], self.options, cpu, self.interrupt)?;
+        Ok(Figures {
+            iops: seen.run.iops,
+            mb_per_second: seen.run.mb_per_second,
+            p50_us: seen.run.p50_us,
+            p99_us: seen.run.p99_us,
+            cpu_us_per_io: seen.cpu_us,
+            switches_per_io: seen.switches,
+            driver_cpu_us_per_io: seen.run.client_cpu_us_per_io,
+            ..Figures::default()
+        })
+    }
+
+    /// A back end driven by our own driver.
+    fn drive(&mut self, mut server: Server, row: &Row) -> Result<Figures> {
+        let load = row.load.as_ref();
+        let (jobs, depth) = load.map_or((1, 32), |load| (load.jobs, load.depth));
         let session_options = SessionOptions {
             queues: jobs,
             depth,
@@ -305,7 +387,8 @@ mod tests {
         let path = dir.path().join("peers.json");
         let measured = Measured { rounds: Vec::new() };
         let (contenders, verdicts) = (Vec::new(), Vec::new());
-        let row = RowResult { row: "null-poll", title: "", contenders, measured, verdicts };
+        let client_limited = Vec::new();
+        let row = RowResult { row: "null-poll", title: "", contenders, measured, verdicts, client_limited };
         for _ in 0..2 {
             write_json(&json_output(&path, false), std::slice::from_ref(&row)).unwrap();
         }

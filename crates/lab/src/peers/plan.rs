@@ -1,6 +1,7 @@
 //! What is measured: the rows, who takes part in each, and what is claimed of the results.
 
 use vlane_driver::Wait;
+use vlane_host::server::Aio;
 
 /// What is behind the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +21,21 @@ pub(super) enum Medium {
 pub(super) enum Contender {
     /// `vlane serve`, with further arguments.
     Vlane(&'static [&'static str]),
-    /// qemu-storage-daemon.
-    Qsd,
+    /// qemu-storage-daemon; if there is a file, it reaches it so.
+    Qsd(Aio),
     /// A loop of plain pread or pwrite calls on the file, without any guest.
     Loop,
     /// fio on the host: io_uring, O_DIRECT, the same depth.
     Fio,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Client {
+    /// vlane's own driver.
+    Driver,
+    /// fio with libblkio: somebody else's.
+    Blkio,
 }
 
 /// The load, as the guest's side makes it.
@@ -74,6 +84,7 @@ pub(super) struct Claim {
     pub(super) metric: Metric,
     /// Place in the row's contenders.
     pub(super) of: usize,
+    /// Likewise; qemu-storage-daemon's first place stands for the better of its settings ([`super::judge::resolve`]).
     pub(super) over: Option<usize>,
     pub(super) bound: Bound,
     /// What it is about, for somebody who sees nothing else: those that have this make the table of [`super::markdown`].
@@ -95,6 +106,7 @@ pub struct Row {
     /// What it is about.
     pub title: &'static str,
     pub(super) medium: Medium,
+    pub(super) client: Client,
     /// `None`: the session has nothing to do.
     pub(super) load: Option<Load>,
     pub(super) contenders: Vec<(&'static str, Contender)>,
@@ -105,7 +117,21 @@ const RANDOM_READ: Load =
     Load { pattern: "randread", block: 4096, depth: 32, jobs: 1, wait: Wait::Interrupt, pinned: true };
 
 const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
-const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd);
+/// Without a file it has nothing to choose.
+const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd(Aio::IoUring));
+/// On a file both are tried, and the better is taken.
+const QSD_ON_FILE: [(&str, Contender); 2] = [
+    ("qemu-storage-daemon, aio=io_uring", Contender::Qsd(Aio::IoUring)),
+    ("qemu-storage-daemon, aio=threads", Contender::Qsd(Aio::Threads)),
+];
+
+/// qemu-storage-daemon as it takes part on a medium.
+fn daemons(medium: Medium) -> Vec<(&'static str, Contender)> {
+    match medium {
+        Medium::Null | Medium::Slow { .. } => vec![QSD],
+        Medium::Ram | Medium::Disk => QSD_ON_FILE.to_vec(),
+    }
+}
 
 fn against(metric: Metric, over: usize, bound: Bound) -> Claim {
     Claim { metric, of: 0, over: Some(over), bound, headline: None }
@@ -117,27 +143,29 @@ fn absolute(metric: Metric, bound: Bound) -> Claim {
 
 /// A row of vlane and qemu-storage-daemon.
 fn pair(id: &'static str, title: &'static str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
-    Row { id, title, medium, load: Some(load), contenders: vec![VLANE, QSD], claims }
+    let contenders = std::iter::once(VLANE).chain(daemons(medium)).collect();
+    Row { id, title, medium, client: Client::Driver, load: Some(load), contenders, claims }
 }
 
 /// A row on a RAM disk, also against a loop of system calls on the host.
 fn ram(id: &'static str, title: &'static str, pattern: &'static str, headline: &'static str) -> Row {
-    let contenders = vec![VLANE, QSD, ("plain loop", Contender::Loop)];
     let claims = vec![
         against(Metric::Iops, 1, Bound::AtLeast(3.5)).told(headline),
-        against(Metric::Iops, 2, Bound::AtLeast(0.85)),
+        against(Metric::Iops, 3, Bound::AtLeast(0.85)),
     ];
-    Row { contenders, ..pair(id, title, Medium::Ram, Load { pattern, ..RANDOM_READ }, claims) }
+    let mut row = pair(id, title, Medium::Ram, Load { pattern, ..RANDOM_READ }, claims);
+    row.contenders.push(("plain loop", Contender::Loop));
+    row
 }
 
 /// Two jobs on two queues: two threads, one, and qemu-storage-daemon.
 fn two_lanes(id: &'static str, title: &'static str, medium: Medium, qsd: Claim) -> Row {
     let load = Load { jobs: 2, pinned: false, ..RANDOM_READ };
-    let contenders = vec![
+    let mut contenders = vec![
         ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
         ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
-        QSD,
     ];
+    contenders.extend(daemons(medium));
     let claims = vec![
         against(Metric::Iops, 1, Bound::AtLeast(1.0)),
         qsd,
@@ -150,7 +178,21 @@ fn two_lanes(id: &'static str, title: &'static str, medium: Medium, qsd: Claim) 
 pub fn rows() -> Vec<Row> {
     let mut rows = small();
     rows.extend(others());
+    rows.extend(second_client());
     rows
+}
+
+/// Some of the rows again, with fio and libblkio as the client.
+fn second_client() -> Vec<Row> {
+    let row = |id, title, medium| {
+        let claims = vec![against(Metric::Iops, 1, Bound::AtLeast(1.0))];
+        Row { client: Client::Blkio, ..pair(id, title, medium, RANDOM_READ, claims) }
+    };
+    vec![
+        row("null-fio", "null, 4K random read, depth 32, by fio with libblkio", Medium::Null),
+        row("ram-read-fio", "RAM disk, 4K random read, depth 32, by fio with libblkio", Medium::Ram),
+        row("disk-read-fio", "disk, direct, 4K random read, depth 32, by fio with libblkio", Medium::Disk),
+    ]
 }
 
 /// Requests of 4K by one job.
@@ -188,21 +230,7 @@ fn small() -> Vec<Row> {
             "randwrite",
             "RAM disk, random writes of 4K, 32 at once: IOPS",
         ),
-        Row {
-            contenders: vec![VLANE, QSD, ("fio on the host", Contender::Fio)],
-            ..pair(
-                "disk-read",
-                "disk, direct, 4K random read, depth 32",
-                Medium::Disk,
-                RANDOM_READ,
-                vec![
-                    against(Iops, 2, AtLeast(0.98))
-                        .told("disk, random reads of 4K, 32 at once, against no guest at all: IOPS"),
-                    against(Iops, 1, AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
-                    against(CpuPerIo, 1, AtMost(1.0)),
-                ],
-            )
-        },
+        disk_read(),
         pair(
             "latency",
             "null, 4K random read, depth 1",
@@ -224,6 +252,21 @@ fn small() -> Vec<Row> {
             )
         },
     ]
+}
+
+/// The disk, also against fio on the host.
+fn disk_read() -> Row {
+    use Metric::{CpuPerIo, Iops};
+    let claims = vec![
+        against(Iops, 3, Bound::AtLeast(0.98))
+            .told("disk, random reads of 4K, 32 at once, against no guest at all: IOPS"),
+        against(Iops, 1, Bound::AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
+        against(CpuPerIo, 1, Bound::AtMost(1.0)),
+    ];
+    let mut row =
+        pair("disk-read", "disk, direct, 4K random read, depth 32", Medium::Disk, RANDOM_READ, claims);
+    row.contenders.push(("fio on the host", Contender::Fio));
+    row
 }
 
 /// Large requests, none, and two jobs.
@@ -250,6 +293,7 @@ fn others() -> Vec<Row> {
             id: "idle",
             title: "idle session, 10 s",
             medium: Medium::Null,
+            client: Client::Driver,
             load: None,
             contenders: vec![VLANE, QSD],
             claims: vec![absolute(IdleCpu, AtMost(0.0)), absolute(IdleSwitches, AtMost(0.0))],
@@ -282,6 +326,19 @@ mod tests {
             assert!(row.claims.iter().all(|c| c.of < row.contenders.len()));
             assert!(row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len())));
             assert!(row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok()));
+        }
+        // What the second client is told is the first's load, as far as it can be told it.
+        assert!(rows.iter().filter(|row| row.client == Client::Blkio).all(|row| {
+            row.load.is_some_and(|load| (load.pattern, load.block, load.jobs) == ("randread", 4096, 1))
+                && row
+                    .contenders
+                    .iter()
+                    .all(|(_, who)| matches!(who, Contender::Vlane(_) | Contender::Qsd(_)))
+        }));
+        for row in &rows {
+            let settings = row.contenders.iter().filter(|(_, who)| matches!(who, Contender::Qsd(_))).count();
+            let has_file = matches!(row.medium, Medium::Ram | Medium::Disk);
+            assert_eq!(settings, if has_file { 2 } else { 1 }, "{}", row.id);
         }
         let told = rows.iter().flat_map(|row| &row.claims).filter(|claim| claim.headline.is_some());
         assert!((1..=9).contains(&told.count()), "the short table is short");

@@ -1,13 +1,15 @@
 //! The comparison as a report.
 
 use super::plan::{Contender, Metric, Row, rows};
-use super::{Figures, RowResult, judge};
+use super::{Figures, Outcome, RowResult, judge, limit};
 use vlane_report::build::Begun;
-use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+};
 
-/// The report of some rows. `command` made them, beginning at `created` and taking `seconds`; `pairs` is how often each was measured.
-pub fn report(results: &[RowResult], begun: &Begun) -> Report {
-    let plan = rows();
+/// The report of some rows.
+pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
+    let (results, plan) = (&outcome.rows, rows());
     let planned: Vec<(&RowResult, &Row)> = results
         .iter()
         .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
@@ -26,25 +28,51 @@ pub fn report(results: &[RowResult], begun: &Begun) -> Report {
     let mut notes = vec![Note {
         severity: Severity::Info,
         text: "The driver plays the guest: there is no virtual machine in these figures. \
-               Back end and driver have a CPU each unless a row says that they share."
+               Back end and driver have a CPU each unless a row says that they share. On a file qemu-storage-daemon is measured with aio=io_uring and with \
+               aio=threads, and each row takes the one that does more there."
             .into(),
     }];
+    notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))));
     if rounds < 5 {
         let text = format!(
             "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--repeat 5)."
         );
         notes.push(Note { severity: Severity::Warning, text });
     }
-    Report {
-        summary: vec![judge::summary(results)],
+    let mut summary = vec![judge::summary(results)];
+    summary.extend(limit::sentence(results));
+    let programs = &["qemu-storage-daemon", "fio"];
+    let mut report = Report {
+        summary,
         notes,
         sections,
-        ..begun.report(
-            "peers",
-            "vlane and qemu-storage-daemon, side by side",
-            &["qemu-storage-daemon", "fio"],
-        )
+        samples: vec![samples(results)],
+        ..begun.report("peers", "vlane and qemu-storage-daemon, side by side", programs)
+    };
+    report
+        .machine
+        .versions
+        .extend(outcome.fio.iter().map(|version| ("fio with libblkio".into(), version.clone())));
+    report
+}
+
+/// Every single measurement.
+fn samples(results: &[RowResult]) -> Samples {
+    let columns = "Row | Back end | Round | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | Switches per I/O | \
+        Client's CPU per I/O [us] | CPU [ms] | Switches";
+    let mut rows = Vec::new();
+    for result in results {
+        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+            for (figures, round) in rounds.iter().zip(0_u32..) {
+                let mut row = vec![result.row.into(), (*name).into(), Cell::Number(round.into())];
+                let f = figures;
+                row.extend([f.iops, f.mb_per_second, f.p50_us, f.p99_us, f.cpu_us_per_io].map(Cell::from));
+                row.extend([f.switches_per_io, f.driver_cpu_us_per_io, f.cpu_ms, f.switches].map(Cell::from));
+                rows.push(row);
+            }
+        }
     }
+    Samples::new("rounds", "Every round of every back end; what does not apply is 0", columns, rows)
 }
 
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {
@@ -91,13 +119,16 @@ fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
         let names = ["vlane", "qemu-storage-daemon", "the host itself"];
         let mut series: Vec<Series> = names.map(|name| Series::measured(name, Vec::new())).into();
         for ((result, row), place) in rows.iter().zip(0_u32..) {
+            let best = row.contenders.iter().position(|(_, who)| matches!(who, Contender::Qsd(_)));
+            let best = best.map(|first| judge::resolve(row, &result.measured, first));
             for ((i, (_, contender)), rounds) in
                 row.contenders.iter().enumerate().zip(&result.measured.rounds)
             {
                 let slot = match contender {
                     Contender::Vlane(_) if i == 0 => 0,
                     Contender::Vlane(_) => continue,
-                    Contender::Qsd => 1,
+                    Contender::Qsd(_) if best == Some(i) => 1,
+                    Contender::Qsd(_) => continue,
                     Contender::Loop | Contender::Fio => 2,
                 };
                 if let Some(y) = spread(rounds, |f| metric.of(f)) {
@@ -129,16 +160,17 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
     let mut table = Table::new(
         "Every contender: median of its rounds (smallest-largest)",
         "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | \
-            Switches per I/O",
+            Switches per I/O | Client's CPU per I/O [us] | Client CPUs",
         Vec::new(),
     );
-    let of: [fn(&Figures) -> f64; 6] = [
+    let of: [fn(&Figures) -> f64; 7] = [
         |f| f.iops,
         |f| f.mb_per_second,
         |f| f.p50_us,
         |f| f.p99_us,
         |f| f.cpu_us_per_io,
         |f| f.switches_per_io,
+        |f| f.driver_cpu_us_per_io,
     ];
     for (result, row) in planned.iter().filter(|(_, row)| row.load.is_some()) {
         for ((name, contender), rounds) in row.contenders.iter().zip(&result.measured.rounds) {
@@ -153,6 +185,8 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
                     None => Cell::Empty,
                 });
             }
+            let jobs = row.load.map_or(1, |load| load.jobs);
+            cells.push(spread(rounds, |f| f.client_cpus(jobs)).into());
             table.rows.push(cells);
         }
     }
@@ -163,6 +197,7 @@ fn figures(planned: &[(&RowResult, &Row)]) -> Table {
 mod tests {
     use super::super::Measured;
     use super::*;
+    use vlane_bench::CLIENT_BOUND;
 
     #[test]
     fn every_row_and_every_claim_is_in_the_report() {
@@ -179,10 +214,21 @@ mod tests {
                     Measured { rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect() };
                 let verdicts = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
                 let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
-                RowResult { row: row.id, title: row.title, contenders, measured, verdicts }
+                let client_limited = if row.id == "null" { vec!["vlane"] } else { Vec::new() };
+                RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited }
             })
             .collect();
-        let report = report(&results, &Begun::now("vlane peers"));
+        let missing = vec!["fio with libblkio as a second client: made up".to_owned()];
+        let outcome = Outcome { rows: results, missing, fio: None };
+        let report = report(&outcome, &Begun::now("vlane peers"));
+        assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
+        let limit =
+            format!("The client was the limit (more than {:.0} % of its CPU used)", CLIENT_BOUND * 100.0);
+        assert!(
+            report.summary[1].starts_with(&limit) && report.summary[1].contains("null: vlane"),
+            "{:?}",
+            report.summary
+        );
         let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
         let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
         assert_eq!(table.rows.len(), claims);
@@ -193,6 +239,22 @@ mod tests {
         assert!(report.notes.iter().all(|note| note.severity == Severity::Info), "five pairs are enough");
         // What was compared, three pictures, all figures; every load and its contenders in the last.
         assert_eq!(report.sections.len(), 5);
+        // The pictures are made of the samples.
+        let rounds = &report.samples[0].rows;
+        let Some(Block::Chart(chart)) = report.sections[1].blocks.first() else { panic!("a picture") };
+        let vlane = &chart.series[0];
+        assert!(chart.categories.len() > 10 && vlane.points.len() == chart.categories.len());
+        for (point, title) in vlane.points.iter().zip(&chart.categories) {
+            let plan = rows();
+            let row = plan.iter().find(|row| row.title == title).unwrap_or(&plan[0]);
+            let is = |cells: &&Vec<Cell>| cells[0] == row.id.into() && cells[1] == row.contenders[0].0.into();
+            let iops: Vec<f64> = rounds
+                .iter()
+                .filter(is)
+                .map(|cells| if let Cell::Number(iops) = cells[3] { iops } else { 0.0 })
+                .collect();
+            assert_eq!(Spread::of(&iops), Some(point.y), "{title}");
+        }
         let Some(Block::Table(all)) = report.sections[4].blocks.first() else { panic!("a table") };
         assert_eq!(
             all.rows.len(),

@@ -31,9 +31,10 @@ fn outcome(accel: Accel, passes: usize) -> Outcome {
             all.extend(columns.iter().map(|way| measured(pass, load, *way, 10_000.0 * speed(*way))));
         }
     }
-    let native = native::loads().into_iter().flat_map(|load| {
+    let passes_of = |load| (0..passes).map(move |pass| (pass, load));
+    let native = native::loads().into_iter().flat_map(passes_of).flat_map(|(pass, load)| {
         [Way::Host, Way::Vlane, Way::StorageDaemon].map(|column| NativeMeasurement {
-            pass: 0,
+            pass,
             load,
             column,
             iops: 50_000.0 * speed(column),
@@ -59,7 +60,8 @@ fn outcome(accel: Accel, passes: usize) -> Outcome {
             column: Way::VirtioMapped,
             why: "needs QEMU 9.0 (iothread-vq-mapping); this is 7.2".into(),
         }],
-        passes,
+        deciding: summary::deciding(&loads::all()),
+        concludes: true,
         settings: Settings {
             runtime_ms: 700,
             old_bytes: 256 << 20,
@@ -126,6 +128,12 @@ fn ratios_are_those_of_the_figures_and_stand_beside_the_published_ones() {
     assert!(published[1].points.iter().all(|p| (52.0..57.0).contains(&p.y.median)));
 }
 
+/// The figure of a sample in a column.
+fn number(row: &[Cell], column: usize) -> f64 {
+    let Cell::Number(value) = row[column] else { panic!("no number: {row:?}") };
+    value
+}
+
 #[test]
 fn what_was_published_of_virtio_is_held_against_qemus_own_and_never_against_vlane() {
     let report = report(&outcome(Accel::Kvm, 3));
@@ -147,17 +155,75 @@ fn what_was_published_of_virtio_is_held_against_qemus_own_and_never_against_vlan
 }
 
 #[test]
-fn the_terminal_gets_the_ratios_and_no_picture() {
+fn every_bar_can_be_made_anew_from_the_samples() {
+    let mut scattered = outcome(Accel::Kvm, 5);
+    for (i, m) in scattered.results.all.iter_mut().enumerate() {
+        m.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
+    }
+    let report = report(&scattered);
+    // What a reader of the file has.
+    let report = Report::from_json(&report.to_json().unwrap()).unwrap();
+    let rows = &report.samples[0].rows;
+    assert_eq!(rows.len(), scattered.results.all.len());
+    let iops = |load: &Load, way: Way| -> Vec<(f64, f64)> {
+        let is = |row: &&Vec<Cell>| row[1] == Cell::from(load.id()) && row[2] == Cell::from(way.id());
+        rows.iter().filter(is).map(|row| (number(row, 0), number(row, 3))).collect()
+    };
+    let mut bars = 0;
+    for (section, block) in blocks(&report) {
+        let Block::Chart(chart) = block else { continue };
+        let named = |name: &str| match section.id.strip_prefix("iozone-") {
+            Some(record) => loads::all()
+                .into_iter()
+                .find(|l| l.id() == format!("iozone-{}-{record}", name.replace(' ', "-"))),
+            None => loads::fio_table().into_iter().find(|l| l.name() == name),
+        };
+        if chart.y.title != "throughput, of the host's" || section.id == "native" {
+            continue;
+        }
+        for series in chart.series.iter().filter(|series| !series.published) {
+            let way = ALL.into_iter().find(|way| way.name() == series.name).unwrap();
+            for (point, name) in series.points.iter().zip(&chart.categories) {
+                let load = named(name).unwrap();
+                let (of, host) = (iops(&load, way), iops(&load, Way::Host));
+                let same =
+                    |turn: f64| host.iter().find(|(other, _)| other.total_cmp(&turn).is_eq()).unwrap().1;
+                let ratios: Vec<f64> = of.iter().map(|(turn, iops)| iops / same(*turn)).collect();
+                let made = times(Spread::of(&ratios), 100.0).unwrap();
+                assert_eq!(made, point.y, "{} {name}", series.name);
+                bars += 1;
+            }
+        }
+    }
+    // The picture's four loads, fio's six and iozone's three times six, on five disks.
+    assert_eq!(bars, (4 + 6 + 18) * 5);
+}
+
+#[test]
+fn the_terminal_gets_the_picture_and_then_the_ratios() {
     let report = report(&outcome(Accel::Kvm, 2));
     let brief = brief(&report);
-    let captions: Vec<_> = blocks(&brief)
-        .map(|(_, block)| match block {
-            Block::Table(table) => table.caption.as_str(),
-            Block::Chart(chart) => panic!("{}", chart.caption),
-        })
-        .collect();
+    let mut captions = Vec::new();
+    for (place, (_, block)) in blocks(&brief).enumerate() {
+        match block {
+            Block::Table(table) => captions.push(table.caption.as_str()),
+            Block::Chart(_) => assert_eq!(place, 0),
+        }
+    }
     assert_eq!(captions.iter().filter(|caption| caption.ends_with(OF_THE_HOST)).count(), 5, "{captions:?}");
     assert!(captions.len() == 7 && brief.summary == report.summary && brief.notes == report.notes);
+}
+
+#[test]
+fn the_picture_is_of_the_host_only_where_something_can_be_said_of_it() {
+    let vlane = |accel| {
+        let report = report(&outcome(accel, 5));
+        let Some(Block::Chart(chart)) = report.sections[0].blocks.first() else { panic!("no picture") };
+        let bar = chart.series.iter().find(|series| series.name == "vlane").unwrap().points[0];
+        assert_eq!((chart.categories.len(), bar.y.runs), (4, 5));
+        bar.y.median
+    };
+    assert!((vlane(Accel::Kvm) - 80.0).abs() < 1e-9 && (vlane(Accel::Tcg) - 160.0).abs() < 1e-9);
 }
 
 #[test]
@@ -167,7 +233,7 @@ fn an_emulated_guest_is_written_on_the_result() {
         report.notes.iter().any(|note| note.severity == Severity::Warning && note.text.starts_with(words))
     };
     let emulated = report(&outcome(Accel::Tcg, 2));
-    assert!(warned(&emulated) && emulated.summary[0].contains("emulated here"), "{:?}", emulated.summary);
+    assert!(warned(&emulated));
     assert!(!warned(&report(&outcome(Accel::Kvm, 2))));
 }
 
@@ -181,18 +247,56 @@ fn what_was_measured_once_is_called_so_and_page_caches_are_named() {
 }
 
 #[test]
-fn the_summary_is_made_of_the_figures() {
-    let report = report(&outcome(Accel::Kvm, 2));
-    let text = report.summary.join("\n");
-    for words in [
-        "vlane 80 %, QEMU virtio-blk 50 %, storage-daemon 40 %, emulated IDE 10 %, emulated NVMe 20 %",
-        "1.60 times for 4K random reads",
-        "10 us in the guest's vCPUs and 20.0 us behind them",
-        "vlane reaches 80 % of the host's 4K random reads at depth 32, qemu-storage-daemon 40 %",
-        "2.00 times qemu-storage-daemon's single thread",
-    ] {
-        assert!(text.contains(words), "no \"{words}\" in:\n{text}");
+fn the_summary_is_three_sentences_with_intervals() {
+    assert_eq!(
+        report(&outcome(Accel::Kvm, 5)).summary,
+        [
+            "4K random reads of a guest, over the host's: on vlane 0.80x (0.80x-0.80x); on QEMU virtio-blk 0.50x (0.50x-0.50x); on emulated IDE 0.10x (0.10x-0.10x).",
+            "The guest on vlane, over the same guest on QEMU's own virtio-blk: 4K random reads 1.60x (1.60x-1.60x); 4K random writes 1.60x (1.60x-1.60x).",
+            "Without a guest, vlane over qemu-storage-daemon: 4K random reads 2.00x (2.00x-2.00x); by 2 jobs on 2 queues 2.00x (2.00x-2.00x).",
+        ]
+    );
+    let emulated = report(&outcome(Accel::Tcg, 5)).summary;
+    assert!(
+        emulated[0].contains("on vlane 8.00x") && emulated[0].contains("nothing is said of the host"),
+        "{emulated:?}"
+    );
+}
+
+#[test]
+fn fewer_than_five_turns_conclude_nothing_and_the_summary_says_how_to_get_more() {
+    for passes in 1..5 {
+        let summary = report(&outcome(Accel::Kvm, passes)).summary;
+        let words = format!("No conclusion is drawn: it takes 5 turns of a load, and there were {passes}.");
+        assert!(
+            summary.len() == 1 && summary[0].starts_with(&words) && summary[0].contains("--repeat 5"),
+            "{summary:?}"
+        );
     }
+}
+
+#[test]
+fn a_quick_run_concludes_nothing_however_often_it_measured() {
+    for passes in [1, 6] {
+        let quick = Outcome { concludes: false, ..outcome(Accel::Kvm, passes) };
+        let summary = report(&quick).summary;
+        assert!(
+            summary.len() == 1 && summary[0].contains("No conclusion is drawn from --quick"),
+            "{summary:?}"
+        );
+    }
+}
+
+#[test]
+fn a_load_whose_turns_scatter_round_the_others_shows_no_difference() {
+    let mut noisy = outcome(Accel::Kvm, 6);
+    let read = Load::fio(Pattern::RandomRead, 4);
+    for m in noisy.results.all.iter_mut().filter(|m| m.load == read && m.column == Way::Vlane) {
+        m.outcome.iops = 5_000.0 * [0.68, 0.77, 0.99, 1.03, 1.1, 0.97][m.pass];
+    }
+    let summary = report(&noisy).summary;
+    let expected = "4K random reads no difference seen (0.68x-1.10x); 4K random writes 1.60x";
+    assert!(summary[1].contains(expected), "{summary:?}");
 }
 
 #[test]
@@ -221,9 +325,10 @@ fn a_part_of_the_loads_makes_a_part_of_the_report() {
     let mut some = outcome(Accel::Kvm, 2);
     some.results.all.retain(|m| m.load.record_kib == 4 && m.load.suite == Suite::Iozone);
     some.native.clear();
+    some.deciding = summary::deciding(&some.results.loads());
     let report = report(&some);
     let ids: Vec<&str> = report.sections.iter().map(|s| s.id.as_str()).collect();
-    assert_eq!(ids, ["iozone-4k", "columns"]);
+    assert_eq!(ids, ["picture", "iozone-4k", "columns"]);
     let json = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
 }

@@ -1,8 +1,8 @@
 //! What vlane and qemu-storage-daemon cost at the same load: CPU time, context switches and latency per request at a given rate.
 //!
 //! The client is another program's: fio with libblkio, on a CPU of its own; or fio in a guest, whose disks are all back ends at once. Back ends are
-//! measured in turns (A B, B A, ...), and a difference counts only if it is larger than what the same back end differs from itself by
-//! (A/A, [`vlane_report::stats::halves`]). A rate that is not kept is told with what was achieved, and nothing is compared.
+//! measured in turns (A B, B A, ...), and a difference counts only if the whole interval of the ratio says so ([`vlane_report::stats`]). A rate that is
+//! not kept is told with what was achieved, and nothing is compared.
 
 mod guest;
 mod native;
@@ -14,19 +14,20 @@ use serde::Serialize;
 use vlane_boot::Host;
 
 use self::guest::InGuest;
-use self::native::Native;
 use self::plan::Client;
 pub use self::plan::{Group, Row, groups, rows};
 pub use self::report::{lines, markdown, report};
-pub use self::verdict::{Compared, Metric, REACHED, Verdict};
+pub use self::verdict::{Compared, Held, Metric, REACHED, Verdict};
+use super::blkio::{BlkioClient, per_request};
 use super::ground::Ground;
 use super::plan::Medium;
 use super::{Measured, Options};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::server::Aio;
 use vlane_report::progress::Progress;
-use vlane_work::{Counted, Used};
+use vlane_work::Counted;
 
 /// A rate of which less than this is achieved in the first round is not tried again.
 const HOPELESS: f64 = 0.9;
@@ -155,7 +156,7 @@ pub fn run(
         results.push(result);
     }
     drop(guest);
-    let fio = bench.native.as_ref().and_then(Native::version);
+    let fio = bench.native.as_ref().and_then(BlkioClient::version);
     let Bench { missing, guests, emulated, .. } = bench;
     Ok(Outcome { rows: results, missing, guests, emulated, fio })
 }
@@ -182,7 +183,7 @@ struct Bench<'a> {
     rows: Vec<Row>,
     contenders: Vec<Contender>,
     ground: Ground<'a>,
-    native: Option<Native>,
+    native: Option<BlkioClient>,
     makers: Vec<(Machines, Maker)>,
     missing: Vec<String>,
     guests: Vec<String>,
@@ -216,7 +217,7 @@ impl<'a> Bench<'a> {
             }
         }
         let is_native = rows.iter().any(|row| row.group.client == Client::Native);
-        let native = is_native.then(|| Native::find(&host)).transpose()?;
+        let native = is_native.then(|| BlkioClient::find(&host)).transpose()?;
         if let Counted::Not(reason) = vlane_work::instructions::available() {
             missing.push(format!("instructions: {reason}"));
         }
@@ -247,7 +248,7 @@ impl<'a> Bench<'a> {
         self.progress.detail("a guest boots");
         let start = |contender: &Contender| match &contender.vlane {
             Some(words) => self.ground.vlane(medium, &[], words),
-            None => self.ground.qsd(medium, &[], 1),
+            None => self.ground.qsd(medium, &[], 1, Aio::IoUring),
         };
         let servers = self.contenders.iter().map(start).collect::<Result<_>>()?;
         self.guests.push(maker.describe());
@@ -270,8 +271,8 @@ impl<'a> Bench<'a> {
                 self.progress.step(&label);
                 let figures = match (&mut guest, &self.native) {
                     (Some(guest), _) => guest.measure(place, row, self.options),
-                    (None, Some(native)) => {
-                        native.measure(&self.ground, contender, row, self.options, self.interrupt)
+                    (None, Some(client)) => {
+                        native::measure(client, &self.ground, contender, row, self.options, self.interrupt)
                     }
                     (None, None) => Err(Error::new(ErrorKind::Missing, "fio is not there")),
                 };
@@ -289,12 +290,4 @@ impl<'a> Bench<'a> {
         }
         Ok(Measured { rounds: all })
     }
-}
-
-/// What a role used per request, at a rate.
-fn per_request(used: &Used, role: usize, iops: f64) -> (f64, f64) {
-    let requests = (iops * used.wall.as_secs_f64()).max(1e-9);
-    let of = |role: &vlane_work::RoleUse| (role.cpu.as_secs_f64() * 1e6, role.switches() as f64);
-    let (cpu, switches) = used.roles.get(role).map_or((f64::NAN, f64::NAN), of);
-    (cpu / requests, switches / requests)
 }

@@ -1,13 +1,14 @@
 //! What came of it: a line in the terminal, a table of verdicts, and a picture for each medium.
 
 use super::plan::{Client, Group, short};
-use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
+use super::verdict::{Compared, Held, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, QSD, RowResult, groups};
 use crate::peers::Options;
 use vlane_host::guests::Machines;
 use vlane_report::build::Begun;
+use vlane_report::stats::LEAST_PAIRS;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread, Table, figure,
     markdown as md,
 };
 
@@ -27,23 +28,24 @@ fn spread(rounds: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<Spread> {
     Spread::of(&rounds.iter().map(of).collect::<Vec<_>>())
 }
 
-/// `1.08 (A/A to 1.03)`.
+/// `1.08x (1.03x-1.12x)`, or the median alone where there is no interval.
 fn shown(compared: &Compared) -> String {
-    format!("{:.2} (A/A to {:.2})", compared.ratio.median, compared.noise)
+    compared.difference.told().unwrap_or_else(|| format!("{:.2}x", compared.ratio.median))
+}
+
+/// Names of the figures that come to something.
+fn figures_that(all: &[Compared], held: Held) -> String {
+    let names: Vec<_> = all.iter().filter(|c| c.held() == held).map(|c| c.metric.name()).collect();
+    names.join(", ")
 }
 
 /// The verdict in words.
 fn words(result: &RowResult, place: usize) -> String {
     let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else { return String::new() };
     match verdict {
-        Verdict::Met(all) => {
-            let inside: Vec<_> = all.iter().filter(|c| c.is_by_noise()).map(|c| c.metric.name()).collect();
-            if inside.is_empty() { "met".into() } else { format!("met, inside A/A: {}", inside.join(", ")) }
-        }
-        Verdict::NotMet(all) => {
-            let over: Vec<_> = all.iter().filter(|c| !c.holds()).map(|c| c.metric.name()).collect();
-            format!("not met: {}", over.join(", "))
-        }
+        Verdict::Met(_) => "met".into(),
+        Verdict::Undecided(all) => format!("undecided: {}", figures_that(all, Held::Undecided)),
+        Verdict::NotMet(all) => format!("not met: {}", figures_that(all, Held::NotMet)),
         Verdict::NotReached => {
             let late = [place, QSD].into_iter().filter_map(|place| {
                 let rounds = &result.measured.rounds[place];
@@ -117,7 +119,7 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
                     let rounds = &result.measured.rounds;
                     row.extend([place, QSD].map(|place| spread(&rounds[place], of).into()));
                     row.push(Cell::Figure(compared.ratio));
-                    row.push(Cell::Number(compared.noise));
+                    row.push(compared.difference.told().map_or(Cell::Empty, Cell::Text));
                     row.push(compared.word().into());
                 }
             }
@@ -126,7 +128,7 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
     }
     Table::new(
         format!("{caption}, the medians of the rounds (smallest-largest)"),
-        "Load | vlane [us] | qemu-storage-daemon [us] | Ratio [x] | A/A to [x] | Verdict",
+        "Load | vlane [us] | qemu-storage-daemon [us] | Ratio [x] | Interval | Verdict",
         rows,
     )
 }
@@ -217,19 +219,21 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     };
     let count = |wanted: fn(&Verdict) -> bool| all().filter(|one| is(*one, wanted)).count();
     let (met, late) = (count(|v| matches!(v, Verdict::Met(_))), count(|v| matches!(v, Verdict::NotReached)));
-    let noise = count(|v| matches!(v, Verdict::Met(all) if all.iter().any(Compared::is_by_noise)));
+    let unclear = count(|v| matches!(v, Verdict::Undecided(_)));
     let total = all().count();
     let mut out = vec![format!(
         "Of {total} loads both back ends reach {}. In {} of these vlane's CPU time per I/O and median latency are at most \
-         qemu-storage-daemon's; in {noise} one of them is more, but by no more than the same back end differs from itself (A/A); in {} one is more \
-         than that.",
+         qemu-storage-daemon's; in {} one is more; of {unclear} the intervals do not tell.",
         total - late,
-        met - noise,
-        total - late - met
+        met,
+        total - late - met - unclear
     )];
     for (result, place) in all().filter(|one| is(*one, |v| matches!(v, Verdict::NotMet(_)))) {
         let verdict = result.verdicts[place].as_ref();
-        let over = verdict.into_iter().flat_map(Verdict::compared).filter(|compared| !compared.holds());
+        let over = verdict
+            .into_iter()
+            .flat_map(Verdict::compared)
+            .filter(|compared| compared.held() == Held::NotMet);
         let over: Vec<_> =
             over.map(|compared| format!("{} {}", compared.metric.name(), shown(compared))).collect();
         let name = if place == 0 { String::new() } else { format!(" ({})", result.contenders[place]) };
@@ -238,20 +242,39 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     out
 }
 
+/// Every single measurement.
+fn samples(results: &[RowResult]) -> Samples {
+    let columns = "Row | Back end | Round | Achieved [IOPS] | p50 [us] | p99 [us] | CPU per I/O [us] | Back end's CPU per I/O [us] | \
+        Guest's CPU per I/O [us] | Switches per I/O | Instructions per I/O";
+    let mut rows = Vec::new();
+    for result in results {
+        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
+            for (f, round) in rounds.iter().zip(0_u32..) {
+                let mut row =
+                    vec![result.row.clone().into(), name.clone().into(), Cell::Number(round.into())];
+                row.extend([f.iops, f.p50_us, f.p99_us, f.cpu_us, f.backend_cpu_us].map(Cell::from));
+                row.extend([f.guest_cpu_us, Some(f.switches), f.instructions].map(Cell::from));
+                rows.push(row);
+            }
+        }
+    }
+    Samples::new("rounds", "Every round of every back end", columns, rows)
+}
+
 /// The report.
 pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
         "Each figure is the median of {} measurements of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
          for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
-         A/A: the largest ratio of the medians of two halves of the same back end's rounds; of p50 at least what fio tells apart.",
+         A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
         options.pairs,
         figure::duration(options.time.as_secs_f64()),
         figure::duration(options.ramp.as_secs_f64()),
         100.0 * super::REACHED,
     ))];
-    if options.pairs < 3 {
+    if (options.pairs as usize) < LEAST_PAIRS {
         notes.push(Note::warning(format!(
-            "{} of each: less than three tell little of the noise (--repeat 3).",
+            "Measured {} times each: fewer than {LEAST_PAIRS} rounds decide nothing (--repeat {LEAST_PAIRS}).",
             options.pairs
         )));
     }
@@ -283,6 +306,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
         summary: summary(&outcome.rows),
         notes,
         sections,
+        samples: vec![samples(&outcome.rows)],
         ..begun.report(
             "fixed-load",
             "vlane and qemu-storage-daemon at the same load",

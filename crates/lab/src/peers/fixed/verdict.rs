@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Figures;
 use vlane_report::Spread;
-use vlane_report::stats;
+use vlane_report::stats::{self, Better, Outcome, Side, THRESHOLD};
 
 /// What is achieved of a rate when it counts as reached.
 pub const REACHED: f64 = 0.98;
@@ -26,27 +26,38 @@ pub struct Compared {
     pub metric: Metric,
     /// The ratio, round by round.
     pub ratio: Spread,
-    /// What the same back end differs from itself by (A/A): the interval reaches from 1 / this to this.
-    pub noise: f64,
+    /// What is known of the true ratio.
+    pub difference: stats::Verdict,
+}
+
+/// What a figure comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// Less than the other's, or the same: the interval says so.
+    Met,
+    /// More than the other's: the interval says so.
+    NotMet,
+    /// The interval does not say which, or there is none.
+    Undecided,
 }
 
 impl Compared {
-    /// At most the other's, or inside the A/A interval.
-    pub fn holds(&self) -> bool {
-        self.ratio.median <= self.noise.max(1.0)
-    }
-
-    /// More than the other's, but inside the A/A interval.
-    pub fn is_by_noise(&self) -> bool {
-        self.ratio.median > 1.0 && self.holds()
+    /// What it comes to, by the interval.
+    pub fn held(&self) -> Held {
+        match (self.difference.outcome, self.difference.side(1.0)) {
+            (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Held::Met,
+            (Outcome::Worse, _) => Held::NotMet,
+            _ => Held::Undecided,
+        }
     }
 
     /// What it comes to, in a word or two.
     pub fn word(&self) -> &'static str {
-        match (self.holds(), self.is_by_noise()) {
-            (false, _) => "not met",
-            (true, true) => "met, inside A/A",
-            (true, false) => "met",
+        match (self.held(), self.difference.side(1.0)) {
+            (Held::Met, _) => "met",
+            (Held::NotMet, _) => "not met",
+            (Held::Undecided, Side::Unclear) => "no difference seen",
+            (Held::Undecided, _) => "undecided",
         }
     }
 }
@@ -57,9 +68,11 @@ impl Compared {
 pub enum Verdict {
     /// vlane, qemu-storage-daemon or both did not keep the rate: nothing is compared.
     NotReached,
-    /// Each figure is at most the other's, or differs by no more than the same back end from itself.
+    /// Each figure is at most the other's.
     Met(Vec<Compared>),
-    /// Some figure does not.
+    /// No figure is known to be more, but of some it is not known that it is not.
+    Undecided(Vec<Compared>),
+    /// Some figure is more.
     NotMet(Vec<Compared>),
 }
 
@@ -68,7 +81,7 @@ impl Verdict {
     pub fn compared(&self) -> &[Compared] {
         match self {
             Self::NotReached => &[],
-            Self::Met(all) | Self::NotMet(all) => all,
+            Self::Met(all) | Self::Undecided(all) | Self::NotMet(all) => all,
         }
     }
 
@@ -105,11 +118,16 @@ pub(super) fn judge(vlane: &[Figures], other: &[Figures], rate: u32, resolution:
         // No figure at all is no reason for praise.
         let none = Spread { median: f64::INFINITY, min: f64::INFINITY, max: f64::INFINITY, runs: a.len() };
         let ratio = Spread::of(&ratios).unwrap_or(none);
-        let noise = stats::halves(&a).max(stats::halves(&b)).max(1.0 + least);
-        Compared { metric, ratio, noise }
+        let difference = stats::paired(&a, &b, Better::Lower, THRESHOLD.max(least));
+        Compared { metric, ratio, difference }
     };
     let all = vec![compare(Metric::Cpu, 0.0), compare(Metric::P50, resolution)];
-    if all.iter().all(Compared::holds) { Verdict::Met(all) } else { Verdict::NotMet(all) }
+    let some = |wanted: Held| all.iter().any(|compared| compared.held() == wanted);
+    match (some(Held::NotMet), some(Held::Undecided)) {
+        (true, _) => Verdict::NotMet(all),
+        (false, true) => Verdict::Undecided(all),
+        (false, false) => Verdict::Met(all),
+    }
 }
 
 #[cfg(test)]
@@ -126,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_rate_that_one_of_them_does_not_keep_is_not_compared() {
-        let (kept, late) = (rounds(9_990.0, &[10.0; 3], 20.0), rounds(9_700.0, &[1.0; 3], 1.0));
+        let (kept, late) = (rounds(9_990.0, &[10.0; 5], 20.0), rounds(9_700.0, &[1.0; 5], 1.0));
         assert_eq!(judge(&late, &kept, 10_000, 0.0), Verdict::NotReached);
         assert_eq!(judge(&kept, &late, 10_000, 0.0), Verdict::NotReached);
         assert!(matches!(judge(&kept, &kept, 10_000, 0.0), Verdict::Met(_)));
@@ -134,23 +152,31 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_noise_is_not_met_whichever_figure_it_is() {
-        let qsd = rounds(1e4, &[10.0, 10.1, 10.2], 20.0);
-        let not_met = |vlane: &[Figures]| matches!(judge(vlane, &qsd, 10_000, 0.016), Verdict::NotMet(_));
-        assert!(not_met(&rounds(1e4, &[11.0, 11.0, 11.0], 20.0)));
-        assert!(not_met(&rounds(1e4, &[5.0, 5.0, 5.0], 21.0)));
-        assert!(!not_met(&rounds(1e4, &[5.0, 5.0, 5.0], 20.3)), "fio does not tell 1.5 % apart");
-        assert!(!not_met(&rounds(1e4, &[10.0, 10.1, 10.2], 20.0)));
-        // What was not measured is not met.
-        assert!(not_met(&rounds(1e4, &[f64::NAN; 3], 20.0)));
+    fn more_is_not_met_whichever_figure_it_is_and_only_by_the_interval() {
+        let qsd = rounds(1e4, &[10.0, 10.1, 10.2, 10.0, 10.1], 20.0);
+        let held =
+            |cpu: &[f64], p50: f64, resolution: f64| judge(&rounds(1e4, cpu, p50), &qsd, 10_000, resolution);
+        assert!(matches!(held(&[11.0; 5], 20.0, 0.016), Verdict::NotMet(_)));
+        assert!(matches!(held(&[5.0; 5], 22.0, 0.016), Verdict::NotMet(_)));
+        assert!(matches!(held(&[5.0; 5], 20.3, 0.016), Verdict::Met(_)), "1.5 % do not matter");
+        assert!(matches!(held(&[5.0; 5], 22.0, 0.2), Verdict::Met(_)), "the client does not tell 10 % apart");
+        // The median is 1.09 times the other's; the interval is not above it.
+        let scattered = held(&[11.0, 11.0, 11.0, 9.0, 8.0], 20.0, 0.016);
+        assert!(
+            matches!(&scattered, Verdict::Undecided(all) if all[0].word() == "no difference seen"),
+            "{scattered:?}"
+        );
+        // Four rounds decide nothing, and what was not measured is not met.
+        assert!(matches!(judge(&rounds(1e4, &[5.0; 4], 9.0), &qsd, 10_000, 0.0), Verdict::Undecided(_)));
+        assert!(matches!(held(&[f64::NAN; 5], 20.0, 0.016), Verdict::Undecided(_)));
     }
 
     proptest! {
-        /// Whatever was measured: inside the A/A interval is never "not met", and beyond it with more than the other is never "met".
+        /// Whatever was measured: nothing is met or not met unless the interval says so, and against itself nothing is ever more.
         #[test]
-        fn inside_the_a_a_interval_is_never_not_met(
-            a in prop::collection::vec((0.1..100.0_f64, 0.1..100.0_f64), 1..8),
-            b in prop::collection::vec((0.1..100.0_f64, 0.1..100.0_f64), 1..8),
+        fn a_verdict_is_the_intervals(
+            a in prop::collection::vec((0.1..100.0_f64, 0.1..100.0_f64), 1..9),
+            b in prop::collection::vec((0.1..100.0_f64, 0.1..100.0_f64), 1..9),
             resolution in 0.0..0.1_f64,
         ) {
             let figures = |all: &[(f64, f64)]| -> Vec<Figures> {
@@ -159,11 +185,18 @@ mod tests {
             let n = a.len().min(b.len());
             let (vlane, other) = (figures(&a[..n]), figures(&b[..n]));
             let verdict = judge(&vlane, &other, 1_000, resolution);
-            let inside = |c: &Compared| c.ratio.median <= 1.0 || (1.0 / c.noise..=c.noise).contains(&c.ratio.median);
-            prop_assert!(verdict.compared().iter().all(|c| c.noise >= 1.0));
-            prop_assert_eq!(matches!(verdict, Verdict::Met(_)), verdict.compared().iter().all(inside));
-            // Against itself nothing is ever found.
-            prop_assert!(matches!(judge(&vlane, &vlane, 1_000, resolution), Verdict::Met(_)));
+            let beyond = 1.0 + THRESHOLD.max(resolution);
+            for compared in verdict.compared() {
+                let known = compared.difference;
+                match compared.held() {
+                    Held::Met => prop_assert!(n >= stats::LEAST_PAIRS && known.low < 1.0 + 1e-9 || known.high <= beyond),
+                    Held::NotMet => prop_assert!(n >= stats::LEAST_PAIRS && known.low > 1.0),
+                    Held::Undecided => prop_assert!(n < stats::LEAST_PAIRS || known.high >= 1.0),
+                }
+            }
+            let not_met = verdict.compared().iter().any(|compared| compared.held() == Held::NotMet);
+            prop_assert_eq!(matches!(verdict, Verdict::NotMet(_)), not_met);
+            prop_assert!(!matches!(judge(&vlane, &vlane, 1_000, resolution), Verdict::NotMet(_)));
         }
     }
 }
