@@ -358,19 +358,35 @@ impl Account {
         self.boosted = None;
     }
 
-    /// The accounting gives `allotment` of CPU time at `now`.
-    pub fn allot(&mut self, now: u64, allotment_ns: u64, params: &Params) {
-        self.totals.allotted_ns += allotment_ns;
-        let mut keeps = allotment_ns;
-        let share = allotment_ns * self.redemption_permille / PERMILLE;
-        if self.loan.redeeming || params.redemption == Redemption::Always {
-            let redeems = share.min(self.loan.debt_ns());
-            self.loan.redeemed_ns += redeems;
-            self.totals.redeemed_ns += redeems;
-            if params.payment == Payment::Loan {
-                keeps -= redeems;
-            }
+    /// CPU time up to the limit at which credits expire.
+    pub(super) fn to_ceiling_ns(&self, params: &Params) -> u64 {
+        let ceiling = i128::from(signed(params.credit_max_ns));
+        u64::try_from(ceiling - i128::from(self.credit_ns)).unwrap_or(0)
+    }
+
+    /// What an allotment of `due_ns`, that is before the ceiling cuts it, redeems of the loan: a share of it, and all that the
+    /// ceiling cuts off. So who is idle redeems, and nobody redeems faster.
+    pub(super) fn redeems_ns(&self, due_ns: u64, params: &Params) -> u64 {
+        if !self.loan.redeeming && params.redemption == Redemption::WhenSpent {
+            return 0;
         }
+        let share = due_ns * self.redemption_permille / PERMILLE;
+        share.max(due_ns.saturating_sub(self.to_ceiling_ns(params))).min(self.loan.debt_ns())
+    }
+
+    /// The accounting gives `allotment_ns` of CPU time at `now`; `due_ns` is what it would have been without the ceiling.
+    pub fn allot(&mut self, now: u64, due_ns: u64, allotment_ns: u64, params: &Params) {
+        self.totals.allotted_ns += allotment_ns;
+        // Who contends also gets what others cannot take.
+        let whole = due_ns.max(allotment_ns);
+        let mut redeems = self.redeems_ns(whole, params);
+        let mut keeps = allotment_ns;
+        if params.payment == Payment::Loan {
+            redeems = redeems.min(allotment_ns);
+            keeps -= redeems;
+        }
+        self.loan.redeemed_ns += redeems;
+        self.totals.redeemed_ns += redeems;
         self.credit_ns = self.credit_ns.saturating_add_unsigned(keeps);
         let ceiling = signed(params.credit_max_ns);
         if self.credit_ns > ceiling {
@@ -390,6 +406,7 @@ impl Account {
         if params.redemption == Redemption::Always {
             // Redemption comes once in a period: a line that is smaller than what it brings would deny events that are
             // paid for.
+            let share = whole * self.redemption_permille / PERMILLE;
             self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
         }
     }

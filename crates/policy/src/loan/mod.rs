@@ -12,6 +12,9 @@
 //! - next loan = line * cm_ref / cm, between two limits (equation 4, whose units do not match as printed: credits by
 //!   credits per millisecond is a time).
 //!
+//! Redemption is a share of the allotment before the ceiling of credits cuts it, and what is cut redeems too: in the paper, too, it
+//! comes from what a vCPU leaves, so that who is idle redeems fastest.
+//!
 //! What is different here, and can be set back with [`Params::paper`]: a boost ends when its event is served, not at a
 //! tick; it is charged to the vCPU's own share at once ([`Payment::Share`]), so that nobody runs ahead of its weight; a
 //! loan is redeemed all the time ([`Redemption::Always`]), so that who spends less than it redeems is never denied;
