@@ -406,7 +406,7 @@ fn the_more_of_a_machines_vcpus_are_inactive_the_more_often_the_others_are_boost
             let mut boosted = 0;
             for ms in 0..60_000 {
                 let now = ms * MS;
-                if now % params.period_ns == 0 {
+                if now.is_multiple_of(params.period_ns) {
                     for &id in &others {
                         book.ran(id, now, whole / 6);
                     }

@@ -30,5 +30,5 @@ pub mod units;
 
 pub use account::{Account, Boosted, Decision, Denial, Doing, Loan, Priority, Totals};
 pub use book::{Book, Claim, Vcpu, VcpuId};
-pub use goal::{Goal, LEAST_RESPONSES, REDEMPTION_MIN_PERMILLE, WINDOW_NS};
+pub use goal::{Goal, REDEMPTION_MIN_PERMILLE, WINDOW_NS};
 pub use params::{Params, ParamsError, Payment, Policy, Redemption};
