@@ -12,6 +12,7 @@ use vlane_policy::loan::{
 enum Step {
     Event(Doing),
     Ran(u64),
+    RanBoosted(u64),
     Served,
     /// What is due, and what of it is given.
     Allot(u64, u64),
@@ -26,6 +27,7 @@ fn step() -> impl Strategy<Value = (u64, Step)> {
         doing().prop_map(Step::Event),
         // Also runaways: a boost that nobody ended for seconds.
         prop_oneof![0..3 * MS, 0..3000 * MS].prop_map(Step::Ran),
+        prop_oneof![0..3 * MS, 0..3000 * MS].prop_map(Step::RanBoosted),
         Just(Step::Served),
         (0..40 * MS, 0..40 * MS).prop_map(|(due, gets)| Step::Allot(due, gets)),
     ];
@@ -46,6 +48,7 @@ fn run(params: &Params, steps: &[(u64, Step)], mut check: impl FnMut(&Account)) 
         match step {
             Step::Event(doing) => drop(account.event(now, doing, params)),
             Step::Ran(ns) => account.ran(now, ns, params),
+            Step::RanBoosted(ns) => account.ran_boosted(now, ns, params),
             Step::Served => account.served(),
             Step::Allot(due, gets) => account.allot(now, due, gets, params),
         }
@@ -71,9 +74,9 @@ proptest! {
     }
 
     #[test]
-    fn a_debt_is_never_more_than_a_line_and_one_boost(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+    fn a_debt_is_never_more_than_a_line_and_the_limit_of_credits(params in params(), steps in prop::collection::vec(step(), 1..300)) {
         run(&params, &steps, |account| {
-            assert!(account.loan.debt_ns() <= params.line_max_ns + params.charge_max_ns);
+            assert!(account.loan.debt_ns() <= params.line_max_ns + params.credit_min_ns);
             assert!((params.line_min_ns..=params.line_max_ns).contains(&account.loan.line_ns));
         });
     }
@@ -246,6 +249,24 @@ fn what_the_paper_says_of_loans_in_its_table_7_is_within_a_tenth() {
         let next = params.line_ns * params.cm_ref_ppm / cm_ppm / vlane_policy::loan::units::CREDIT_NS;
         assert!(next.abs_diff(loan) * 10 <= loan, "{next} credits, the paper has {loan}");
     }
+}
+
+#[test]
+fn what_a_boost_used_after_its_time_is_the_loans() {
+    let params = Params::sound(Policy::Loan);
+    let mut account = Account::new(&params);
+    assert!(matches!(account.event(0, Doing::Waiting, &params), Decision::Boost { .. }));
+    account.ran(MS, params.boost_max_ns, &params);
+    assert_eq!(account.boosted, None);
+    account.ran_boosted(9 * MS, 8 * MS, &params);
+    let used = params.boost_max_ns + 8 * MS;
+    assert_eq!(
+        (account.totals.lent_ns, account.loan.debt_ns(), account.totals.boosted_ns),
+        (used, used, used)
+    );
+    assert_eq!(account.credit_ns, -i64::try_from(used).unwrap());
+    // It has spent its loan, and cm is that of all of it.
+    assert!(account.loan.redeeming && account.totals.spent == 1, "{account:?}");
 }
 
 #[test]

@@ -118,6 +118,13 @@ impl Book {
         before && vcpu.account.boosted.is_none()
     }
 
+    /// A vCPU has used CPU time before the others, for a boost that may have had its time before: timers are late.
+    pub fn ran_boosted(&mut self, id: VcpuId, now: u64, ns: u64) {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        vcpu.account.ran_boosted(now, ns, &self.params);
+        vcpu.watch.ran(ns);
+    }
+
     /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns` after it came.
     pub fn served(&mut self, id: VcpuId, response_ns: u64) {
         let goal = self.goal.response_ns;
