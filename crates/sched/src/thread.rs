@@ -175,6 +175,15 @@ impl Thread {
         }
     }
 
+    /// Whether somebody has stopped it (SIGSTOP, a debugger): it wants no CPU until it is continued.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH when it has ended ([`is_gone`]).
+    pub fn is_stopped(&self) -> io::Result<bool> {
+        Ok(matches!(self.read_stat()?.0, b'T' | b't'))
+    }
+
     /// What its nice value counts within: its cgroup, or in none its session's autogroup. Threads with the same text
     /// compete with each other.
     pub fn competes_in(&self) -> String {

@@ -212,7 +212,7 @@ const fn small(params: Params) -> Params {
 /// Boosts of vlane's length.
 const fn short(params: Params) -> Params {
     let own = Params::sound(Policy::Loan);
-    Params { boost_max_ns: own.boost_max_ns, charge_max_ns: own.charge_max_ns, ..params }
+    Params { boost_max_ns: own.boost_max_ns, ..params }
 }
 
 #[cfg(test)]

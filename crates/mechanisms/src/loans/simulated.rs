@@ -25,6 +25,8 @@ pub struct Options {
     pub setups: Vec<Setup>,
     /// With the paper's scenario also: its parameters with one change at a time, and events more and less frequent.
     pub extras: bool,
+    /// Of the events more and less frequent, so many runs, each with a seed of its own.
+    pub seeds: u32,
 }
 
 /// A run, before and after.
@@ -37,8 +39,8 @@ struct Run {
     outcome: Outcome,
 }
 
-/// Times between two pings, milliseconds, in the section on rates.
-const RATES: [f64; 7] = [2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0];
+/// Pings per second in the section on rates. hping's own rate is the first; the paper gives it no other.
+const RATES: [f64; 5] = [1.0, 2.0, 5.0, 20.0, 100.0];
 
 /// All runs of a report.
 #[derive(Debug, Default)]
@@ -56,21 +58,21 @@ impl Runs {
     }
 }
 
-/// The paper's scenario with pings so far apart, in the mean.
-fn with_interval(scenario: &Scenario, ms: f64) -> Scenario {
+/// The paper's scenario with so many pings per second, in the mean.
+fn with_rate(scenario: &Scenario, per_second: f64) -> Scenario {
     let mut changed = scenario.clone();
     changed.seconds = scenario.seconds.min(60.0);
     for load in changed.vm.iter_mut().flat_map(|vm| &mut vm.load) {
         if let Load::Ping { every, .. } = load {
-            *every = Span { us: ms * 1e3, ..*every };
+            *every = Span { us: 1e6 / per_second, ..*every };
         }
     }
     changed
 }
 
 /// Name under which the runs of the section on rates are kept.
-fn rate(ms: f64) -> String {
-    format!("rates {ms}")
+fn rate(per_second: f64) -> String {
+    format!("rates {per_second}")
 }
 
 /// Simulates everything, on all CPUs that there are, and makes the report.
@@ -97,9 +99,12 @@ pub fn run(options: &Options) -> Result<Report> {
             }
         }
         if let Some((phase, part)) = paper.parts().into_iter().next() {
-            for ms in RATES {
-                for setup in &options.setups {
-                    jobs.push((rate(ms), phase.clone(), with_interval(&part, ms), setup.clone()));
+            for (per_second, setup) in RATES.iter().flat_map(|&r| options.setups.iter().map(move |s| (r, s)))
+            {
+                let scenario = with_rate(&part, per_second);
+                for seed in (scenario.seed..).take(options.seeds as usize) {
+                    let scenario = Scenario { seed, ..scenario.clone() };
+                    jobs.push((rate(per_second), phase.clone(), scenario, setup.clone()));
                 }
             }
         }
@@ -123,7 +128,13 @@ pub fn run(options: &Options) -> Result<Report> {
             .into(),
     }];
     let seeds: Vec<_> = options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
-    notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}.", seeds.join(", ")) });
+    let rates = match paper {
+        Some(_) if options.seeds > 1 => {
+            format!("; rates of pings with {} seeds from there on", options.seeds)
+        }
+        _ => String::new(),
+    };
+    notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}{rates}.", seeds.join(", ")) });
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     Ok(Report {
         summary: extras::summary(&runs, options),

@@ -266,8 +266,7 @@ fn look(vehicle: &SchedExt, ids: &[VcpuId], shown: &mut Shown) -> Result<()> {
 
 fn params(turn: &Turn, policy: Policy) -> Params {
     let sound = Params::sound(policy);
-    let charge_max_ns = sound.charge_max_ns.max(turn.boost_max_ns);
-    Params { boost_max_ns: turn.boost_max_ns, charge_max_ns, ..sound }
+    Params { boost_max_ns: turn.boost_max_ns, ..sound }
 }
 
 /// Does the vehicle's work until then.

@@ -89,7 +89,7 @@ pub struct Totals {
     pub forgiven_ns: u64,
     /// Charged to loans.
     pub lent_ns: u64,
-    /// Boosted time beyond what one boost is charged.
+    /// Boosted time that no loan was charged, because it owed as much as it may.
     pub clamped_ns: u64,
     /// Redeemed of loans.
     pub redeemed_ns: u64,
@@ -192,7 +192,9 @@ pub struct Account {
     pub redemption_permille: u64,
     /// The boost that is on.
     pub boosted: Option<Boosted>,
-    /// CPU time that the boost that is on has used.
+    /// What pays for the last boost, on or not.
+    last_boosted: Option<Boosted>,
+    /// CPU time that the last boost has used.
     pub boost_used_ns: u64,
     /// What has come of it.
     pub totals: Totals,
@@ -207,6 +209,7 @@ impl Account {
             base_line_ns: params.line_ns,
             redemption_permille: params.redemption_permille,
             boosted: None,
+            last_boosted: None,
             boost_used_ns: 0,
             totals: Totals {
                 allotted_ns: 0,
@@ -275,6 +278,7 @@ impl Account {
 
     const fn boost(&mut self, kind: Boosted, params: &Params) -> Decision {
         self.boosted = Some(kind);
+        self.last_boosted = Some(kind);
         self.boost_used_ns = 0;
         Decision::Boost { ns: params.boost_max_ns }
     }
@@ -285,21 +289,13 @@ impl Account {
         match self.boosted {
             None => 0,
             Some(Boosted::Wake | Boosted::Free) => left,
-            Some(Boosted::Loan) => {
-                let chargeable = params.charge_max_ns.saturating_sub(self.boost_used_ns);
-                let of_loan = self.loan.left_ns();
-                if of_loan <= chargeable { left.min(of_loan) } else { left }
-            }
+            Some(Boosted::Loan) => left.min(self.loan.left_ns()),
         }
     }
 
     /// Whether the vCPU's credits pay for the boost that is on, at once.
     pub fn boost_is_charged(&self, params: &Params) -> bool {
-        match self.boosted {
-            None | Some(Boosted::Free) => false,
-            Some(Boosted::Wake) => true,
-            Some(Boosted::Loan) => params.payment == Payment::Share,
-        }
+        self.boosted.is_some_and(|kind| is_charged(kind, params))
     }
 
     /// So far ahead of its share that more boosts would not be paid back soon.
@@ -310,25 +306,34 @@ impl Account {
     /// The vCPU has used `ns` of CPU time since this was last called; it is `now`. Ends a boost that has had its time
     /// or whose loan is spent: look at [`Account::boosted`] afterwards.
     pub fn ran(&mut self, now: u64, ns: u64, params: &Params) {
+        self.used(now, ns, self.boosted, params);
+    }
+
+    /// The same where the boost itself was ended late: it is charged as the boost that it was, also after that had its time.
+    pub fn ran_boosted(&mut self, now: u64, ns: u64, params: &Params) {
+        self.used(now, ns, self.last_boosted, params);
+    }
+
+    fn used(&mut self, now: u64, ns: u64, boosted: Option<Boosted>, params: &Params) {
         self.totals.used_ns += ns;
-        let Some(kind) = self.boosted else {
+        let Some(kind) = boosted else {
             self.charge(ns, params);
             return;
         };
-        let before = self.boost_used_ns;
         self.boost_used_ns += ns;
         self.totals.boosted_ns += ns;
-        if self.boost_is_charged(params) {
+        if is_charged(kind, params) {
             self.charge(ns, params);
         } else {
             self.totals.uncharged_ns += ns;
         }
         if kind == Boosted::Loan {
-            let charge = ns.min(params.charge_max_ns.saturating_sub(before));
+            let charge =
+                ns.min((self.loan.line_ns + params.credit_min_ns).saturating_sub(self.loan.debt_ns()));
             self.totals.clamped_ns += ns - charge;
             self.totals.lent_ns += charge;
             self.loan.spent_ns += charge;
-            if self.loan.debt_ns() >= self.loan.line_ns {
+            if !self.loan.redeeming && self.loan.debt_ns() >= self.loan.line_ns {
                 self.spent(now, params);
             }
         }
@@ -358,19 +363,35 @@ impl Account {
         self.boosted = None;
     }
 
-    /// The accounting gives `allotment` of CPU time at `now`.
-    pub fn allot(&mut self, now: u64, allotment_ns: u64, params: &Params) {
-        self.totals.allotted_ns += allotment_ns;
-        let mut keeps = allotment_ns;
-        let share = allotment_ns * self.redemption_permille / PERMILLE;
-        if self.loan.redeeming || params.redemption == Redemption::Always {
-            let redeems = share.min(self.loan.debt_ns());
-            self.loan.redeemed_ns += redeems;
-            self.totals.redeemed_ns += redeems;
-            if params.payment == Payment::Loan {
-                keeps -= redeems;
-            }
+    /// CPU time up to the limit at which credits expire.
+    pub(super) fn to_ceiling_ns(&self, params: &Params) -> u64 {
+        let ceiling = i128::from(signed(params.credit_max_ns));
+        u64::try_from(ceiling - i128::from(self.credit_ns)).unwrap_or(0)
+    }
+
+    /// What an allotment of `due_ns`, that is before the ceiling cuts it, redeems of the loan: a share of it, and all that the
+    /// ceiling cuts off. So who is idle redeems, and nobody redeems faster.
+    pub(super) fn redeems_ns(&self, due_ns: u64, params: &Params) -> u64 {
+        if !self.loan.redeeming && params.redemption == Redemption::WhenSpent {
+            return 0;
         }
+        let share = due_ns * self.redemption_permille / PERMILLE;
+        share.max(due_ns.saturating_sub(self.to_ceiling_ns(params))).min(self.loan.debt_ns())
+    }
+
+    /// The accounting gives `allotment_ns` of CPU time at `now`; `due_ns` is what it would have been without the ceiling.
+    pub fn allot(&mut self, now: u64, due_ns: u64, allotment_ns: u64, params: &Params) {
+        self.totals.allotted_ns += allotment_ns;
+        // Who contends also gets what others cannot take.
+        let whole = due_ns.max(allotment_ns);
+        let mut redeems = self.redeems_ns(whole, params);
+        let mut keeps = allotment_ns;
+        if params.payment == Payment::Loan {
+            redeems = redeems.min(allotment_ns);
+            keeps -= redeems;
+        }
+        self.loan.redeemed_ns += redeems;
+        self.totals.redeemed_ns += redeems;
         self.credit_ns = self.credit_ns.saturating_add_unsigned(keeps);
         let ceiling = signed(params.credit_max_ns);
         if self.credit_ns > ceiling {
@@ -390,8 +411,17 @@ impl Account {
         if params.redemption == Redemption::Always {
             // Redemption comes once in a period: a line that is smaller than what it brings would deny events that are
             // paid for.
+            let share = whole * self.redemption_permille / PERMILLE;
             self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
         }
+    }
+}
+
+fn is_charged(kind: Boosted, params: &Params) -> bool {
+    match kind {
+        Boosted::Free => false,
+        Boosted::Wake => true,
+        Boosted::Loan => params.payment == Payment::Share,
     }
 }
 

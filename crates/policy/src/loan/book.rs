@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::account::{Account, Decision, Doing};
 use super::goal::{Goal, Watch};
-use super::params::{Params, Policy};
+use super::params::{Params, Payment, Policy};
 use super::units::{DEFAULT_WEIGHT, PERMILLE, mul_div};
 
 /// Which account: its place in the book. A place is given anew after [`Book::close`].
@@ -118,6 +118,13 @@ impl Book {
         before && vcpu.account.boosted.is_none()
     }
 
+    /// A vCPU has used CPU time before the others, for a boost that may have had its time before: timers are late.
+    pub fn ran_boosted(&mut self, id: VcpuId, now: u64, ns: u64) {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        vcpu.account.ran_boosted(now, ns, &self.params);
+        vcpu.watch.ran(ns);
+    }
+
     /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns` after it came.
     pub fn served(&mut self, id: VcpuId, response_ns: u64) {
         let goal = self.goal.response_ns;
@@ -142,10 +149,11 @@ impl Book {
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
         let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
-        for (vcpu, &allotment) in self.vcpus.iter_mut().zip(&self.plan.allotments) {
+        let planned = self.plan.due.iter().zip(&self.plan.allotments);
+        for (vcpu, (&due, &allotment)) in self.vcpus.iter_mut().zip(planned) {
             let Some(vcpu) = vcpu else { continue };
             vcpu.watch.owes(vcpu.account.loan.debt_ns());
-            vcpu.account.allot(now, allotment, &self.params);
+            vcpu.account.allot(now, due, allotment, &self.params);
             if self.params.policy == Policy::Adaptive {
                 vcpu.watch.allotted(allotment);
                 vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
@@ -178,7 +186,12 @@ impl Book {
 /// Who gets what at an accounting.
 #[derive(Debug, Clone)]
 struct Plan {
+    /// What each would get if no credits expired, by place.
+    due: Vec<u64>,
+    /// What each gets.
     allotments: Vec<u64>,
+    /// What each can take.
+    room: Vec<u64>,
     /// Places, those of one machine side by side.
     order: Vec<usize>,
     machines: Vec<Share>,
@@ -187,21 +200,42 @@ struct Plan {
 
 impl Plan {
     const fn new() -> Self {
-        Self { allotments: Vec::new(), order: Vec::new(), machines: Vec::new(), members: Vec::new() }
+        Self {
+            due: Vec::new(),
+            allotments: Vec::new(),
+            room: Vec::new(),
+            order: Vec::new(),
+            machines: Vec::new(),
+            members: Vec::new(),
+        }
     }
 
     fn make(&mut self, vcpus: &[Option<Vcpu>], pool_ns: u64, params: &Params) {
-        self.allotments.clear();
-        self.allotments.resize(vcpus.len(), 0);
         self.order.clear();
         self.order.extend((0..vcpus.len()).filter(|&place| vcpus[place].is_some()));
         let vm = |place: usize| vcpus[place].as_ref().map_or(0, |vcpu| vcpu.claim.vm);
         self.order.sort_by_key(|&place| (vm(place), place));
-        let room = |place: usize| vcpus[place].as_ref().map_or(0, |vcpu| room(&vcpu.account, params));
+        // No CPU can run it for longer than a period.
+        self.room.clear();
+        self.room.resize(vcpus.len(), params.period_ns);
+        self.share(vcpus, pool_ns, params);
+        std::mem::swap(&mut self.due, &mut self.allotments);
+        for (place, room) in self.room.iter_mut().enumerate() {
+            let account = vcpus[place].as_ref().map(|vcpu| &vcpu.account);
+            *room = account.map_or(0, |account| room_of(account, self.due[place], params));
+        }
+        self.share(vcpus, pool_ns, params);
+    }
+
+    /// Shares the pool between machines and then between the vCPUs of each, as far as there is room.
+    fn share(&mut self, vcpus: &[Option<Vcpu>], pool_ns: u64, params: &Params) {
+        self.allotments.clear();
+        self.allotments.resize(vcpus.len(), 0);
+        let vm = |place: usize| vcpus[place].as_ref().map_or(0, |vcpu| vcpu.claim.vm);
         self.machines.clear();
         for (group, places) in self.order.chunk_by(|&a, &b| vm(a) == vm(b)).enumerate() {
             let Some(claim) = vcpus[places[0]].as_ref().map(|vcpu| vcpu.claim) else { continue };
-            let all: u64 = places.iter().map(|&place| room(place)).sum();
+            let all: u64 = places.iter().map(|&place| self.room[place]).sum();
             let cap = match claim.cap_permille {
                 0 => u64::MAX,
                 cap => mul_div(params.period_ns, u64::from(cap), PERMILLE),
@@ -218,7 +252,7 @@ impl Plan {
         let groups = self.order.chunk_by(|&a, &b| vm(a) == vm(b));
         for (machine, places) in self.machines.iter().zip(groups) {
             self.members.clear();
-            let member = |&place: &usize| Share { place, weight: 1, limit: room(place), gets: 0 };
+            let member = |&place: &usize| Share { place, weight: 1, limit: self.room[place], gets: 0 };
             self.members.extend(places.iter().map(member));
             fill(machine.gets, &mut self.members);
             for member in &self.members {
@@ -228,11 +262,14 @@ impl Plan {
     }
 }
 
-/// What an account can take: up to the limit at which credits expire, and no more than a CPU can run in a period.
-fn room(account: &Account, params: &Params) -> u64 {
-    let ceiling = i64::try_from(params.credit_max_ns).unwrap_or(i64::MAX);
-    let to_ceiling = u64::try_from(i128::from(ceiling) - i128::from(account.credit_ns)).unwrap_or(0);
-    to_ceiling.min(params.period_ns)
+/// What an account can take of `due_ns`: up to the limit at which credits expire and what redeems its loan besides, and no more than a
+/// CPU can run in a period.
+fn room_of(account: &Account, due_ns: u64, params: &Params) -> u64 {
+    let redeems = match params.payment {
+        Payment::Loan => account.redeems_ns(due_ns, params),
+        Payment::Share => 0,
+    };
+    (account.to_ceiling_ns(params) + redeems).min(params.period_ns)
 }
 
 /// One that shares in a pool.

@@ -1,9 +1,14 @@
 //! [`Policy::Adaptive`](super::Policy::Adaptive): the line and the redemption share find themselves from a goal.
 //!
-//! The paper fixes both (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched over
-//! windows: when more than one response in a hundred is later than the goal, the account may owe more and redeems
-//! faster; when it has used more than its share by more than the tolerance, both are halved; when all is well,
-//! both fall slowly as long as a quarter of them would do.
+//! The paper fixes both (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched, and its terms change
+//! once in a window at the most:
+//!
+//! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. When more have come than were
+//!   allowed, the account may owe a quarter more and redeems faster. That counts answers and not windows, so it is the same at one event per second and
+//!   at thousands. What is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
+//! - Shares. When the account has used more than its share by more than the tolerance, both are halved, and not raised before it has
+//!   kept its share again. A turn may be as long as a period, so that is judged over as long a time as makes a turn less than the
+//!   tolerance; at once when it is more than a turn beyond it.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,10 +18,14 @@ use super::units::{MS, PERMILLE, mul_div};
 
 /// The time over which an account is watched before its terms change.
 pub const WINDOW_NS: u64 = 990 * MS;
-/// A window with fewer responses says nothing about its 99th percentile.
-pub const LEAST_RESPONSES: u64 = 20;
 /// The least share of an allotment that redeems, parts per thousand.
 pub const REDEMPTION_MIN_PERMILLE: u64 = 50;
+/// So many answers within the goal allow one that is late.
+const TIMELY_PER_LATE: i64 = 99;
+/// So many of them lower what is not needed by a fiftieth. A late one raises it by a quarter: at one late in a hundred neither wins.
+const TIMELY_PER_STEP: i64 = 8;
+/// So many late answers that were allowed and have not come are kept.
+const LATE_KEPT: i64 = 4;
 
 /// What [`Policy::Adaptive`](super::Policy::Adaptive) is to reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,27 +64,66 @@ impl Goal {
     }
 }
 
-/// What is seen of an account in a window.
+/// What is seen of an account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Watch {
+    /// When the window began.
     since: Option<u64>,
+    /// Given out in it.
+    allotted_ns: u64,
+    /// Answers in it.
+    answers: u64,
+    /// The largest debt seen at an accounting in it.
+    peak_debt_ns: u64,
+    /// What had been lent when it began.
+    lent_before_ns: u64,
+    /// Late answers that are allowed, counted in answers within the goal ([`TIMELY_PER_LATE`] each); negative: more have come.
+    allowed: i64,
+    share: ShareWatch,
+}
+
+/// Whether an account keeps its share.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct ShareWatch {
     used_ns: u64,
     allotted_ns: u64,
-    responses: u64,
-    late: u64,
-    /// The largest debt seen at an accounting.
-    peak_debt_ns: u64,
-    /// What had been lent when the window began.
-    lent_before_ns: u64,
+    /// It did not when that was last judged.
+    is_exceeded: bool,
+}
+
+/// What a judgement says of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Judged {
+    NotYet,
+    Kept,
+    Exceeded,
+}
+
+impl ShareWatch {
+    fn judge(&mut self, credit_ns: i64, tolerance_permille: u64, turn_ns: u64) -> Judged {
+        let tolerance_ns = mul_div(self.allotted_ns, tolerance_permille, PERMILLE);
+        let is_long = tolerance_ns >= turn_ns;
+        // A turn more in one window and less in the next is no unfairness, nor is it to use what was saved.
+        let slack_ns = if is_long { 0 } else { turn_ns };
+        let owes = credit_ns < -i64::try_from(turn_ns).unwrap_or(i64::MAX);
+        let is_exceeded = owes && self.used_ns > self.allotted_ns + tolerance_ns + slack_ns;
+        if !is_exceeded && !is_long {
+            return Judged::NotYet;
+        }
+        // What was allotted and not used does not make up for later: a share is a share of each such time.
+        *self = Self { is_exceeded, ..Self::default() };
+        if is_exceeded { Judged::Exceeded } else { Judged::Kept }
+    }
 }
 
 impl Watch {
     pub(crate) const fn ran(&mut self, ns: u64) {
-        self.used_ns += ns;
+        self.share.used_ns += ns;
     }
 
     pub(crate) const fn allotted(&mut self, ns: u64) {
         self.allotted_ns += ns;
+        self.share.allotted_ns += ns;
     }
 
     /// An accounting begins: the debt is as large as it will be until the next.
@@ -83,9 +131,10 @@ impl Watch {
         self.peak_debt_ns = self.peak_debt_ns.max(debt_ns);
     }
 
-    pub(crate) const fn served(&mut self, response_ns: u64, goal_ns: u64) {
-        self.responses += 1;
-        self.late += (response_ns > goal_ns) as u64;
+    pub(crate) fn served(&mut self, response_ns: u64, goal_ns: u64) {
+        self.answers += 1;
+        self.allowed += if response_ns > goal_ns { -TIMELY_PER_LATE } else { 1 };
+        self.allowed = self.allowed.min(LATE_KEPT * TIMELY_PER_LATE);
     }
 
     /// Ends the window when its time is over, and changes the account's terms.
@@ -94,30 +143,32 @@ impl Watch {
         if now.saturating_sub(since) < WINDOW_NS {
             return;
         }
-        // What was allotted and not used does not make up for another window: a share is a share of each.
-        let tolerated = self.allotted_ns + mul_div(self.allotted_ns, goal.tolerance_permille, PERMILLE);
         let (mut redemption, mut line) = (account.redemption_permille, account.base_line_ns);
-        // A turn more in one window and less in the next is no unfairness: a turn may be as long as a period.
-        let turn = params.period_ns;
-        let is_ahead = account.credit_ns < -i64::try_from(turn).unwrap_or(i64::MAX);
-        if self.used_ns > tolerated + turn && is_ahead {
+        let judged = self.share.judge(account.credit_ns, goal.tolerance_permille, params.period_ns);
+        if judged == Judged::Exceeded {
             redemption /= 2;
             line /= 2;
-        } else if self.responses >= LEAST_RESPONSES && self.late * 100 > self.responses {
-            redemption += redemption / 4 + 10;
-            line += line / 4;
-        } else if self.late * 500 <= self.responses {
+        } else if self.allowed < 0 {
+            // One that was late is answered so; several in a window are, too: they may have had one cause.
+            self.allowed = (self.allowed + TIMELY_PER_LATE).max(0);
+            // What is late while the share is exceeded is what that costs.
+            if !self.share.is_exceeded {
+                redemption += redemption / 4;
+                line += line / 4;
+            }
+        } else if self.answers > 0 && self.allowed >= TIMELY_PER_STEP {
             // Only what is not needed: a step too far is paid for with many late responses before it is taken back.
             let lent = account.totals.lent_ns - self.lent_before_ns;
-            if lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4 {
-                redemption -= redemption / 50;
-            }
-            if self.peak_debt_ns < line / 4 {
-                line -= line / 50;
-            }
+            let redeems_more = lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4;
+            let lends_more = self.peak_debt_ns < line / 4;
+            redemption -= if redeems_more { redemption / 50 } else { 0 };
+            line -= if lends_more { line / 50 } else { 0 };
+            self.allowed -= if redeems_more || lends_more { TIMELY_PER_STEP } else { 0 };
         }
         account.redemption_permille = redemption.clamp(REDEMPTION_MIN_PERMILLE, PERMILLE);
         account.base_line_ns = line.clamp(params.line_min_ns, params.line_max_ns);
-        *self = Self { since: Some(now), lent_before_ns: account.totals.lent_ns, ..Self::default() };
+        self.since = Some(now);
+        self.lent_before_ns = account.totals.lent_ns;
+        (self.allotted_ns, self.answers, self.peak_debt_ns) = (0, 0, 0);
     }
 }

@@ -12,10 +12,25 @@
 //! - next loan = line * cm_ref / cm, between two limits (equation 4, whose units do not match as printed: credits by
 //!   credits per millisecond is a time).
 //!
-//! What is different here, and can be set back with [`Params::paper`]: a boost ends when its event is served, not at a
-//! tick; it is charged to the vCPU's own share at once ([`Payment::Share`]), so that nobody runs ahead of its weight; a
-//! loan is redeemed all the time ([`Redemption::Always`]), so that who spends less than it redeems is never denied;
-//! what one boost is charged is clamped. [`Policy::Adaptive`] finds line and redemption share from a [`Goal`].
+//! # What deviates from the paper
+//!
+//! All of it but the last two is set back with [`Params::paper`]:
+//!
+//! - A boost ends when its event is served or its time is over ([`Params::boost_max_ns`]), not at a tick. What it really used is charged,
+//!   also what it used after its time because a timer came late.
+//! - The share pays: a boost is charged to the vCPU's own credits at once ([`Payment::Share`]), so that nobody runs ahead of its weight.
+//! - A loan is redeemed all the time ([`Redemption::Always`]), not only from when it is spent: who spends less than it redeems is never denied.
+//! - A line is raised to what one accounting redeems, when it is less than that.
+//! - A loan that is not spent is reviewed after [`Params::review_ns`]: cm is taken then, and the next loan follows it.
+//! - Who owes its share more than the overdraft ([`Params::overdraft_ns`]) is denied.
+//! - Accountings are levelled ([`Params::level_permille`]): what contenders own or owe together does not drift.
+//! - cm has a reference ([`Params::cm_ref_ppm`]), and the next loan limits.
+//! - The pool that an accounting gives out is what the vCPUs have used ([`Book::account_all`]), not the time of all CPUs; what one cannot
+//!   take goes to the others.
+//! - Redemption is a share of the allotment before the ceiling of credits cuts it, as in the paper, and what is cut redeems too. In the paper redemption
+//!   comes from what a vCPU leaves: who is idle redeems fastest.
+//!
+//! [`Policy::Adaptive`] finds line and redemption share from a [`Goal`], which the paper leaves open.
 //!
 //! [`Account`] is one vCPU's, [`Book`] is a host's. All of it is integers. Units and constants are in [`units`].
 
@@ -27,5 +42,5 @@ pub mod units;
 
 pub use account::{Account, Boosted, Decision, Denial, Doing, Loan, Priority, Totals};
 pub use book::{Book, Claim, Vcpu, VcpuId};
-pub use goal::{Goal, LEAST_RESPONSES, REDEMPTION_MIN_PERMILLE, WINDOW_NS};
+pub use goal::{Goal, REDEMPTION_MIN_PERMILLE, WINDOW_NS};
 pub use params::{Params, ParamsError, Payment, Policy, Redemption};

@@ -102,15 +102,14 @@ pub struct Params {
     pub payment: Payment,
     /// One boost ends after so much CPU time, served or not.
     pub boost_max_ns: u64,
-    /// One boost is charged to the loan at most so much, however late it was ended: debts stay redeemable.
-    pub charge_max_ns: u64,
     /// A loan that is not spent after so long is reviewed: cm is taken and the line follows it. 0: never (the paper).
     pub review_ns: u64,
     /// Credits beyond so much CPU time expire.
     pub credit_max_ns: u64,
     /// No boost for who owes its share so much CPU time ([`Payment::Share`] only).
     pub overdraft_ns: u64,
-    /// Credits never fall below minus so much CPU time; what is beyond is forgiven, and counted.
+    /// Credits never fall below minus so much CPU time, and no loan owes more than that beyond its line: debts of whoever ran away stay
+    /// redeemable. What is beyond is forgiven, and counted.
     pub credit_min_ns: u64,
     /// How much of what the contenders own together, or owe beyond a period each, an accounting takes back or gives, parts
     /// per thousand. 0: nothing
@@ -142,7 +141,6 @@ impl Params {
             // 0.4 ms in the mean (exponential) are answered after 10.5 ms with 0.5 ms, after 3.7 ms with this, after 0.9 ms with
             // 2 ms; but where nobody sees an event served, each takes all of it.
             boost_max_ns: MS,
-            charge_max_ns: 2 * MS,
             review_ns: 10 * PERIOD_NS,
             credit_max_ns: 600 * CREDIT_NS,
             // Contenders may owe a period each (see `level_permille`), and a turn of 30 ms comes on top of that.
@@ -167,7 +165,6 @@ impl Params {
             redemption: Redemption::WhenSpent,
             payment: Payment::Loan,
             boost_max_ns: 10 * MS,
-            charge_max_ns: 10 * MS,
             review_ns: 0,
             credit_max_ns: 300 * CREDIT_NS,
             overdraft_ns: 300 * CREDIT_NS,
@@ -197,7 +194,6 @@ impl Params {
         range("cm_ref_ppm", self.cm_ref_ppm, 1, PPM)?;
         range("redemption_permille", self.redemption_permille, 1, PERMILLE)?;
         range("boost_max_ns", self.boost_max_ns, 10 * US, 100 * MS)?;
-        range("charge_max_ns", self.charge_max_ns, self.boost_max_ns, second)?;
         range("review_ns", self.review_ns, 0, 1000 * second)?;
         range("credit_max_ns", self.credit_max_ns, MS, 100 * second)?;
         range("overdraft_ns", self.overdraft_ns, MS, self.credit_min_ns)?;

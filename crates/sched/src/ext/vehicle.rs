@@ -159,7 +159,7 @@ impl SchedExt {
         let boosted = seen.boosted_ns.saturating_sub(member.boosted_ns);
         member.boosted_ns += boosted;
         if boosted > 0 {
-            self.book.ran(id, now, boosted);
+            self.book.ran_boosted(id, now, boosted);
         }
         let mut plain = (seen.used_ns - seen.boosted_ns).saturating_sub(member.plain_ns);
         if seen.boost_left_ns == 0 {

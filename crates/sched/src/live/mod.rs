@@ -6,6 +6,7 @@
 mod again;
 mod announced;
 pub mod backends;
+mod entitled;
 mod joins;
 pub mod probe;
 pub mod socket;
@@ -69,6 +70,14 @@ struct Vcpu {
     per_second: (f64, f64),
     /// CPU time of all vCPUs and its own when it joined: shares count from then.
     joined_all_ns: u64,
+}
+
+impl Vcpu {
+    /// Whether all its threads are.
+    fn is_stopped(&self) -> bool {
+        let mut threads = self.clocks.iter().filter_map(|thread| thread.is_stopped().ok()).peekable();
+        threads.peek().is_some() && threads.all(|is_stopped| is_stopped)
+    }
 }
 
 /// The daemon.
@@ -560,29 +569,23 @@ impl Daemon {
     fn snapshot(&self, now: u64) -> Snapshot {
         let mut responses = Vec::with_capacity(self.vcpus.len());
         let all = self.used_by_all();
-        // Machines share by weight; the vCPUs of one share its part.
-        let mut machines: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
-        for vcpu in self.vcpus.values() {
-            let machine = machines.entry(vcpu.claim.vm).or_insert((vcpu.claim.weight, 0));
-            machine.1 += 1;
-        }
-        let weights: f64 = machines.values().map(|&(weight, _)| f64::from(weight)).sum();
-        let vcpus = self.vcpus.iter().filter_map(|(&id, vcpu)| {
+        let claims: Vec<_> = self.vcpus.values().map(|vcpu| (vcpu.claim, vcpu.is_stopped())).collect();
+        let entitled = entitled::percents(&claims);
+        let vcpus = self.vcpus.iter().zip(entitled).filter_map(|((&id, vcpu), entitled_percent)| {
             let account = self.vehicle.account(id)?;
             responses.push(vcpu.responses.clone());
             let since = state::us(all.saturating_sub(vcpu.joined_all_ns)).max(1e-3);
-            let (weight, members) = machines.get(&vcpu.claim.vm).copied().unwrap_or((1, 1));
             Some(VcpuState {
                 name: vcpu.threads.name.clone(),
                 pid: vcpu.threads.pid,
                 index: vcpu.threads.index,
                 tids: vcpu.threads.tids.clone(),
                 user: vcpu.clocks.first().map_or(0, |thread| thread.user()),
-                weight,
+                weight: vcpu.claim.weight,
                 cpu_percent: vcpu.per_second.0,
                 ready_percent: vcpu.per_second.1,
                 share_percent: state::us(account.totals.used_ns) / since * 100.0,
-                entitled_percent: f64::from(weight) / weights / f64::from(members) * 100.0,
+                entitled_percent,
                 ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
             })
         });

@@ -145,7 +145,7 @@ pub struct VcpuState {
     pub cpu_percent: f64,
     /// Its part of what all vCPUs used since it joined, percent.
     pub share_percent: f64,
-    /// What its weight entitles it to, percent.
+    /// What its weight entitles it to among those that are not stopped, percent; 0 if it is stopped itself.
     pub entitled_percent: f64,
     /// "CPU ready" (steal time): waited for a CPU in the last second, percent of the time.
     pub ready_percent: f64,

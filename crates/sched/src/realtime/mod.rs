@@ -285,14 +285,15 @@ impl RealTime {
         let ns = sum.saturating_sub(managed.charged_ns);
         managed.charged_ns = managed.charged_ns.max(sum);
         let alive = !managed.members.is_empty();
-        if managed.boost.is_some() {
-            let payer = managed.payer;
+        let payer = managed.boost.is_some().then_some(managed.payer);
+        self.pool_ns += ns;
+        if let Some(payer) = payer {
             self.budget.used(ns);
             self.payers.used(payer, ns);
             self.counts.boosted_ns += ns;
-        }
-        self.pool_ns += ns;
-        if ns > 0 {
+            // Also what was used after the boost had its time: this process came late, or the kernel's timer did.
+            self.book.ran_boosted(id, now, ns);
+        } else if ns > 0 {
             self.book.ran(id, now, ns);
         }
         alive

@@ -32,6 +32,9 @@ pub struct SimulateArgs {
     /// All chance follows from it, instead of the scenario's
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     seed: Option<u64>,
+    /// Seeds with which the paper's scenario is simulated at other rates of pings: that one and those after it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u32>(1..=1000))]
+    seeds: u32,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -71,6 +74,7 @@ impl SimulateArgs {
             scenarios: self.scenarios()?,
             setups,
             extras: self.policies.is_empty(),
+            seeds: self.seeds,
         })
     }
 }

@@ -1,0 +1,162 @@
+//! What holds for the terms that `adaptive` finds, however frequent events are and however large a share is.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use vlane_policy::loan::units::{MS, PERMILLE};
+use vlane_policy::loan::{Account, Book, Claim, Goal, Params, Policy, VcpuId};
+
+const SECOND: u64 = 1000 * MS;
+
+/// A host on which each vCPU uses what it was allotted last, by weight; the first one more than that by `excess` permille.
+struct Host {
+    book: Book,
+    ids: Vec<VcpuId>,
+    now: u64,
+}
+
+impl Host {
+    fn new(weights: &[u32]) -> Self {
+        let mut book = Book::new(Params::sound(Policy::Adaptive), Goal::default());
+        let claim = |(vm, &weight): (u32, &u32)| Claim { vm, weight, cap_permille: 0 };
+        let ids = (0..).zip(weights).map(|each| book.open(claim(each))).collect();
+        let mut host = Self { book, ids, now: 0 };
+        host.period(0);
+        host
+    }
+
+    fn first(&self) -> &Account {
+        self.book.account(self.ids[0]).unwrap()
+    }
+
+    fn period(&mut self, excess: u64) {
+        let period = self.book.params().period_ns;
+        self.now += period;
+        let allotted = self.book.allotments().to_vec();
+        for (n, id) in self.ids.iter().enumerate() {
+            let got = allotted.get(id.into_index()).copied().unwrap_or(0);
+            let more = if n == 0 { got * excess / PERMILLE } else { 0 };
+            self.book.ran(*id, self.now, got + more);
+        }
+        self.book.account_all(self.now, period);
+    }
+}
+
+/// Answers evenly apart, so many per second, of which so many of a thousand are late, evenly apart too.
+struct Answers {
+    per_second: u64,
+    late_permille: u64,
+    /// Where the late ones begin.
+    phase: u64,
+    given: u64,
+}
+
+impl Answers {
+    const fn new(per_second: u64, late_permille: u64, phase: u64) -> Self {
+        Self { per_second, late_permille, phase, given: 0 }
+    }
+
+    fn until(&mut self, host: &mut Host) {
+        let late = |n: u64| (n + self.phase) * self.late_permille / PERMILLE;
+        for n in self.given..host.now * self.per_second / SECOND {
+            let response = if late(n + 1) > late(n) { 5 * MS } else { MS / 2 };
+            host.book.served(host.ids[0], response);
+            self.given = n + 1;
+        }
+    }
+}
+
+/// The line and the share that redeems.
+fn terms(host: &Host) -> (u64, u64) {
+    (host.first().base_line_ns, host.first().redemption_permille)
+}
+
+/// Those of one vCPU of twelve, after so long with such answers.
+fn terms_after(seconds: u64, mut answers: Answers) -> (u64, u64) {
+    let mut host = Host::new(&[256; 12]);
+    while host.now < seconds * SECOND {
+        host.period(0);
+        answers.until(&mut host);
+    }
+    terms(&host)
+}
+
+/// Those that all begin with.
+fn begun() -> (u64, u64) {
+    let params = Params::sound(Policy::Adaptive);
+    (params.line_ns, params.redemption_permille)
+}
+
+fn per_second() -> impl Strategy<Value = u64> {
+    prop_oneof![1u64..20, 20u64..100, 100u64..5000]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn a_goal_that_is_reached_raises_no_terms_at_any_rate(
+        per_second in per_second(), late in 0u64..=7, phase in 0u64..1000,
+    ) {
+        let (line, redemption) = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, phase));
+        prop_assert!(line <= begun().0 && redemption <= begun().1, "{} ns, {}", line, redemption);
+    }
+
+    #[test]
+    fn a_goal_that_is_missed_raises_terms_as_far_as_they_go_at_any_rate(
+        per_second in per_second(), late in 25u64..=1000,
+    ) {
+        let (line, redemption) = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, 0));
+        // But for some steps down since the last late one.
+        let top = (Params::sound(Policy::Adaptive).line_max_ns, PERMILLE);
+        prop_assert!(line >= top.0 * 85 / 100 && redemption >= top.1 * 85 / 100, "{} ns, {}", line, redemption);
+    }
+
+    #[test]
+    fn who_uses_more_than_its_share_by_more_than_the_tolerance_is_lent_less_whatever_comes_late(
+        others in 1usize..=10, weight in 128u32..=256, excess in 30u64..300, late in 0u64..=1000,
+    ) {
+        let mut weights = vec![256; others + 1];
+        weights[0] = weight;
+        let mut host = Host::new(&weights);
+        let mut answers = Answers::new(50, late, 0);
+        // A twentieth of a CPU at the least: a turn of 30 ms is 2 % of what that is in half a minute.
+        while host.now < 120 * SECOND {
+            host.period(excess);
+            answers.until(&mut host);
+        }
+        let now = terms(&host);
+        prop_assert!(now.0 < begun().0 && now.1 < begun().1, "{:?} of {:?}", now, begun());
+    }
+
+    #[test]
+    fn who_keeps_its_share_within_the_tolerance_is_lent_what_it_needs(
+        others in 1usize..20, excess in 0u64..=18, late in 25u64..=1000,
+    ) {
+        let mut host = Host::new(&vec![256; others + 1]);
+        let mut answers = Answers::new(50, late, 0);
+        while host.now < 120 * SECOND {
+            host.period(excess);
+            answers.until(&mut host);
+        }
+        prop_assert!(host.first().redemption_permille >= PERMILLE * 85 / 100, "{:?}", terms(&host));
+    }
+}
+
+#[test]
+fn who_gets_no_answers_keeps_its_terms() {
+    assert_eq!(terms_after(60, Answers::new(0, 0, 0)), begun());
+}
+
+#[test]
+fn terms_that_nobody_needs_are_lowered_slowly_at_any_rate() {
+    for per_second in [1, 200, 5000] {
+        let (line, redemption) = terms_after(10, Answers::new(per_second, 0, 0));
+        assert!(line < begun().0 && redemption < begun().1, "{line} ns, {redemption}");
+        // 2 % of each second at the most.
+        assert!(
+            line >= begun().0 * 80 / 100 && redemption >= begun().1 * 80 / 100,
+            "{line} ns, {redemption}"
+        );
+    }
+}

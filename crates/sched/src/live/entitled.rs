@@ -1,0 +1,36 @@
+//! What weights entitle vCPUs to, for people: machines share by weight, and the vCPUs of one share its part.
+
+use std::collections::BTreeMap;
+
+use vlane_policy::loan::Claim;
+
+/// What each vCPU is entitled to, percent, of claims and whether the vCPU is stopped. One that is stopped leaves its part to the others.
+pub(super) fn percents(vcpus: &[(Claim, bool)]) -> Vec<f64> {
+    let mut machines: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for (claim, _) in vcpus.iter().filter(|(_, is_stopped)| !is_stopped) {
+        machines.entry(claim.vm).or_insert((claim.weight, 0)).1 += 1;
+    }
+    let weights: f64 = machines.values().map(|&(weight, _)| f64::from(weight)).sum();
+    let percent = |&(claim, is_stopped): &(Claim, bool)| match machines.get(&claim.vm) {
+        Some(&(weight, members)) if !is_stopped => f64::from(weight) / weights / f64::from(members) * 100.0,
+        _ => 0.0,
+    };
+    vcpus.iter().map(percent).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_stopped_leaves_its_part_to_the_others() {
+        let claim = |vm, weight| Claim { vm, weight, cap_permille: 0 };
+        // One of two vCPUs is stopped, and all of another machine.
+        let vcpus =
+            [(claim(1, 100), false), (claim(1, 100), true), (claim(2, 300), false), (claim(3, 800), true)];
+        assert_eq!(percents(&vcpus), [25.0, 0.0, 75.0, 0.0]);
+        let running = vcpus.map(|(claim, _)| (claim, false));
+        assert_eq!(percents(&running), [100.0 / 24.0, 100.0 / 24.0, 25.0, 800.0 / 12.0]);
+        assert_eq!(percents(&vcpus.map(|(claim, _)| (claim, true))), [0.0; 4]);
+    }
+}
