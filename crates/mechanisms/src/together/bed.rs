@@ -54,7 +54,7 @@ done
 echo "RESULT kernel=$(uname -r)"
 echo "RESULT ready=1"
 while read -r seq dev raise; do
-    fio --name=crowd --filename=/dev/$dev --readonly --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
+    fio --name=crowd --filename=/dev/$dev --readonly --offset=@OFFSET@ --size=@SIZE@ --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
         --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
         < /dev/null > /tmp/crowd.said 2>&1 &
     crowd=$!
@@ -124,7 +124,8 @@ impl<'a> Bed<'a> {
         let disks = conditions.iter().map(|one| serve(options, host, root, *one, directory.path()));
         let disks = disks.collect::<Result<Vec<_>>>()?;
         let maker = Maker::find(host, Machines::Qemu)?;
-        let mut guest = boot(options, &maker, &disks)?;
+        let readable = outside(&disks[0].journal, bytes_of(&disks[0].image)?);
+        let mut guest = boot(options, &maker, &disks, &readable)?;
         let other = |_| Ok(maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?);
         let mut others = (0..options.others).map(other).collect::<Result<Vec<_>>>()?;
         for one in std::iter::once(&mut guest).chain(&mut others) {
@@ -232,6 +233,24 @@ fn requests(control: &Control) -> Result<f64> {
     Ok(["reads", "writes", "flushes", "others"].map(count).iter().sum())
 }
 
+/// Bytes of a file.
+fn bytes_of(path: &Path) -> Result<u64> {
+    let meta =
+        std::fs::metadata(path).context(ErrorKind::Io, || format!("{}: cannot be read", path.display()))?;
+    Ok(meta.len())
+}
+
+/// The largest part of an image in which nothing of its journal lies. Readers have it: what they read is in the host's page cache, whatever
+/// keeps the journal out of that.
+fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
+    let mut ends: Vec<&Range<u64>> = journal.iter().collect();
+    ends.sort_unstable_by_key(|range| range.start);
+    let begins = std::iter::once(0).chain(ends.iter().map(|range| range.end));
+    let gaps = begins.zip(ends.iter().map(|range| range.start).chain([bytes]));
+    let gap = gaps.max_by_key(|(begin, end)| end.saturating_sub(*begin));
+    gap.map_or(0..bytes, |(begin, end)| begin..end.max(begin))
+}
+
 /// Gives the file system of the programs a journal.
 fn add_journal(host: &Host, image: &Path, bytes: u64) -> Result<()> {
     let mut command = Command::new(host.program("tune2fs")?);
@@ -259,7 +278,7 @@ fn serve(options: &Options, host: &Host, root: &Root, condition: Condition, dir:
 }
 
 /// The guest that is measured.
-fn boot(options: &Options, maker: &Maker, disks: &[Served]) -> Result<Guest> {
+fn boot(options: &Options, maker: &Maker, disks: &[Served], readable: &Range<u64>) -> Result<Guest> {
     let Maker::Qemu(host, program, kernel, choice) = maker else {
         return Err(Error::new(ErrorKind::Invalid, "the guest has two vCPUs, so it is QEMU's"));
     };
@@ -269,10 +288,11 @@ fn boot(options: &Options, maker: &Maker, disks: &[Served]) -> Result<Guest> {
     machine.vcpus = VCPUS;
     machine.memory_mib = 1024;
     machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
-    Ok(machine.start_with(host, kernel, &initramfs(options, disks.len()), LIFE, None)?)
+    Ok(machine.start_with(host, kernel, &initramfs(options, disks.len(), readable), LIFE, None)?)
 }
 
-fn initramfs(options: &Options, disks: usize) -> Initramfs {
+/// What the guest does.
+fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
     let job = format!(
         "--program {} --computed /tmp/computed --ramp {} --time {}",
@@ -281,17 +301,40 @@ fn initramfs(options: &Options, disks: usize) -> Initramfs {
         ms(options.time)
     );
     let vcpus: Vec<String> = (0..VCPUS).map(|vcpu| vcpu.to_string()).collect();
-    let script = SCRIPT
+    SCRIPT
         .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
         .replace("@VCPUS@", &vcpus.join(" "))
+        .replace("@OFFSET@", &readable.start.to_string())
+        .replace("@SIZE@", &(readable.end - readable.start).to_string())
         .replace("@READERS@", &options.readers.to_string())
         .replace("@ENOUGH@", &(u32::from(options.readers) * 8 / 10).to_string())
-        .replace("@JOB@", &job);
-    Initramfs::new(script)
+        .replace("@JOB@", &job)
+}
+
+fn initramfs(options: &Options, disks: usize, readable: &Range<u64>) -> Initramfs {
+    Initramfs::new(script(options, disks, readable))
         .programs(["fio", "bash", "script"])
         .program_at("vlane", &options.vlane)
         .program_at("vlane-fg", &options.fg)
         .file("etc/plain.rc", 0o644, PLAIN)
         .file("etc/raised.rc", 0o644, RAISED)
         .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_have_the_largest_part_of_the_image_without_its_journal() {
+        assert_eq!(outside(&[30..40], 100), 40..100);
+        assert_eq!(outside(&[70..90], 100), 0..70);
+        assert_eq!(outside(&[60..70, 20..30], 100), 30..60);
+        assert_eq!(outside(&[], 100), 0..100);
+    }
+
+    #[test]
+    fn every_word_of_the_guests_script_is_filled_in() {
+        assert!(!script(&crate::together::report::tests::options(3), 6, &(0..4096)).contains('@'));
+    }
 }

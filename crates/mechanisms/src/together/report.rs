@@ -159,16 +159,12 @@ fn panel(panel: Panel, arms: &Arms<Sample>, impossible: bool) -> Section {
     Section::new(panel.id(), panel.title(), vec![panel.says().into()], vec![block])
 }
 
-/// A ratio in words; none that is told apart from what nothing differs from itself is said to be none.
-fn differs(arms: &Arms<Sample>, arm: &Measured<Sample>, figure: &Figure) -> Option<String> {
-    let ratio = arms.over_first(arm, figure.of)?;
-    let noise = arms.noise(figure.of)?;
-    let covers = |spread: Spread, value: f64| spread.min <= value && value <= spread.max;
-    let is_none = covers(ratio, 1.0) || ratio.min <= noise.max && noise.min <= ratio.max;
-    Some(match is_none {
-        true => format!("{}: no difference seen", figure.title),
-        false => format!("{}: {}", figure.title, says(Some(ratio))),
-    })
+/// A figure over nothing's, if that is told apart from what nothing differs from itself.
+fn difference(arms: &Arms<Sample>, arm: &Measured<Sample>, figure: &Figure) -> Option<Spread> {
+    let (ratio, noise) = (arms.over_first(arm, figure.of)?, arms.noise(figure.of)?);
+    let covers_one = ratio.min <= 1.0 && 1.0 <= ratio.max;
+    let is_noise = ratio.min <= noise.max && noise.min <= ratio.max;
+    (!covers_one && !is_noise).then_some(ratio)
 }
 
 fn summary(options: &Options, arms: &Arms<Sample>) -> Vec<String> {
@@ -180,8 +176,22 @@ fn summary(options: &Options, arms: &Arms<Sample>) -> Vec<String> {
     }
     let said = [0, 3, 6, 7, 8, 10].map(|at| &FIGURES[at]);
     let line = |arm: &Measured<Sample>| {
-        let all: Vec<String> = said.iter().filter_map(|figure| differs(arms, arm, figure)).collect();
-        format!("{}, over nothing: {}.", arm.arm, all.join("; "))
+        let told: Vec<_> = said.iter().map(|figure| (figure.title, difference(arms, arm, figure))).collect();
+        let different = told.iter().filter(|(_, ratio)| ratio.is_some());
+        let different: Vec<String> =
+            different.map(|(title, ratio)| format!("{title} {}", says(*ratio))).collect();
+        let none: Vec<&str> =
+            told.iter().filter(|(_, ratio)| ratio.is_none()).map(|(title, _)| *title).collect();
+        match (different.is_empty(), none.is_empty()) {
+            (true, _) => format!("{}: no difference seen from nothing.", arm.arm),
+            (_, true) => format!("{}, of nothing's: {}.", arm.arm, different.join("; ")),
+            _ => format!(
+                "{}, of nothing's: {}; no difference seen in {}.",
+                arm.arm,
+                different.join("; "),
+                none.join(", ")
+            ),
+        }
     };
     let last = arms.0.len().saturating_sub(1);
     arms.0[1..last].iter().map(line).collect()
@@ -269,4 +279,4 @@ pub(super) fn make(options: &Options, arms: &Arms<Sample>, seen: &Seen, begun: &
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 #[path = "report/tests.rs"]
-mod tests;
+pub(super) mod tests;
