@@ -10,3 +10,4 @@ pub mod loans;
 #[cfg(feature = "sched-ext")]
 pub mod sched_ext;
 pub mod throttle;
+pub mod together;

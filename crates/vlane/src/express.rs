@@ -166,7 +166,7 @@ fn parse_place(text: &str) -> Result<Place, String> {
     named(text, "guest", &Place::ALL, Place::name)
 }
 
-fn parse_program(text: &str) -> Result<Program, String> {
+pub(crate) fn parse_program(text: &str) -> Result<Program, String> {
     named(text, "program", &Program::ALL, Program::name)
 }
 

@@ -35,6 +35,7 @@ mod report;
 mod sched;
 mod serve;
 mod throttle;
+mod together;
 mod topologies;
 mod trace;
 mod values;
@@ -100,6 +101,11 @@ enum Command {
     /// Read as the foreground program does that `express guests` measures; it runs inside the guest
     #[command(hide = true)]
     ExpressRead(express::ExpressReadArgs),
+    /// Measure nothing, each mechanism alone and all of them in one guest: what the foreground waits, the others lose, the host pays
+    Together(together::TogetherArgs),
+    /// Do what the foreground does in the guest that `together` measures; it runs inside the guest
+    #[command(hide = true)]
+    TogetherJob(together::TogetherJobArgs),
     /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
     Sched(sched::SchedArgs),
     /// Check what a power cut could leave of a guest's file system
@@ -149,6 +155,8 @@ pub fn main() -> ExitCode {
         Command::CachesJob(args) => caches::run_job(&args),
         Command::Express(args) => express::run(&args),
         Command::ExpressRead(args) => express::run_read(&args),
+        Command::Together(args) => together::run(&args),
+        Command::TogetherJob(args) => together::run_job(&args),
         Command::Sched(args) => sched::run(&args),
         Command::PowerCut(args) => power_cut::run(&args),
         Command::Throttle(args) => throttle::run(&args),

@@ -19,7 +19,7 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 38] = [
+const ZERO: [(&str, &str); 41] = [
     ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
@@ -29,6 +29,9 @@ const ZERO: [(&str, &str); 38] = [
     ("express launch", "ramp"),
     ("express-read", "seed"),
     ("express-read", "mark"),
+    ("together", "ramp"),
+    ("together-job", "ramp"),
+    ("together-job", "mark"),
     ("serve", "delay-flush"),
     ("serve", "poll-max"),
     ("serve", "stop-timeout"),

@@ -87,6 +87,15 @@ pub fn run(
     Ok(Done { per_second, ..Done::of(waits, time) })
 }
 
+/// One thread of the mail server, alone: each call is a round of it, which adds what its two waits for the storage took.
+///
+/// # Errors
+/// The file system refuses something.
+pub fn mail(directory: &Path) -> io::Result<impl FnMut(&mut Vec<Duration>) -> io::Result<()> + Send> {
+    let mut mail = Mail::new(directory, 0)?;
+    Ok(move |waits: &mut Vec<Duration>| mail.step(waits))
+}
+
 /// Repeats a step until it is time: how often it ended within the window, and the waits of those, in ns.
 fn repeat(step: &mut dyn Step, from: Instant, until: Instant) -> io::Result<(u64, Vec<u64>)> {
     let (mut count, mut all, mut waits) = (0, Vec::new(), Vec::new());

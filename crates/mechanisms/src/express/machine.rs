@@ -19,11 +19,11 @@ use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
-const BOOT: Duration = Duration::from_secs(240);
+pub(crate) const BOOT: Duration = Duration::from_secs(240);
 /// What a guest may take to start and end its crowd, beside the measurement.
 const AROUND: Duration = Duration::from_secs(180);
 /// A guest that lives longer than any measurement.
-const LIFE: Duration = Duration::from_secs(4 * 3600);
+pub(crate) const LIFE: Duration = Duration::from_secs(4 * 3600);
 
 /// Which guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,9 +184,9 @@ done
 "#;
 
 /// What a shell has without anything.
-const PLAIN: &str = "PS1=\nPS2=\n";
+pub(crate) const PLAIN: &str = "PS1=\nPS2=\n";
 /// And where the foreground is raised, by what the user would write into `~/.bashrc`.
-const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
+pub(crate) const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
 
 /// What the guest counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -359,7 +359,7 @@ impl Setup<'_> {
 }
 
 /// `vda`, `vdb`, ...
-fn disk_names() -> impl Iterator<Item = String> {
+pub(crate) fn disk_names() -> impl Iterator<Item = String> {
     ('a'..='z').map(|letter| format!("vd{letter}"))
 }
 

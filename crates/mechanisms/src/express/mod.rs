@@ -18,7 +18,7 @@ pub mod machine;
 pub mod native;
 pub mod places;
 pub mod reader;
-mod report;
+pub(crate) mod report;
 pub mod root;
 
 use std::time::Duration;
@@ -179,7 +179,7 @@ impl Model {
 }
 
 /// One time through all arms for a round, beginning with another one each time.
-fn turns(arms: usize, round: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn turns(arms: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..arms).map(move |turn| (turn + round) % arms.max(1))
 }
 

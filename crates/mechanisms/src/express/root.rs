@@ -157,7 +157,7 @@ impl Root {
 #[cfg(test)]
 impl Root {
     /// One without anything, for reports.
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { image: PathBuf::new(), bytes: 0, versions: Vec::new(), _dir: None }
     }
 }

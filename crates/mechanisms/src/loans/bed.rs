@@ -28,13 +28,13 @@ const FIRST_IO: Duration = Duration::from_secs(60);
 /// A guest that lives longer than any measurement.
 const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// How long a scheduler may take to end.
-const END: Duration = Duration::from_secs(10);
+pub(crate) const END: Duration = Duration::from_secs(10);
 /// A volume that nobody fills.
 const VOLUME: u64 = 1 << 30;
 /// What is real-time beside the scheduler has this priority: the back end, alike under all schedulers.
 const BACK_END_PRIORITY: u32 = 2;
 /// What the guests without I/O do.
-const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
+pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 
 /// What a bed is made of.
 pub(super) struct Plan<'a> {
@@ -140,16 +140,14 @@ impl Bed {
 
     /// Starts a scheduler with these arguments.
     fn schedule(&self, arguments: &[OsString]) -> Result<Backend> {
-        let mut words: Vec<OsString> =
-            ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
-        words.extend([OsString::from("--listen"), self.listen.clone().into()]);
-        words.extend([OsString::from("--socket"), self.state.clone().into()]);
-        words.extend([OsString::from("--state-dir"), self.state_dir.clone().into()]);
-        for guest in &self.guests {
-            words.extend([OsString::from("--pid"), guest.id().to_string().into()]);
-        }
-        words.extend(arguments.iter().cloned());
-        Ok(Backend::start(&Spec::new(&self.program, words), &self.listen, Ready::Socket, None)?)
+        let pids: Vec<u32> = self.guests.iter().map(Guest::id).collect();
+        let places = Places {
+            program: &self.program,
+            listen: &self.listen,
+            state: &self.state,
+            state_dir: &self.state_dir,
+        };
+        schedule(&places, &pids, arguments)
     }
 
     /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or under EEVDF alone: what was seen, without
@@ -219,6 +217,32 @@ impl Bed {
     }
 }
 
+/// Where a scheduler comes from, and where it is found.
+pub(crate) struct Places<'a> {
+    /// vlane's own file.
+    pub(crate) program: &'a Path,
+    /// Where back ends tell it of completions.
+    pub(crate) listen: &'a Path,
+    /// Where it tells of its state.
+    pub(crate) state: &'a Path,
+    /// Where it keeps the list of changed threads.
+    pub(crate) state_dir: &'a Path,
+}
+
+/// Starts a scheduler of the machines with these process ids, by real-time slices, and prints its last state when it ends.
+pub(crate) fn schedule(places: &Places<'_>, pids: &[u32], arguments: &[OsString]) -> Result<Backend> {
+    let mut words: Vec<OsString> =
+        ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
+    words.extend([OsString::from("--listen"), places.listen.into()]);
+    words.extend([OsString::from("--socket"), places.state.into()]);
+    words.extend([OsString::from("--state-dir"), places.state_dir.into()]);
+    for pid in pids {
+        words.extend([OsString::from("--pid"), pid.to_string().into()]);
+    }
+    words.extend(arguments.iter().cloned());
+    Ok(Backend::start(&Spec::new(places.program, words), places.listen, Ready::Socket, None)?)
+}
+
 fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -231,7 +255,7 @@ fn threads_of(pid: u32) -> Result<Vec<u32>> {
 }
 
 /// The state that `vlane sched run --json -` prints when it ends.
-fn last_state(log: &str) -> Result<DaemonState> {
+pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
     let line = log.lines().rfind(|line| line.starts_with('{'));
     let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
     serde_json::from_str(line).context(ErrorKind::Format, || "what the scheduler prints is not understood")
@@ -253,7 +277,7 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
 }
 
 /// What a reader must know before believing figures of these guests.
-pub(super) fn warnings(machines: Machines) -> Vec<String> {
+pub(crate) fn warnings(machines: Machines) -> Vec<String> {
     let mut warnings = Vec::new();
     let autogroup = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     if autogroup.trim() == "1" {

@@ -2,7 +2,7 @@
 //!
 //! After Kim, Jang and Hong, "Loan/Redemption Scheme for I/O performance improvement of Virtual Machine Scheduler" (2016).
 
-mod bed;
+pub(crate) mod bed;
 pub mod express;
 mod express_report;
 mod figures;

@@ -57,7 +57,7 @@ fn met(verdicts: &[Verdict]) -> String {
 }
 
 /// A remark on too few rounds.
-fn few(rounds: usize) -> Option<Note> {
+pub(crate) fn few(rounds: usize) -> Option<Note> {
     let text = format!("{rounds} rounds: fewer than {ENOUGH}, so a difference may be chance.");
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
@@ -95,7 +95,7 @@ fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
 }
 
 /// A ratio for people: `0.21 (0.20-0.23)`.
-fn says(ratio: Option<Spread>) -> String {
+pub(crate) fn says(ratio: Option<Spread>) -> String {
     ratio.map_or("-".into(), |r| format!("{:.2} ({:.2}-{:.2})", r.median, r.min, r.max))
 }
 
