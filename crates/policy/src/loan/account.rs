@@ -369,22 +369,20 @@ impl Account {
         u64::try_from(ceiling - i128::from(self.credit_ns)).unwrap_or(0)
     }
 
-    /// What an allotment of `due_ns`, that is before the ceiling cuts it, redeems of the loan: a share of it, and all that the
-    /// ceiling cuts off. So who is idle redeems, and nobody redeems faster.
+    /// What an allotment of `due_ns`, that is before the ceiling cuts it, redeems of the loan: a share of it. So who is idle redeems, and
+    /// nobody of the same weight redeems faster.
     pub(super) fn redeems_ns(&self, due_ns: u64, params: &Params) -> u64 {
         if !self.loan.redeeming && params.redemption == Redemption::WhenSpent {
             return 0;
         }
         let share = due_ns * self.redemption_permille / PERMILLE;
-        share.max(due_ns.saturating_sub(self.to_ceiling_ns(params))).min(self.loan.debt_ns())
+        share.min(self.loan.debt_ns())
     }
 
     /// The accounting gives `allotment_ns` of CPU time at `now`; `due_ns` is what it would have been without the ceiling.
     pub fn allot(&mut self, now: u64, due_ns: u64, allotment_ns: u64, params: &Params) {
         self.totals.allotted_ns += allotment_ns;
-        // Who contends also gets what others cannot take.
-        let whole = due_ns.max(allotment_ns);
-        let mut redeems = self.redeems_ns(whole, params);
+        let mut redeems = self.redeems_ns(due_ns, params);
         let mut keeps = allotment_ns;
         if params.payment == Payment::Loan {
             redeems = redeems.min(allotment_ns);
@@ -411,7 +409,7 @@ impl Account {
         if params.redemption == Redemption::Always {
             // Redemption comes once in a period: a line that is smaller than what it brings would deny events that are
             // paid for.
-            let share = whole * self.redemption_permille / PERMILLE;
+            let share = due_ns * self.redemption_permille / PERMILLE;
             self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
         }
     }

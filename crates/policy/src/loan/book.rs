@@ -186,7 +186,7 @@ impl Book {
 /// Who gets what at an accounting.
 #[derive(Debug, Clone)]
 struct Plan {
-    /// What each would get if no credits expired, by place.
+    /// What each would get if no credits expired, by place; of a machine with inactive vCPUs, with what these leave.
     due: Vec<u64>,
     /// What each gets.
     allotments: Vec<u64>,
@@ -225,6 +225,13 @@ impl Plan {
             *room = account.map_or(0, |account| room_of(account, self.due[place], params));
         }
         self.share(vcpus, pool_ns, params);
+        // What inactive vCPUs leave is due to the others of their machine; what other machines leave is due to nobody.
+        for places in self.order.chunk_by(|&a, &b| vm(a) == vm(b)) {
+            let machine: u64 = places.iter().map(|&place| self.due[place]).sum();
+            for &place in places {
+                self.due[place] = self.due[place].max(self.allotments[place].min(machine));
+            }
+        }
     }
 
     /// Shares the pool between machines and then between the vCPUs of each, as far as there is room.

@@ -27,8 +27,8 @@
 //! - cm has a reference ([`Params::cm_ref_ppm`]), and the next loan limits.
 //! - The pool that an accounting gives out is what the vCPUs have used ([`Book::account_all`]), not the time of all CPUs; what one cannot
 //!   take goes to the others.
-//! - Redemption is a share of the allotment before the ceiling of credits cuts it, as in the paper, and what is cut redeems too. In the paper redemption
-//!   comes from what a vCPU leaves: who is idle redeems fastest.
+//! - Redemption is a share of the allotment before the ceiling of credits cuts it, as in the paper. There, who leaves credits unused redeems sooner
+//!   still, by how much is not said; here who is idle redeems as fast as who computes.
 //!
 //! [`Policy::Adaptive`] finds line and redemption share from a [`Goal`], which the paper leaves open.
 //!
