@@ -2,7 +2,7 @@
 //!
 //! A *round* is one load on every column, one after the other; the order of the columns turns round from one round to the next (A B C, C B A),
 //! so that what changes slowly on the machine hits all alike. A *pass* is every load once. Some loads *decide*: conclusions are about them
-//! ([`super::summary`]), and they are measured in more passes than the others.
+//! (`summary.rs`), and they are measured in more passes than the others.
 //!
 //! *Parts* of the plan stand in the order of what matters: first a pass of everything, then the further turns of the loads that decide, then the other
 //! loads again. A time limit leaves out parts from the end.
