@@ -30,8 +30,8 @@ mod tests {
             [(claim(1, 100), false), (claim(1, 100), true), (claim(2, 300), false), (claim(3, 800), true)];
         assert_eq!(percents(&vcpus), [25.0, 0.0, 75.0, 0.0]);
         let running = vcpus.map(|(claim, _)| (claim, false));
-        let thousandths: Vec<i64> = percents(&running).iter().map(|p| (p * 1000.0).round() as i64).collect();
-        assert_eq!(thousandths, [4167, 4167, 25_000, 66_667]);
+        let thousandths: Vec<f64> = percents(&running).iter().map(|p| (p * 1000.0).round()).collect();
+        assert_eq!(thousandths, [4167.0, 4167.0, 25_000.0, 66_667.0]);
         assert_eq!(percents(&vcpus.map(|(claim, _)| (claim, true))), [0.0; 4]);
     }
 }
