@@ -116,9 +116,9 @@ fn a_back_end_that_is_killed_and_started_loses_nothing_with_packed_rings() {
 }
 
 /// Guests with split and with packed rings are without their disk for a minute and a half, in the middle of their work. Linux does not give up a
-/// request to a virtio disk, and QEMU tries again for as long as it runs.
+/// request to a virtio disk, and QEMU tries again for as long as it runs. Its name is the first one, so that the others run meanwhile.
 #[test]
-fn a_guest_outlives_an_outage_of_ninety_seconds() {
+fn a_back_end_may_be_away_for_ninety_seconds() {
     let beginning = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let guests = [false, true].map(|packed| {
