@@ -11,6 +11,7 @@ use vlane_boot::{
     Accel, Boot, Choice, Disk, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram, Uml, UmlProgram,
 };
 
+use super::script::with_parts;
 use super::{Mode, Model, VOLUME, Variant};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::fio;
@@ -112,14 +113,9 @@ pub struct Setup<'a> {
     pub dir: &'a Path,
 }
 
-/// Prepares the disks and follows commands.
+/// Prepares the disks and follows commands. For its parts see [`with_parts`].
 const SCRIPT: &str = r#"
-stty -echo 2>/dev/null
-mkdir -p /dev/pts /dev/shm /run
-mount -t devpts devpts /dev/pts
-mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /run
-export TERM=linux SHELL=/usr/bin/bash
+@TERMINAL@
 for dev in @DEVICES@; do
     queue=/sys/block/$dev/queue
     echo none > $queue/scheduler
@@ -147,34 +143,17 @@ while read -r command seq dev raise typed; do
         --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
         --clat_percentiles=0 --lat_percentiles=1 --output-format=terse --terse-version=3 --output=/tmp/crowd \
         < /dev/null > /tmp/crowd.said 2>&1 &
-    crowd=$!
-    tries=0
-    reading=0
-    while [ $reading -lt @ENOUGH@ ] && [ $tries -lt 600 ]; do
-        sleep 0.2
-        read -r reading writing < /sys/block/$dev/inflight
-        tries=$((tries + 1))
-    done
+@CROWD_READS@
     sleep @RAMP@
     sed "s/@DEV@/$dev/g; s/@SEQ@/$seq/g" /typed/$typed > /tmp/typed
-    agent=
-    rc=plain
-    if [ "$raise" = 1 ]; then
-        vlane-fg daemon > /tmp/agent.said 2>&1 &
-        agent=$!
-        rc=raised
-        sleep 0.5
-    fi
+@AGENT_BEGINS@
     read -r reading writing < /sys/block/$dev/inflight
     echo "RESULT before.$seq=$(counters $dev) $reading"
     script -q -c "bash --noediting --rcfile /etc/$rc.rc -i" /dev/null < /tmp/typed
     echo
     read -r reading writing < /sys/block/$dev/inflight
     echo "RESULT after.$seq=$(counters $dev) $reading"
-    if [ -n "$agent" ]; then
-        kill $agent || cat /tmp/agent.said
-        wait $agent
-    fi
+@AGENT_ENDS@
     kill -INT $crowd
     wait $crowd
     grep '^3;' /tmp/crowd > /tmp/crowd.line || cat /tmp/crowd /tmp/crowd.said
@@ -290,7 +269,7 @@ impl Setup<'_> {
         let names: Vec<String> = disk_names().take(disks).collect();
         // A guest may have fewer tags than readers: most of them are enough to begin.
         let enough = u32::from(self.readers) * 8 / 10;
-        let script = SCRIPT
+        let script = with_parts(SCRIPT)
             .replace("@DEVICES@", &names.join(" "))
             .replace("@MOUNT@", if self.image.is_some() { "yes" } else { "" })
             .replace("@READERS@", &self.readers.to_string())

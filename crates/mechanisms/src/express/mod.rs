@@ -20,6 +20,7 @@ pub mod places;
 pub mod reader;
 pub(crate) mod report;
 pub mod root;
+pub(crate) mod script;
 
 use std::time::Duration;
 

@@ -12,6 +12,7 @@ use vlane_boot::{Boot, Disk, Guest, Host, Initramfs, Qemu, Ready, Spec, ext4, ru
 use super::{Condition, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
 use crate::express::root::Root;
+use crate::express::script::with_parts;
 use crate::loans::bed::{END, OTHERS, Places, last_state, schedule};
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -27,14 +28,9 @@ const LATE: Duration = Duration::from_secs(240);
 /// The back end looks for a scheduler once a second, and the scheduler for vCPUs.
 const SETTLE: Duration = Duration::from_secs(4);
 
-/// Mounts the disks, computes, and follows commands. The readers are those of `vlane express` ([`crate::express::machine`]).
+/// Mounts the disks, computes, and follows commands. For its parts see [`with_parts`].
 const SCRIPT: &str = r#"
-stty -echo 2>/dev/null
-mkdir -p /dev/pts /dev/shm /run
-mount -t devpts devpts /dev/pts
-mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /run
-export TERM=linux SHELL=/usr/bin/bash
+@TERMINAL@
 for dev in @DEVICES@; do
     echo none > /sys/block/$dev/queue/scheduler
     mkdir -p /mnt/$dev
@@ -57,30 +53,13 @@ while read -r seq dev raise; do
     fio --name=crowd --filename=/dev/$dev --readonly --offset=@OFFSET@ --size=@SIZE@ --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
         --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
         < /dev/null > /tmp/crowd.said 2>&1 &
-    crowd=$!
-    tries=0
-    reading=0
-    while [ $reading -lt @ENOUGH@ ] && [ $tries -lt 600 ]; do
-        sleep 0.2
-        read -r reading writing < /sys/block/$dev/inflight
-        tries=$((tries + 1))
-    done
-    agent=
-    rc=plain
-    if [ "$raise" = 1 ]; then
-        vlane-fg daemon > /tmp/agent.said 2>&1 &
-        agent=$!
-        rc=raised
-        sleep 0.5
-    fi
+@CROWD_READS@
+@AGENT_BEGINS@
     echo "vlane together-job @JOB@ --dir /mnt/$dev --readers $crowd --mark $seq" > /tmp/typed
     echo exit >> /tmp/typed
     script -q -c "bash --noediting --rcfile /etc/$rc.rc -i" /dev/null < /tmp/typed
     echo
-    if [ -n "$agent" ]; then
-        kill $agent || cat /tmp/agent.said
-        wait $agent
-    fi
+@AGENT_ENDS@
     kill -INT $crowd || cat /tmp/crowd.said
     wait $crowd
     echo "RESULT over.$seq=1"
@@ -301,7 +280,7 @@ fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
         ms(options.time)
     );
     let vcpus: Vec<String> = (0..VCPUS).map(|vcpu| vcpu.to_string()).collect();
-    SCRIPT
+    with_parts(SCRIPT)
         .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
         .replace("@VCPUS@", &vcpus.join(" "))
         .replace("@OFFSET@", &readable.start.to_string())

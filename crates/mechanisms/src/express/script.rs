@@ -1,0 +1,50 @@
+//! Parts of the scripts of guests with readers and a foreground.
+
+/// What bash and script(1) need of a guest.
+const TERMINAL: &str = r"stty -echo 2>/dev/null
+mkdir -p /dev/pts /dev/shm /run
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+export TERM=linux SHELL=/usr/bin/bash
+";
+
+/// The readers have just been started: waits until most of them have a request at the disk `$dev`, for two minutes at the longest.
+const CROWD_READS: &str = r"    crowd=$!
+    tries=0
+    reading=0
+    while [ $reading -lt @ENOUGH@ ] && [ $tries -lt 600 ]; do
+        sleep 0.2
+        read -r reading writing < /sys/block/$dev/inflight
+        tries=$((tries + 1))
+    done
+";
+
+/// Starts vlane-fg if `$raise` is 1; `$rc` is the name of the shell's start file.
+const AGENT_BEGINS: &str = r#"    agent=
+    rc=plain
+    if [ "$raise" = 1 ]; then
+        vlane-fg daemon > /tmp/agent.said 2>&1 &
+        agent=$!
+        rc=raised
+        sleep 0.5
+    fi
+"#;
+
+/// Ends vlane-fg, if it was started.
+const AGENT_ENDS: &str = r#"    if [ -n "$agent" ]; then
+        kill $agent || cat /tmp/agent.said
+        wait $agent
+    fi
+"#;
+
+/// A script with its parts in the places of their names: `@TERMINAL@`, `@CROWD_READS@`, `@AGENT_BEGINS@`, `@AGENT_ENDS@`, each a line.
+pub(crate) fn with_parts(script: &str) -> String {
+    let parts = [
+        ("@TERMINAL@\n", TERMINAL),
+        ("@CROWD_READS@\n", CROWD_READS),
+        ("@AGENT_BEGINS@\n", AGENT_BEGINS),
+        ("@AGENT_ENDS@\n", AGENT_ENDS),
+    ];
+    parts.iter().fold(script.to_owned(), |script, (name, part)| script.replace(name, part))
+}
