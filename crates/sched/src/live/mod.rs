@@ -73,8 +73,12 @@ struct Vcpu {
 }
 
 impl Vcpu {
-    /// Whether all its threads are.
+    /// Whether all its threads are. Looked for only of one that did nothing in the last second: the event loop asks this of all, every second.
     fn is_stopped(&self) -> bool {
+        let (ran, waited) = self.per_second;
+        if ran > 0.0 || waited > 0.0 {
+            return false;
+        }
         let mut threads = self.clocks.iter().filter_map(|thread| thread.is_stopped().ok()).peekable();
         threads.peek().is_some() && threads.all(|is_stopped| is_stopped)
     }
