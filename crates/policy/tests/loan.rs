@@ -111,12 +111,12 @@ proptest! {
         let (mut account, now) = run(&params, &steps, |_| ());
         account.event(now, doing, &params);
         // Who ends boosts elsewhere (a timer in the kernel) is told this figure.
-        let left = account.boost_left_ns(&params);
+        let left = account.boost_left_ns();
         prop_assert_eq!(left > 0, account.boosted.is_some());
         if left > 0 {
             account.ran(now, left - 1, &params);
             prop_assert!(account.boosted.is_some(), "ended before {} ns", left);
-            prop_assert_eq!(account.boost_left_ns(&params), 1);
+            prop_assert_eq!(account.boost_left_ns(), 1);
             account.ran(now, 1, &params);
             prop_assert_eq!(account.boosted, None, "on after {} ns", left);
         }
@@ -365,7 +365,7 @@ fn contenders_neither_gain_from_time_that_nobody_used_nor_pay_for_sleepers_savin
 /// Borrows until it is denied.
 fn spend(book: &mut Book, id: VcpuId, now: u64) {
     while let Some(Decision::Boost { .. }) = book.event(id, now, Doing::Waiting) {
-        let left = book.account(id).unwrap().boost_left_ns(book.params());
+        let left = book.account(id).unwrap().boost_left_ns();
         book.ran(id, now, left);
         book.end(id);
     }
@@ -437,7 +437,7 @@ fn the_more_of_a_machines_vcpus_are_inactive_the_more_often_the_others_are_boost
                 if ms % 20 == 0
                     && let Some(Decision::Boost { .. }) = book.event(own[0], now, Doing::Waiting)
                 {
-                    let ns = book.account(own[0]).unwrap().boost_left_ns(&params).min(MS);
+                    let ns = book.account(own[0]).unwrap().boost_left_ns().min(MS);
                     book.ran(own[0], now, ns);
                     book.end(own[0]);
                     boosted += ns;

@@ -255,7 +255,7 @@ impl Scheduler for CreditQueues {
     fn until(&self, vcpu: usize, _cpu: usize, from: u64) -> u64 {
         let account = self.own(vcpu);
         let Some(kind) = account.boosted else { return from + self.seats[vcpu].slice_ns.max(1) };
-        let mut left = self.setup.params.boost_max_ns.saturating_sub(account.boost_used_ns);
+        let mut left = account.boost_max_ns.saturating_sub(account.boost_used_ns);
         if kind == Boosted::Loan {
             left = left.min(account.loan.line_ns.saturating_sub(account.loan.debt_ns()));
         }

@@ -190,6 +190,8 @@ pub struct Account {
     pub base_line_ns: u64,
     /// How much of an allotment redeems the loan, parts per thousand; [`Policy::Adaptive`] moves it.
     pub redemption_permille: u64,
+    /// CPU time after which a boost ends, served or not; [`Policy::Adaptive`] moves it.
+    pub boost_max_ns: u64,
     /// The boost that is on.
     pub boosted: Option<Boosted>,
     /// What pays for the last boost, on or not.
@@ -208,6 +210,7 @@ impl Account {
             loan: Loan::new(params.line_ns),
             base_line_ns: params.line_ns,
             redemption_permille: params.redemption_permille,
+            boost_max_ns: params.boost_max_ns,
             boosted: None,
             last_boosted: None,
             boost_used_ns: 0,
@@ -253,7 +256,7 @@ impl Account {
         // Who sleeps and has credits is boosted as in the Credit scheduler, whatever the policy: it costs nobody.
         if doing == Doing::Blocked && self.credit_ns > 0 {
             self.totals.wake_boosts += 1;
-            return self.boost(Boosted::Wake, params);
+            return self.boost(Boosted::Wake);
         }
         let denied = match params.policy {
             Policy::AlwaysBoost => None,
@@ -269,23 +272,23 @@ impl Account {
         }
         self.totals.boosts += 1;
         if params.policy == Policy::AlwaysBoost {
-            return self.boost(Boosted::Free, params);
+            return self.boost(Boosted::Free);
         }
         self.loan.boosts += 1;
         self.loan.since.get_or_insert(now);
-        self.boost(Boosted::Loan, params)
+        self.boost(Boosted::Loan)
     }
 
-    const fn boost(&mut self, kind: Boosted, params: &Params) -> Decision {
+    const fn boost(&mut self, kind: Boosted) -> Decision {
         self.boosted = Some(kind);
         self.last_boosted = Some(kind);
         self.boost_used_ns = 0;
-        Decision::Boost { ns: params.boost_max_ns }
+        Decision::Boost { ns: self.boost_max_ns }
     }
 
     /// CPU time that the boost that is on may still use before it ends by itself: by its length, or by its loan.
-    pub fn boost_left_ns(&self, params: &Params) -> u64 {
-        let left = params.boost_max_ns.saturating_sub(self.boost_used_ns);
+    pub fn boost_left_ns(&self) -> u64 {
+        let left = self.boost_max_ns.saturating_sub(self.boost_used_ns);
         match self.boosted {
             None => 0,
             Some(Boosted::Wake | Boosted::Free) => left,
@@ -337,7 +340,7 @@ impl Account {
                 self.spent(now, params);
             }
         }
-        if self.boost_used_ns >= params.boost_max_ns {
+        if self.boost_used_ns >= self.boost_max_ns {
             self.boosted = None;
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::account::{Account, Decision, Doing};
+use super::account::{Account, Decision, Denial, Doing};
 use super::goal::{Goal, Watch};
 use super::params::{Params, Payment, Policy};
 use super::units::{DEFAULT_WEIGHT, PERMILLE, mul_div};
@@ -44,6 +44,17 @@ pub struct Vcpu {
     /// Its credits and its loan.
     pub account: Account,
     watch: Watch,
+}
+
+impl Vcpu {
+    /// Sees why a boost has ended by what was charged to it; whether one has.
+    const fn watch_end(&mut self, was_boosted: bool) -> bool {
+        let has_ended = was_boosted && self.account.boosted.is_none();
+        if has_ended {
+            if self.account.loan.redeeming { self.watch.denied() } else { self.watch.too_short() }
+        }
+        has_ended
+    }
 }
 
 /// The accounts of a host.
@@ -97,6 +108,11 @@ impl Book {
         self.vcpus.get_mut(id.0 as usize)?.as_mut()
     }
 
+    #[cfg(test)]
+    pub(super) fn watch_mut(&mut self, id: VcpuId) -> Option<&mut Watch> {
+        self.vcpu_mut(id).map(|vcpu| &mut vcpu.watch)
+    }
+
     /// All vCPUs.
     pub fn vcpus(&self) -> impl Iterator<Item = (VcpuId, &Vcpu)> {
         let numbered = (0u32..).zip(&self.vcpus);
@@ -106,7 +122,11 @@ impl Book {
     /// An I/O of a vCPU has completed. `None`: no such account.
     pub fn event(&mut self, id: VcpuId, now: u64, doing: Doing) -> Option<Decision> {
         let vcpu = self.vcpus.get_mut(id.0 as usize)?.as_mut()?;
-        Some(vcpu.account.event(now, doing, &self.params))
+        let decision = vcpu.account.event(now, doing, &self.params);
+        if decision == Decision::Denied(Denial::Redeeming) {
+            vcpu.watch.denied();
+        }
+        Some(decision)
     }
 
     /// A vCPU has used CPU time; whether the boost that it may have had is over now.
@@ -115,14 +135,16 @@ impl Book {
         let before = vcpu.account.boosted.is_some();
         vcpu.account.ran(now, ns, &self.params);
         vcpu.watch.ran(ns);
-        before && vcpu.account.boosted.is_none()
+        vcpu.watch_end(before)
     }
 
     /// A vCPU has used CPU time before the others, for a boost that may have had its time before: timers are late.
     pub fn ran_boosted(&mut self, id: VcpuId, now: u64, ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let before = vcpu.account.boosted.is_some();
         vcpu.account.ran_boosted(now, ns, &self.params);
         vcpu.watch.ran(ns);
+        vcpu.watch_end(before);
     }
 
     /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns` after it came.
@@ -137,6 +159,14 @@ impl Book {
     pub fn end(&mut self, id: VcpuId) {
         if let Some(vcpu) = self.vcpu_mut(id) {
             vcpu.account.served();
+        }
+    }
+
+    /// The boost of a vCPU has had its time, and its event is not served; where that is seen otherwise than by what it has used.
+    pub fn time_is_up(&mut self, id: VcpuId) {
+        if let Some(vcpu) = self.vcpu_mut(id).filter(|vcpu| vcpu.account.boosted.is_some()) {
+            vcpu.account.served();
+            vcpu.watch.too_short();
         }
     }
 

@@ -1,12 +1,15 @@
-//! [`Policy::Adaptive`](super::Policy::Adaptive): the line and the redemption share find themselves from a goal.
+//! [`Policy::Adaptive`](super::Policy::Adaptive): the terms of a loan find themselves from a goal.
 //!
-//! The paper fixes both (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched, and its terms change
+//! The paper fixes them (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched, and its terms change
 //! once in a window at the most:
 //!
-//! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. When more have come than were
-//!   allowed, the account may owe a quarter more and redeems faster. That counts answers and not windows, so it is the same at one event per second and
-//!   at thousands. What is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
-//! - Shares. When the account has used more than its share by more than the tolerance, both are halved, and not raised before it has
+//! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. That counts answers and not windows,
+//!   so it is the same at one event per second and at thousands. Only what would have helped is blamed for a late one: after a denial for want
+//!   of a loan, the line and the redemption share; after a boost that was over before the answer, how long boosts last. A late answer that
+//!   had all that it asked for is the guest's own affair. When more have come than were allowed, what is blamed becomes a quarter more; for a
+//!   line and a share, what is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
+//! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: what takes longer than that is late anyhow. It doubles when it is blamed.
+//! - Shares. When the account has used more than its share by more than the tolerance, line and redemption are halved, and not raised before it has
 //!   kept its share again. A turn may be as long as a period, so that is judged over as long a time as makes a turn less than the
 //!   tolerance; at once when it is more than a turn beyond it.
 
@@ -77,9 +80,35 @@ pub(crate) struct Watch {
     peak_debt_ns: u64,
     /// What had been lent when it began.
     lent_before_ns: u64,
-    /// Late answers that are allowed, counted in answers within the goal ([`TIMELY_PER_LATE`] each); negative: more have come.
-    allowed: i64,
+    /// A boost was denied for want of a loan since the last answer, or ended with its loan.
+    was_denied: bool,
+    /// A boost was over before there was an answer.
+    was_short: bool,
+    /// Late answers for which the line or the redemption share is blamed.
+    lending: Allowance,
+    /// Those for which the length of a boost is.
+    length: Allowance,
     share: ShareWatch,
+}
+
+/// Late answers that are allowed, counted in answers within the goal ([`TIMELY_PER_LATE`] each); negative: more have come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Allowance(i64);
+
+impl Allowance {
+    fn count(&mut self, is_late: bool) {
+        self.0 += if is_late { -TIMELY_PER_LATE } else { 1 };
+        self.0 = self.0.min(LATE_KEPT * TIMELY_PER_LATE);
+    }
+
+    /// Whether more have come than were allowed. One of them is answered so; several in a window are, too: they may have had one cause.
+    fn is_overdrawn(&mut self) -> bool {
+        let is = self.0 < 0;
+        if is {
+            self.0 = (self.0 + TIMELY_PER_LATE).max(0);
+        }
+        is
+    }
 }
 
 /// Whether an account keeps its share.
@@ -131,10 +160,27 @@ impl Watch {
         self.peak_debt_ns = self.peak_debt_ns.max(debt_ns);
     }
 
+    /// A boost was denied for want of a loan, or ended because its loan was spent.
+    pub(crate) const fn denied(&mut self) {
+        self.was_denied = true;
+    }
+
+    /// A boost had its time, and there is no answer yet.
+    pub(crate) const fn too_short(&mut self) {
+        self.was_short = true;
+    }
+
     pub(crate) fn served(&mut self, response_ns: u64, goal_ns: u64) {
         self.answers += 1;
-        self.allowed += if response_ns > goal_ns { -TIMELY_PER_LATE } else { 1 };
-        self.allowed = self.allowed.min(LATE_KEPT * TIMELY_PER_LATE);
+        let (was_denied, was_short) =
+            (std::mem::take(&mut self.was_denied), std::mem::take(&mut self.was_short));
+        let is_late = response_ns > goal_ns;
+        if was_denied || !is_late {
+            self.lending.count(is_late);
+        }
+        if was_short || !is_late {
+            self.length.count(is_late);
+        }
     }
 
     /// Ends the window when its time is over, and changes the account's terms.
@@ -148,22 +194,23 @@ impl Watch {
         if judged == Judged::Exceeded {
             redemption /= 2;
             line /= 2;
-        } else if self.allowed < 0 {
-            // One that was late is answered so; several in a window are, too: they may have had one cause.
-            self.allowed = (self.allowed + TIMELY_PER_LATE).max(0);
+        } else if self.lending.is_overdrawn() {
             // What is late while the share is exceeded is what that costs.
             if !self.share.is_exceeded {
                 redemption += redemption / 4;
                 line += line / 4;
             }
-        } else if self.answers > 0 && self.allowed >= TIMELY_PER_STEP {
+        } else if self.answers > 0 && self.lending.0 >= TIMELY_PER_STEP {
             // Only what is not needed: a step too far is paid for with many late responses before it is taken back.
             let lent = account.totals.lent_ns - self.lent_before_ns;
             let redeems_more = lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4;
             let lends_more = self.peak_debt_ns < line / 4;
             redemption -= if redeems_more { redemption / 50 } else { 0 };
             line -= if lends_more { line / 50 } else { 0 };
-            self.allowed -= if redeems_more || lends_more { TIMELY_PER_STEP } else { 0 };
+            self.lending.0 -= if redeems_more || lends_more { TIMELY_PER_STEP } else { 0 };
+        }
+        if self.length.is_overdrawn() && !self.share.is_exceeded {
+            account.boost_max_ns = (account.boost_max_ns * 2).min(goal.response_ns.max(params.boost_max_ns));
         }
         account.redemption_permille = redemption.clamp(REDEMPTION_MIN_PERMILLE, PERMILLE);
         account.base_line_ns = line.clamp(params.line_min_ns, params.line_max_ns);
@@ -172,3 +219,7 @@ impl Watch {
         (self.allotted_ns, self.answers, self.peak_debt_ns) = (0, 0, 0);
     }
 }
+
+#[cfg(test)]
+#[path = "goal_tests.rs"]
+mod tests;

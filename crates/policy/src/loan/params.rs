@@ -14,7 +14,7 @@ pub enum Policy {
     AlwaysBoost,
     /// Also who was waiting for its turn, as long as it has a loan.
     Loan,
-    /// [`Policy::Loan`], whose line and redemption share find themselves from a [`Goal`](super::Goal).
+    /// [`Policy::Loan`], whose line, redemption share and length of boosts find themselves from a [`Goal`](super::Goal).
     Adaptive,
 }
 
@@ -100,7 +100,7 @@ pub struct Params {
     pub redemption: Redemption,
     /// What pays for boosted time.
     pub payment: Payment,
-    /// One boost ends after so much CPU time, served or not.
+    /// One boost ends after so much CPU time, served or not. [`Policy::Adaptive`] begins with it.
     pub boost_max_ns: u64,
     /// A loan that is not spent after so long is reviewed: cm is taken and the line follows it. 0: never (the paper).
     pub review_ns: u64,
@@ -127,14 +127,16 @@ impl Default for Params {
 impl Params {
     /// The parameters that this program stands for, with a policy.
     pub const fn sound(policy: Policy) -> Self {
+        // Who adapts begins with what an emulated guest needs, and takes back what is not needed.
+        let adapts = matches!(policy, Policy::Adaptive);
         Self {
             policy,
             period_ns: PERIOD_NS,
-            line_ns: 20 * CREDIT_NS,
+            line_ns: if adapts { 60 } else { 20 } * CREDIT_NS,
             line_min_ns: 5 * CREDIT_NS,
-            line_max_ns: 100 * CREDIT_NS,
+            line_max_ns: if adapts { 300 } else { 100 } * CREDIT_NS,
             cm_ref_ppm: 20_000,
-            redemption_permille: 500,
+            redemption_permille: if adapts { PERMILLE } else { 500 },
             redemption: Redemption::Always,
             payment: Payment::Share,
             // Long enough for nearly every service: what is left of a longer one waits for its turn. In the simulator (`classes`, A), services of

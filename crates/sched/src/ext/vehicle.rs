@@ -454,7 +454,7 @@ impl Vehicle for SchedExt {
         let decision = self.book.event(id, now, doing).ok_or_else(|| no_such(id))?;
         if let (Decision::Boost { .. }, Some(account)) = (decision, self.book.account(id)) {
             let params = self.book.params();
-            let (ns, is_charged) = (account.boost_left_ns(params), account.boost_is_charged(params));
+            let (ns, is_charged) = (account.boost_left_ns(), account.boost_is_charged(params));
             self.program.boost(id, ns, is_charged).inspect_err(|_| self.book.end(id))?;
         }
         Ok(decision)

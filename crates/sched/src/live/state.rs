@@ -127,6 +127,9 @@ pub struct VcpuState {
     pub cm_ppm: u64,
     /// How much of its allotment redeems loans, parts per thousand.
     pub redemption_permille: u64,
+    /// How long one of its boosts may last, ms of CPU time; 0: from a scheduler that does not tell.
+    #[serde(default)]
+    pub boost_max_ms: f64,
     /// I/O events seen.
     pub events: u64,
     /// Boosts granted: on a loan, or free.
@@ -244,6 +247,7 @@ impl VcpuState {
             debt_ms: unsigned_ms(loan.debt_ns()),
             cm_ppm: loan.cm_ppm,
             redemption_permille: account.redemption_permille,
+            boost_max_ms: unsigned_ms(account.boost_max_ns),
             events: totals.events,
             boosts: totals.boosts,
             wake_boosts: totals.wake_boosts,

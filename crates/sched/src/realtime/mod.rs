@@ -425,7 +425,7 @@ impl RealTime {
             managed.boost = None;
         }
         self.boosted.retain(|&other| other != id);
-        self.book.end(id);
+        self.book.time_is_up(id);
         applied
     }
 

@@ -75,7 +75,7 @@ pub struct RunArgs {
     #[arg(long)]
     watch_io: bool,
 
-    /// Who is boosted: credit, always-boost, loan or adaptive [default: loan]
+    /// Who is boosted: credit, always-boost, loan or adaptive [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
     /// Whose completions boost, of those that vlane's back ends tell of [default: all]
@@ -133,7 +133,7 @@ impl RunArgs {
         config.rt_machine_share = self.rt_machine_share.or(config.rt_machine_share);
         config.hold_back = self.hold_back.or(config.hold_back);
         let completions = self.completions.or(config.completions).map(Completions::from).unwrap_or_default();
-        Ok((config.settings(self.policy.or(config.policy).unwrap_or(Policy::Loan))?, completions))
+        Ok((config.settings(self.policy.or(config.policy).unwrap_or(Policy::Adaptive))?, completions))
     }
 
     /// The claim of the machine that was named as the `at`-th: --tid's come first, then --pid's, --domain's and --qmp's.

@@ -1,10 +1,12 @@
 //! What holds for the terms that `adaptive` finds, however frequent events are and however large a share is.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
-use vlane_policy::loan::units::{MS, PERMILLE};
-use vlane_policy::loan::{Account, Book, Claim, Goal, Params, Policy, VcpuId};
+
+use super::super::{Book, Claim, Decision, Denial, Doing, Policy, VcpuId};
+use super::*;
+use crate::loan::units::{PPM, US};
 
 const SECOND: u64 = 1000 * MS;
 
@@ -42,6 +44,14 @@ impl Host {
     }
 }
 
+/// What a late answer is late for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Denied,
+    Short,
+    ItsOwn,
+}
+
 /// Answers evenly apart, so many per second, of which so many of a thousand are late, evenly apart too.
 struct Answers {
     per_second: u64,
@@ -49,18 +59,30 @@ struct Answers {
     /// Where the late ones begin.
     phase: u64,
     given: u64,
+    cause: Cause,
 }
 
 impl Answers {
     const fn new(per_second: u64, late_permille: u64, phase: u64) -> Self {
-        Self { per_second, late_permille, phase, given: 0 }
+        Self { per_second, late_permille, phase, given: 0, cause: Cause::Denied }
+    }
+
+    const fn for_cause(mut self, cause: Cause) -> Self {
+        self.cause = cause;
+        self
     }
 
     fn until(&mut self, host: &mut Host) {
         let late = |n: u64| (n + self.phase) * self.late_permille / PERMILLE;
         for n in self.given..host.now * self.per_second / SECOND {
-            let response = if late(n + 1) > late(n) { 5 * MS } else { MS / 2 };
-            host.book.served(host.ids[0], response);
+            let is_late = late(n + 1) > late(n);
+            let watch = host.book.watch_mut(host.ids[0]).unwrap();
+            match self.cause {
+                Cause::Denied if is_late => watch.denied(),
+                Cause::Short if is_late => watch.too_short(),
+                _ => {}
+            }
+            host.book.served(host.ids[0], if is_late { 5 * MS } else { MS / 2 });
             self.given = n + 1;
         }
     }
@@ -140,6 +162,89 @@ proptest! {
             answers.until(&mut host);
         }
         prop_assert!(host.first().redemption_permille >= PERMILLE * 85 / 100, "{:?}", terms(&host));
+    }
+}
+
+/// The length of a boost after a minute with such answers.
+fn length_after(answers: Answers) -> u64 {
+    let (mut host, mut answers) = (Host::new(&[256; 12]), answers);
+    while host.now < 60 * SECOND {
+        host.period(0);
+        answers.until(&mut host);
+    }
+    host.first().boost_max_ns
+}
+
+#[test]
+fn boosts_become_as_long_as_the_goal_when_short_ones_are_blamed_and_stay_as_they_are_otherwise() {
+    let (params, goal) = (Params::sound(Policy::Adaptive), Goal::default());
+    assert_eq!(length_after(Answers::new(50, 500, 0).for_cause(Cause::Short)), goal.response_ns);
+    for (late, cause) in [(7, Cause::Short), (500, Cause::Denied), (500, Cause::ItsOwn)] {
+        assert_eq!(
+            length_after(Answers::new(50, late, 0).for_cause(cause)),
+            params.boost_max_ns,
+            "{cause:?}"
+        );
+    }
+}
+
+#[test]
+fn late_answers_that_no_term_is_to_blame_for_raise_none() {
+    let (line, redemption) = terms_after(60, Answers::new(50, 1000, 0).for_cause(Cause::ItsOwn));
+    assert_eq!((line, redemption), begun());
+    let (line, redemption) = terms_after(60, Answers::new(50, 1000, 0).for_cause(Cause::Short));
+    assert_eq!((line, redemption), begun());
+}
+
+/// One of `vcpus` on one CPU answers events with boosts, of so much CPU time each, and computes with the rest of its share. It begins
+/// with `params`; how many of the events of the last half a minute of two were denied, parts per million.
+fn denied_at_the_end(params: &Params, vcpus: u32, per_second: u64, work_ns: u64) -> u64 {
+    let mut book = Book::new(params.clone(), Goal::default());
+    let ids: Vec<VcpuId> = (0..vcpus).map(|vm| book.open(Claim::of(vm))).collect();
+    let (mut now, mut events, mut denied) = (0, 0, 0);
+    let share = params.period_ns / u64::from(vcpus);
+    let mut due = 0;
+    book.account_all(now, params.period_ns);
+    while now < 120 * SECOND {
+        let (end, mut left) = (now + params.period_ns, share);
+        while due < end {
+            let decision = book.event(ids[0], due, Doing::Waiting).unwrap();
+            if let Decision::Boost { ns } = decision {
+                book.ran(ids[0], due, work_ns.min(ns));
+                left = left.saturating_sub(work_ns);
+            }
+            let is_denied = decision == Decision::Denied(Denial::Redeeming);
+            book.served(ids[0], if is_denied { 20 * MS } else { work_ns + 50 * US });
+            if due >= 90 * SECOND {
+                events += 1;
+                denied += u64::from(is_denied);
+            }
+            due += SECOND / per_second;
+        }
+        now = end;
+        book.ran(ids[0], now, left);
+        for &id in &ids[1..] {
+            book.ran(id, now, share);
+        }
+        book.account_all(now, params.period_ns);
+    }
+    denied * PPM / events
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever the terms were to begin with.
+    #[test]
+    fn who_asks_for_less_than_its_share_is_soon_denied_no_more_than_the_goal_allows(
+        vcpus in 2u32..=12, per_second in prop_oneof![5u64..50, 50u64..1000], percent in 5u64..=60,
+        redemption in 50u64..=1000, line in 500 * US..=6 * MS,
+    ) {
+        // So many percent of its share are for events, each of less than the goal.
+        let work = (SECOND / u64::from(vcpus) * percent / 100 / per_second).clamp(20 * US, MS);
+        let params = Params { redemption_permille: redemption, line_ns: line, ..Params::sound(Policy::Adaptive) };
+        let denied = denied_at_the_end(&params, vcpus, per_second, work);
+        prop_assert!(denied <= 20_000, "{} ppm denied with {} ns of work", denied, work);
     }
 }
 
