@@ -14,7 +14,8 @@ fn ms(ns: u64) -> String {
 
 #[test]
 fn the_book_says_what_the_constants_are() {
-    let params = Params::sound(Policy::Loan);
+    let params = Params::sound(Policy::Adaptive);
+    let fixed = Params::sound(Policy::Loan);
     let goal = Goal::default();
     let settings = Settings::new(params.clone(), goal);
     let boost = ms(params.boost_max_ns);
@@ -26,7 +27,16 @@ fn the_book_says_what_the_constants_are() {
     let says = [
         ("sched-watch.md", format!("(`boost_max_ns`, {boost} ms)")),
         ("express-loans.md", format!("the boost's time is over ({boost} ms)")),
-        ("sched.md", format!("the boost's time is over ({boost} ms)")),
+        ("sched.md", format!("the boost's time is over ({boost} ms; `adaptive`: up to {within} ms")),
+        (
+            "sched.md",
+            format!(
+                "(`line_ns` {} ms,\n`redemption_permille` {} unless",
+                ms(fixed.line_ns),
+                fixed.redemption_permille
+            ),
+        ),
+        ("loans.md", format!("({} ms, all of an allotment)", ms(params.line_ns))),
         ("sched.md", told.clone()),
         ("sched.md", format!("owes the overdraft ({} ms)", ms(params.overdraft_ns))),
         ("sched.md", format!("owes more than `owes_ms` ({} ms)", ms(settings.owes_ns))),
@@ -37,7 +47,7 @@ fn the_book_says_what_the_constants_are() {
         ("sched.md", format!("\nboost_max_ns = {}\n", params.boost_max_ns)),
         ("sched.md", format!("\nresponse_ns = {} ", goal.response_ns)),
         ("sched.md", format!("\ntolerance_permille = {}\n", goal.tolerance_permille)),
-        ("loans.md", format!("(with the usual boost of {boost} ms)")),
+        ("loans.md", format!("(with boosts that begin at {boost} ms)")),
         ("loans.md", told),
         ("loans.md", format!("within {within} ms, shares within {tolerance} %")),
         ("loans.md", format!("reviewed after {} ms", ms(params.review_ns))),

@@ -202,7 +202,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
 
 /// Of `vlane sched run`.
 fn arguments(options: &Options, completions: &str) -> Vec<OsString> {
-    let words = ["--policy", "loan", "--completions", completions];
+    let words = ["--completions", completions];
     words.into_iter().chain(options.arguments.iter().map(String::as_str)).map(OsString::from).collect()
 }
 

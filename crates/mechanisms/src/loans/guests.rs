@@ -39,12 +39,19 @@ pub struct Options {
     pub time: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// Policies; EEVDF alone is measured always.
-    pub policies: Vec<String>,
-    /// More arguments of `vlane sched run`.
-    pub arguments: Vec<String>,
+    /// Schedulers; EEVDF alone is measured always.
+    pub schedulers: Vec<Scheduler>,
     /// Missing programs may be installed.
     pub install: Install,
+}
+
+/// One way of `vlane sched run`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scheduler {
+    /// What it is called.
+    pub name: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
 }
 
 /// What the guest with I/O does: computes, and reads and writes the disk that it is told.
@@ -74,15 +81,6 @@ fn responses(trace: &Trace) -> Result<Vec<u64>> {
     Ok(responses)
 }
 
-/// Of `vlane sched run`.
-fn arguments(options: &Options, policy: &str) -> Vec<OsString> {
-    ["--policy", policy]
-        .into_iter()
-        .chain(options.arguments.iter().map(String::as_str))
-        .map(OsString::from)
-        .collect()
-}
-
 fn check(options: &Options) -> Result<()> {
     let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
     if !(2..=64).contains(&options.guests) {
@@ -103,8 +101,9 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
     let begun = Begun::now(&options.command);
-    let arms: Vec<Option<&str>> =
-        std::iter::once(None).chain(options.policies.iter().map(|policy| Some(policy.as_str()))).collect();
+    let arms: Vec<Option<&Scheduler>> =
+        std::iter::once(None).chain(options.schedulers.iter().map(Some)).collect();
+    let name = |arm: &Option<&Scheduler>| arm.map_or_else(|| "EEVDF".to_owned(), |arm| arm.name.clone());
     let steps = 1 + options.rounds * options.latencies.len() * arms.len();
     let mut progress = Progress::new(steps).expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests));
@@ -124,9 +123,9 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
             bed.load(load, interrupt)?;
             for turn in 0..arms.len() {
                 let number = (turn + round) % arms.len();
-                let name = arms[number].unwrap_or("EEVDF");
-                progress.step(format!("a device of {latency:?}, {name}"));
-                let scheduler = arms[number].map(|policy| arguments(options, policy));
+                progress.step(format!("a device of {latency:?}, {}", name(&arms[number])));
+                let words = |arm: &Scheduler| arm.arguments.iter().map(OsString::from).collect::<Vec<_>>();
+                let scheduler = arms[number].map(words);
                 let measured = bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
                 let (mut sample, trace) = measured;
                 sample.responses = responses(&trace)?;
@@ -137,9 +136,8 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     drop(progress);
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
     let measured = Measured { cells, weights, begun };
-    let names = arms.iter().map(|arm| arm.unwrap_or("EEVDF").to_owned());
     let labels = Labels {
-        arms: names.collect(),
+        arms: arms.iter().map(name).collect(),
         loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
         ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
         about: format!(

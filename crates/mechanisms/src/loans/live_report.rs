@@ -162,7 +162,7 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
     for (load, under) in labels.loads.iter().enumerate() {
         let cells = &measured.cells[load];
         let Some(eevdf) = find("EEVDF").map(|at| median(&cells[at], mean_ms)) else { continue };
-        for name in ["loan", "adaptive"] {
+        for name in ["loan", "adaptive", "defaults"] {
             let Some(cell) = find(name).map(|at| &cells[at]) else { continue };
             let mean = median(cell, mean_ms);
             let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);

@@ -58,7 +58,8 @@ pub struct ProveArgs {
     /// How often everything is measured
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 3, value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
-    /// Only these: eevdf, credit, always-boost, loan, adaptive
+    /// Only these: eevdf, credit, always-boost, loan, adaptive; with --real also defaults, which is `vlane sched run` without any option
+    /// and without --config
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_arm)]
     only: Vec<String>,
     /// How a guest is held back that has used more than its share [default: nice]
@@ -82,9 +83,12 @@ enum Real {
 }
 
 /// Parses the name of something to measure.
+/// `vlane sched run` as it is without options.
+const DEFAULTS: &str = "defaults";
+
 fn parse_arm(text: &str) -> Result<String, String> {
     let policies = Policy::ALL.iter().map(|policy| policy.name());
-    values::one_of(&text.to_ascii_lowercase(), "scheduler", std::iter::once("eevdf").chain(policies))
+    values::one_of(&text.to_ascii_lowercase(), "scheduler", ["eevdf", DEFAULTS].into_iter().chain(policies))
 }
 
 /// Runs the command.
@@ -124,6 +128,20 @@ const fn machines(real: Real) -> guests::Machines {
     }
 }
 
+/// What is measured beside EEVDF: policies with what was asked for, and the scheduler that people get.
+fn schedulers(args: &ProveArgs) -> Vec<guests::Scheduler> {
+    let scheduler = |policy: Policy| {
+        let mut arguments = vec!["--policy".to_owned(), policy.name().to_owned()];
+        arguments.extend(scheduler_arguments(args));
+        guests::Scheduler { name: policy.name().to_owned(), arguments }
+    };
+    let defaults = guests::Scheduler { name: DEFAULTS.to_owned(), arguments: Vec::new() };
+    let all = Policy::ALL.into_iter().map(scheduler).chain([defaults]);
+    // Without a file it is `adaptive`, once more.
+    let is_usual = |name: &str| args.only.is_empty() && (name != DEFAULTS || args.config.is_some());
+    all.filter(|scheduler| is_usual(&scheduler.name) || args.only.contains(&scheduler.name)).collect()
+}
+
 /// What is passed on to `vlane sched run`.
 fn scheduler_arguments(args: &ProveArgs) -> Vec<String> {
     let mut arguments = Vec::new();
@@ -138,7 +156,6 @@ fn scheduler_arguments(args: &ProveArgs) -> Vec<String> {
 
 fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
     check_weights(args)?;
-    let wanted = |name: &&Policy| args.only.is_empty() || args.only.iter().any(|only| only == name.name());
     let options = guests::Options {
         command: command_line(),
         program: std::env::current_exe()?,
@@ -147,8 +164,7 @@ fn with_guests(args: &ProveArgs, real: Real) -> anyhow::Result<Report> {
         latencies: gaps(args, &[20, 5]),
         time: args.time,
         rounds: args.rounds,
-        policies: Policy::ALL.iter().filter(wanted).map(|policy| policy.name().to_owned()).collect(),
-        arguments: scheduler_arguments(args),
+        schedulers: schedulers(args),
         install: if args.install { Install::Allowed } else { Install::Never },
     };
     Ok(guests::run(&options, &Interrupt::listen()?)?)
