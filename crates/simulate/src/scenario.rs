@@ -81,6 +81,9 @@ pub struct Machine {
     /// vCPUs of each.
     #[serde(default = "one_vcpu")]
     pub vcpus: u32,
+    /// vCPUs of each that do nothing, besides those.
+    #[serde(default)]
+    pub inactive_vcpus: u32,
     /// What each vCPU computes besides its I/O.
     #[serde(default)]
     pub compute: Compute,
@@ -219,10 +222,11 @@ impl Load {
 }
 
 /// Scenarios that come with the program.
-pub const EMBEDDED: [(&str, &str); 4] = [
+pub const EMBEDDED: [(&str, &str); 5] = [
     ("paper", include_str!("scenarios/paper.toml")),
     ("table-7", include_str!("scenarios/table-7.toml")),
     ("classes", include_str!("scenarios/classes.toml")),
+    ("inactive", include_str!("scenarios/inactive.toml")),
     ("large", include_str!("scenarios/large.toml")),
 ];
 
@@ -291,6 +295,7 @@ impl Scenario {
             }
             check(&of("count"), f64::from(vm.count), 1.0, 100_000.0)?;
             check(&of("vcpus"), f64::from(vm.vcpus), 1.0, 1024.0)?;
+            check(&of("inactive_vcpus"), f64::from(vm.inactive_vcpus), 0.0, 1024.0)?;
             check(&of("weight"), f64::from(vm.weight), 1.0, 65_535.0)?;
             if let Compute::Mixed { on, off } = vm.compute {
                 check(&of("compute.on.us"), on.us, 1.0, 1e8)?;
@@ -329,7 +334,8 @@ impl Scenario {
 
     /// vCPUs in all.
     pub fn vcpus(&self) -> f64 {
-        self.vm.iter().map(|vm| f64::from(vm.count) * f64::from(vm.vcpus)).sum()
+        let each = |vm: &Machine| f64::from(vm.vcpus) + f64::from(vm.inactive_vcpus);
+        self.vm.iter().map(|vm| f64::from(vm.count) * each(vm)).sum()
     }
 
     /// Machines in all.

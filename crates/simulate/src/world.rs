@@ -157,15 +157,16 @@ impl World {
             }
             for _ in 0..vm.count {
                 first_of.entry(vm.name.as_str()).or_insert(vcpus.len());
-                for _ in 0..vm.vcpus {
+                for number in 0..vm.vcpus + vm.inactive_vcpus {
                     let place = vcpus.len();
                     let vm_number = u32::try_from(machine).unwrap_or(u32::MAX);
                     claims.push(Claim { vm: vm_number, weight: vm.weight, cap_permille: 0 });
-                    loads
-                        .extend(vm.load.iter().enumerate().map(|(n, load)| (place, first_figures + n, load)));
+                    let is_active = number < vm.vcpus;
+                    let own = vm.load.iter().enumerate().filter(|_| is_active);
+                    loads.extend(own.map(|(n, load)| (place, first_figures + n, load)));
                     vcpus.push(Vcpu {
                         machine,
-                        compute: vm.compute,
+                        compute: if is_active { vm.compute } else { Compute::Never },
                         random: Random::new(scenario.seed, place as u64 * 2),
                         burst_ns: 0,
                         jobs: VecDeque::new(),

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::figures::{Cell as Figures, Measured, Sample};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+};
 
 /// What the report says of what was measured.
 #[derive(Debug, Clone)]
@@ -183,6 +185,36 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
     lines
 }
 
+/// Every round.
+fn samples(labels: &Labels, measured: &Measured) -> Samples {
+    let mut rows = Vec::new();
+    for (load, cells) in labels.loads.iter().zip(&measured.cells) {
+        for (arm, cell) in labels.arms.iter().zip(cells) {
+            for (round, sample) in (1_u64..).zip(&cell.samples) {
+                let percentile = |percent| Cell::from(percentile(&sample.responses, percent));
+                let mut row = vec![load.as_str().into(), arm.as_str().into(), number(round).into()];
+                row.extend([number(sample.responses.len() as u64).into(), mean_ms(sample).into()]);
+                row.extend([50, 90, 99, 100].map(percentile));
+                row.extend(sample.boosts.map(|count| Cell::from(number(count))));
+                row.extend([ms(sample.daemon_ns).into(), sample.time.as_secs_f64().into()]);
+                let others: u64 = sample.used.iter().skip(1).sum();
+                let off = sample.off(&measured.weights).first().copied().unwrap_or(f64::NAN);
+                row.extend([ms(sample.used.first().copied().unwrap_or(0)), ms(others), off].map(Into::into));
+                row.push(furthest(sample, &measured.weights).into());
+                rows.push(row);
+            }
+        }
+    }
+    Samples::new(
+        "rounds",
+        "Every round of every scheduler",
+        "load | scheduler | round | responses | mean [ms] | p50 [ms] | p90 [ms] | p99 [ms] | slowest [ms] | boosts granted | denied by the policy | \
+         denied for want of budget | scheduler's CPU time [ms] | time [s] | guest 1's CPU time [ms] | the others' CPU time [ms] | \
+         guest 1 off its share [%] | furthest off [%]",
+        rows,
+    )
+}
+
 /// The report.
 pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
     if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
@@ -223,6 +255,7 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         summary: summary(labels, measured),
         notes: warnings.chain(facts).collect(),
         sections: (0..labels.loads.len()).map(section).collect(),
+        samples: vec![samples(labels, measured)],
         ..measured.begun.report("loans", "Loans, live: response and fairness", &[])
     };
     report.machine.versions.extend(labels.versions.iter().cloned());

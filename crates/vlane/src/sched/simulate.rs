@@ -15,7 +15,7 @@ use crate::values;
 /// Table 7 and its Figure 3. `large` is 256 CPUs and 4,000 vCPUs. Needs no privilege and changes nothing.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// paper, table-7, classes, large, or a scenario's file in TOML [default: the first three]
+    /// paper, table-7, classes, inactive, large, or a scenario's file in TOML [default: the first three]
     scenario: Option<String>,
     /// A host scheduler, several times for several [default: eevdf, credit, always-boost, loan, adaptive, paper]
     #[arg(long = "policy", value_name = "NAME", value_parser = parse_setup)]
