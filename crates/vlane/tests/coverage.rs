@@ -117,3 +117,11 @@ fn what_was_measured_is_stored_and_can_be_read() {
         assert!(!report.sections.is_empty(), "{figure}: {} has nothing in it", file.display());
     }
 }
+
+#[test]
+fn the_first_picture_of_the_book_is_that_of_the_last_measurement() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read(root.join(path)).unwrap();
+    let (book, measured) = ("docs/src/together.svg", "experiments/together/together-1.svg");
+    assert!(read(book) == read(measured), "cp {measured} {book}");
+}
