@@ -235,6 +235,43 @@ fn a_replay_against_vlane_is_the_recorded_sequence_with_its_flushes() {
 }
 
 /// Without the numbers in the trace, by its times alone, orders would be lost: the property above can fail.
+/// A volume that is never silent for long gives no pause in which somebody would look at the clock.
+#[test]
+fn a_recording_ends_in_time_however_slowly_and_steadily_requests_come() {
+    let volume = Volume::serve();
+    let options = RecordOptions {
+        output: Output::new(volume.place.path("slow")).force(true),
+        time: Some(Duration::from_millis(300)),
+        count: None,
+        hashes: false,
+    };
+    let interrupt = Interrupt::listen().unwrap();
+    let read = ReplayRequest {
+        at_ns: 0,
+        done_ns: None,
+        queue: 0,
+        kind: ReplayKind::Read,
+        sector: 0,
+        sectors: 8,
+        ioprio: 0,
+        data: None,
+    };
+    std::thread::scope(|scope| {
+        let recording =
+            scope.spawn(|| record(&volume.control, &options, &interrupt, &mut |_| {}).unwrap().requests);
+        // Far fewer than those after which the clock is looked at anyhow, and for many times as long as it should take.
+        let mut made = 0;
+        while !recording.is_finished() && made < 250 {
+            drive(&[read], &volume.place.socket);
+            std::thread::sleep(Duration::from_millis(10));
+            made += 1;
+        }
+        assert!(made < 250, "it goes on after {made} requests");
+        recording.join().unwrap();
+    });
+    stop(volume.backend);
+}
+
 #[test]
 fn an_order_that_is_broken_is_noticed() {
     let volume = Volume::serve();
