@@ -159,7 +159,7 @@ impl Setup {
             "credit" => "vlane's credit: boosts who was blocked and has credits",
             "always-boost" => "every event boosts, at nobody's cost",
             "loan" => "vlane's loans",
-            "adaptive" => "vlane's loans; line and redemption find themselves",
+            "adaptive" => "vlane's loans; their terms find themselves",
             "paper" => {
                 "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a 10 ms tick"
             }

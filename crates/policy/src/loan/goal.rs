@@ -8,7 +8,7 @@
 //!   of a loan, the line and the redemption share; after a boost that was over before the answer, how long boosts last. A late answer that
 //!   had all that it asked for is the guest's own affair. When more have come than were allowed, what is blamed becomes a quarter more; for a
 //!   line and a share, what is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
-//! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: what takes longer than that is late anyhow. It doubles when it is blamed.
+//! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: what takes longer than that is late anyhow. It doubles when it is blamed, and stays so.
 //! - Shares. When the account has used more than its share by more than the tolerance, line and redemption are halved, and not raised before it has
 //!   kept its share again. A turn may be as long as a period, so that is judged over as long a time as makes a turn less than the
 //!   tolerance; at once when it is more than a turn beyond it.

@@ -30,7 +30,7 @@
 //! - Redemption is a share of the allotment before the ceiling of credits cuts it, as in the paper. There, who leaves credits unused redeems sooner
 //!   still, by how much is not said; here who is idle redeems as fast as who computes.
 //!
-//! [`Policy::Adaptive`] finds line and redemption share from a [`Goal`], which the paper leaves open.
+//! [`Policy::Adaptive`] finds line, redemption share and the length of a boost from a [`Goal`], which the paper leaves open.
 //!
 //! [`Account`] is one vCPU's, [`Book`] is a host's. All of it is integers. Units and constants are in [`units`].
 
