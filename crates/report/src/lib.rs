@@ -25,6 +25,7 @@ mod markup;
 mod model;
 pub mod progress;
 pub mod published;
+mod records;
 mod scale;
 pub mod stats;
 pub mod svg;

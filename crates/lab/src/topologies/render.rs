@@ -9,7 +9,8 @@ use super::{Kind, Placement, Subject, Topology};
 use vlane_report::build::{spread as spread_of, table};
 use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{
-    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Section, Series, Spread, Table,
+    Axis, Block, Cell as TableCell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread,
+    Table,
 };
 
 /// Lanes that predictions are made for.
@@ -46,6 +47,7 @@ pub(super) fn report(options: &Options, measured: &Measured<'_>) -> Report {
         summary: summary(options, measured, &checks),
         notes: notes(options, measured),
         sections,
+        samples: vec![samples(measured)],
         ..measured.begun.report("topologies", title, &[])
     }
 }
@@ -109,6 +111,35 @@ const FIGURES: [Figure; 12] = [
     ("mean lock wait [us]", |c| Some(c.lock?.wait_mean)),
     ("locks waited for [%]", |c| Some(c.lock?.contended * 100.0)),
 ];
+
+/// Every cell of every round: those of the figures, then those that the model is made of and held against.
+fn samples(measured: &Measured<'_>) -> Samples {
+    let mut rows = Vec::new();
+    let group = |group| if group == Group::Paper { "as in the paper" } else { "by themselves" };
+    let mut add = |labels: [String; 4], cells: &[Cell]| {
+        for (round, cell) in (1_u32..).zip(cells) {
+            let mut row: Vec<TableCell> = labels.iter().cloned().map(TableCell::from).collect();
+            row.push(TableCell::Number(round.into()));
+            row.extend(FIGURES.map(|(_, pick)| TableCell::from(pick(cell))));
+            rows.push(row);
+        }
+    };
+    let mut keys: Vec<_> = measured.cells.iter().collect();
+    keys.sort_by_key(|((pattern, group, subject, jobs), _)| {
+        (*pattern, *group == Group::Bare, subject.to_string(), *jobs)
+    });
+    for ((pattern, of, subject, jobs), cells) in keys {
+        add([(*pattern).into(), group(*of).into(), subject.to_string(), format!("{jobs} jobs")], cells);
+    }
+    for (of, suite) in &measured.suites {
+        for (subject, what, cells) in suite.measured() {
+            add([suite.pattern.into(), group(*of).into(), subject.to_string(), what.into()], cells);
+        }
+    }
+    let columns = FIGURES.map(|(title, _)| title).join(" | ");
+    let columns = format!("pattern | work | topology | what | round | {columns}");
+    Samples::new("rounds", "Every round of every topology", &columns, rows)
+}
 
 /// A subject's figures over the numbers of jobs, as far as they were measured.
 fn over_jobs(

@@ -143,6 +143,9 @@ impl Check {
     }
 }
 
+/// What is measured of each topology.
+const WHAT: [&str; 3] = ["1 lane on one CPU", "1 lane across CPUs", "2 lanes"];
+
 /// One pattern on one device: what is measured for it.
 #[derive(Debug)]
 pub struct Suite<'a> {
@@ -186,7 +189,7 @@ impl<'a> Suite<'a> {
         }
         for (t, what) in order {
             let subject = self.kind.with(Topology::ALL[t]);
-            let name = ["1 lane on one CPU", "1 lane across CPUs", "2 lanes"][what];
+            let name = WHAT[what];
             step(format!("{}: {subject}, {name}", self.pattern));
             if what == 1 && bench.cpus.len() < 2 {
                 continue;
@@ -199,6 +202,14 @@ impl<'a> Suite<'a> {
             self.cells[what][t].push(cell?);
         }
         Ok(())
+    }
+
+    /// Every cell: of which topology, what was measured, and its rounds.
+    pub fn measured(&self) -> impl Iterator<Item = (Subject, &'static str, &[Cell])> {
+        self.cells.iter().zip(WHAT).flat_map(move |(cells, what)| {
+            let each = Topology::ALL.into_iter().zip(cells);
+            each.map(move |(topology, cells)| (self.kind.with(topology), what, &cells[..]))
+        })
     }
 
     /// The model's input for a topology; `None` if it was not measured.

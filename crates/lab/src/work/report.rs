@@ -7,7 +7,7 @@ use super::native::{Case, Measured, Peer};
 use super::{BLOCKS, Direction, LARGE, Medium, Options, Outcome, SMALL};
 use vlane_report::build::{Begun, table};
 use vlane_report::published::{self, Interval, Published, Row};
-use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread};
+use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread};
 
 pub(super) fn fill(outcome: &Outcome, options: &Options, begun: &Begun, programs: &[&str]) -> Report {
     let mut notes: Vec<Note> =
@@ -33,6 +33,7 @@ pub(super) fn fill(outcome: &Outcome, options: &Options, begun: &Begun, programs
         summary: summary(outcome, options),
         notes,
         sections,
+        samples: vec![samples(outcome)],
         ..begun.report("work", "Where it goes: 4K requests against 512K requests", programs)
     }
 }
@@ -149,6 +150,25 @@ const FIGURES: [Figure; 17] = [
         timed(m, per_request(m, count(copied.bounced + copied.inline)))
     }),
 ];
+
+/// Every measurement of the back ends alone; what was not counted in a pass is empty.
+fn samples(outcome: &Outcome) -> Samples {
+    let row = |m: &Measured| {
+        let case = &m.case;
+        let mut row: Vec<Cell> = vec![
+            case.medium.name().into(),
+            case.peer.name().into(),
+            case.direction.name().into(),
+            Cell::Number(case.block.into()),
+            Cell::Number(m.pass as f64),
+        ];
+        row.extend(FIGURES.map(|(_, figure)| Cell::from(figure(m))));
+        row
+    };
+    let columns = FIGURES.map(|(name, _)| name.trim_start_matches("... ")).join(" | ");
+    let columns = format!("medium | back end | direction | request [bytes] | pass | {columns}");
+    Samples::new("native", "The back ends alone", &columns, outcome.native.iter().map(row).collect())
+}
 
 /// One table per direction: a row per figure, a column per back end and size.
 fn native(outcome: &Outcome, medium: Medium) -> Section {
@@ -422,6 +442,7 @@ mod tests {
         assert_eq!(row(figures, "System calls per request")[2], Cell::Empty);
         let Cell::Figure(cpu) = row(figures, "CPU time per request, us")[1] else { panic!("no figure") };
         assert_eq!((cpu.median, cpu.runs), (3.0, 1));
+        assert_eq!(report.samples[0].rows.len(), 3, "every measurement, that of counting, too");
         let notes: Vec<&str> = report.notes.iter().map(|note| note.text.as_str()).collect();
         assert!(
             notes.iter().any(|n| n.contains("a peer")) && notes.iter().any(|n| n.contains("no KVM here"))

@@ -9,7 +9,7 @@ use super::plan::lru_hits;
 use super::{About, Options};
 use vlane_bench::Pin;
 use vlane_report::build::{Begun, bars, spread, table};
-use vlane_report::{Block, Cell, Note, Report, Section};
+use vlane_report::{Block, Cell, Note, Report, Samples, Section};
 
 /// Where fewer rounds than this were measured, no figure says much.
 const ENOUGH: usize = 5;
@@ -31,8 +31,20 @@ pub(super) fn fill(options: &Options, results: &[CellResult], about: &About, beg
         summary: summary(&verdicts, results),
         notes: notes(options, results, about),
         sections,
+        samples: vec![samples(results)],
         ..begun.report("caches", "What a cache mode is worth", &["sqlite3"])
     }
+}
+
+/// Every round of every arm.
+fn samples(results: &[CellResult]) -> Samples {
+    let of_arm = |result: &CellResult, arm: &Measured| -> Vec<(Vec<Cell>, Sample)> {
+        let labels =
+            |round: u32| vec![result.cell.title().into(), arm.arm.clone().into(), Cell::Number(round.into())];
+        (1..).zip(&arm.rounds).map(|(round, sample)| (labels(round), sample.clone())).collect()
+    };
+    let records = results.iter().flat_map(|r| r.arms.iter().flat_map(move |arm| of_arm(r, arm)));
+    Samples::of_records("rounds", "Every round of every arm", "Cell | Arm | Round", records)
 }
 
 fn summary(verdicts: &[(&CellResult, Verdict)], results: &[CellResult]) -> Vec<String> {
@@ -394,6 +406,8 @@ mod tests {
             assert!(!table.rows.is_empty(), "{}", table.caption);
             assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.caption);
         }
+        let all = results().iter().flat_map(|r| &r.arms).map(|arm| arm.rounds.len()).sum::<usize>();
+        assert_eq!(report.samples[0].rows.len(), all);
         let Block::Table(crossover) = &report.sections[0].blocks[0] else { panic!("a table") };
         let writeback = crossover.rows.iter().find(|row| row[2] == Cell::from("writeback"));
         let writeback = writeback.map(Vec::as_slice).unwrap_or_default();

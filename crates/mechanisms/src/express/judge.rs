@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::AGAIN;
-use vlane_report::Spread;
 use vlane_report::build::spread;
+use vlane_report::{Cell, Spread};
 
 /// What was measured of one arm, by round.
 #[derive(Debug, Clone, Serialize)]
@@ -18,6 +18,19 @@ pub struct Measured<S> {
 /// Arms that were measured in turns; the first one is what others are held against, the last one it again.
 #[derive(Debug, Clone, Serialize)]
 pub struct Arms<S>(pub Vec<Measured<S>>);
+
+impl<S: Serialize> Arms<S> {
+    /// Every round, with the words that tell what it is of: where, the arm, the round.
+    pub fn records<'a>(&'a self, place: &'a str) -> impl Iterator<Item = (Vec<Cell>, &'a S)> {
+        let of_arm = move |arm: &'a Measured<S>| {
+            let labels = move |round: u32| {
+                vec![place.to_owned().into(), arm.arm.clone().into(), Cell::Number(round.into())]
+            };
+            (1..).zip(&arm.rounds).map(move |(round, sample)| (labels(round), sample))
+        };
+        self.0.iter().flat_map(of_arm)
+    }
+}
 
 /// Which side of a bound is good.
 #[derive(Debug, Clone, Copy, PartialEq)]

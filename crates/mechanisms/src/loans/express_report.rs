@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::figures::{Cell as Figures, Measured, Sample};
 use super::live_report::{
-    all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, shares_of,
+    all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, samples, shares_of,
 };
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::{Block, Cell, Note, Report, Section, Severity, Table};
@@ -136,6 +136,7 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         summary: summary(labels, cells),
         notes: warnings.chain(facts).collect(),
         sections: vec![section],
+        samples: vec![samples(&["a foreground program beside readers".into()], &labels.arms, measured)],
         ..measured.begun.report("express-loans", "Express and loans", &[])
     };
     report.machine.versions.push(("guests".into(), labels.guests.clone()));

@@ -185,11 +185,11 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
     lines
 }
 
-/// Every round.
-fn samples(labels: &Labels, measured: &Measured) -> Samples {
+/// Every round of every arm, under each load.
+pub(super) fn samples(loads: &[String], arms: &[String], measured: &Measured) -> Samples {
     let mut rows = Vec::new();
-    for (load, cells) in labels.loads.iter().zip(&measured.cells) {
-        for (arm, cell) in labels.arms.iter().zip(cells) {
+    for (load, cells) in loads.iter().zip(&measured.cells) {
+        for (arm, cell) in arms.iter().zip(cells) {
             for (round, sample) in (1_u64..).zip(&cell.samples) {
                 let percentile = |percent| Cell::from(percentile(&sample.responses, percent));
                 let mut row = vec![load.as_str().into(), arm.as_str().into(), number(round).into()];
@@ -201,6 +201,10 @@ fn samples(labels: &Labels, measured: &Measured) -> Samples {
                 let off = sample.off(&measured.weights).first().copied().unwrap_or(f64::NAN);
                 row.extend([ms(sample.used.first().copied().unwrap_or(0)), ms(others), off].map(Into::into));
                 row.push(furthest(sample, &measured.weights).into());
+                let times = |times: &[u64]| [mean(times).into(), self::percentile(times, 99).into()];
+                row.extend(times(&sample.services));
+                row.extend([number(sample.jobs.len() as u64).into(), mean(&sample.jobs).into()]);
+                row.push(number(sample.background).into());
                 rows.push(row);
             }
         }
@@ -210,7 +214,7 @@ fn samples(labels: &Labels, measured: &Measured) -> Samples {
         "Every round of every scheduler",
         "load | scheduler | round | responses | mean [ms] | p50 [ms] | p90 [ms] | p99 [ms] | slowest [ms] | boosts granted | denied by the policy | \
          denied for want of budget | scheduler's CPU time [ms] | time [s] | guest 1's CPU time [ms] | the others' CPU time [ms] | \
-         guest 1 off its share [%] | furthest off [%]",
+         guest 1 off its share [%] | furthest off [%] | mean service [ms] | p99 of service [ms] | jobs | mean job [ms] | background's requests",
         rows,
     )
 }
@@ -255,7 +259,7 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         summary: summary(labels, measured),
         notes: warnings.chain(facts).collect(),
         sections: (0..labels.loads.len()).map(section).collect(),
-        samples: vec![samples(labels, measured)],
+        samples: vec![samples(&labels.loads, &labels.arms, measured)],
         ..measured.begun.report("loans", "Loans, live: response and fairness", &[])
     };
     report.machine.versions.extend(labels.versions.iter().cloned());

@@ -3,7 +3,9 @@
 use vlane_report::build::Begun;
 use vlane_report::stats::nearest_rank;
 
-use vlane_report::{Axis, Block, Cell, Chart, Note, Point, Report, Section, Series, Severity, Spread, Table};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+};
 
 use super::turn::{Kept, Shown};
 
@@ -62,6 +64,7 @@ pub(super) fn report(
             section("decisions", "Decisions", vec![Block::Table(decisions(schedulers, &of))]),
             section("kills", "Killing the loader", vec![Block::Table(killed(kills))]),
         ],
+        samples: vec![samples(shown)],
         ..begun.report("sched-ext", "vCPUs in a sched_ext scheduler", &["qemu-system-x86_64"])
     }
 }
@@ -120,6 +123,15 @@ fn cdf<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) -> Chart
         Axis::new("answered", "%"),
         series.collect(),
     )
+}
+
+/// Every turn, with each response and each thread's share.
+fn samples(shown: &[Shown]) -> Samples {
+    let records = (1_u32..).zip(shown).map(|(turn, one)| {
+        // Accounts have their own table.
+        (vec![Cell::Number(turn.into())], Shown { books: Vec::new(), ..one.clone() })
+    });
+    Samples::of_records("turns", "Every turn, in the order of measuring", "turn", records)
 }
 
 /// Whether the accounts know what the kernel knows, and whether the machine stood still meanwhile.

@@ -7,7 +7,7 @@ use crate::express::root::Root;
 use vlane_report::build::{Begun, bars, spread, table};
 use vlane_report::figure::show_size;
 use vlane_report::stats::nearest_rank;
-use vlane_report::{Block, Cell, Note, Report, Section, Spread};
+use vlane_report::{Block, Cell, Note, Report, Samples, Section, Spread};
 
 /// Bytes of a reader's read.
 const READ: f64 = 4096.0;
@@ -240,26 +240,10 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
     notes
 }
 
-/// Every sample, for those who want to count again.
-fn samples(arms: &Arms<Sample>) -> Section {
-    let list = |times: &[u64]| {
-        times.iter().map(|us| format!("{:.1}", *us as f64 / 1e3)).collect::<Vec<_>>().join(" ")
-    };
-    let of_arm = |arm: &Measured<Sample>| {
-        let row = |(round, sample): (usize, &Sample)| -> Vec<Cell> {
-            vec![
-                arm.arm.clone().into(),
-                Cell::Number((round + 1) as f64),
-                list(&sample.done.launches_us).into(),
-                list(&sample.done.fsyncs_us).into(),
-            ]
-        };
-        arm.rounds.iter().enumerate().map(row).collect::<Vec<_>>()
-    };
-    let rows = arms.0.iter().flat_map(of_arm).collect();
-    let block =
-        table("Every launch and every fsync", "condition | round | launches [ms] | fsyncs [ms]", rows);
-    Section::new("samples", "Samples", Vec::new(), vec![block])
+/// Every round: each launch and each fsync of it, and all else.
+fn samples(arms: &Arms<Sample>) -> Samples {
+    let records = arms.records("the guest");
+    Samples::of_records("rounds", "Every round of every condition", "where | condition | round", records)
 }
 
 /// The report.
@@ -267,11 +251,11 @@ pub(super) fn make(options: &Options, arms: &Arms<Sample>, seen: &Seen, begun: &
     let text = "Each condition over nothing in the same round. Nothing again is what no smaller difference can be seen beside.";
     let mut sections = vec![Section::new("together", "All together", vec![text.into()], vec![picture(arms)])];
     sections.extend(Panel::ALL.map(|one| panel(one, arms, seen.impossible.is_some())));
-    sections.push(samples(arms));
     Report {
         summary: summary(options, arms),
         notes: notes(options, seen),
         sections,
+        samples: vec![samples(arms)],
         ..begun.report("together", "All together: nothing, each mechanism, all", &["fio"])
     }
 }

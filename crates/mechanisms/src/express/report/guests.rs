@@ -4,7 +4,7 @@ use super::super::guests::{Options, Sample};
 
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::{AGAIN, Variant};
-use super::{busy, cell, few, goals, met, picture, says, variants};
+use super::{busy, cell, few, goals, met, picture, samples, says, variants};
 use vlane_report::build::{Begun, bars, table};
 use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{Cell, Note, Point, Report, Section, Series, Spread};
@@ -39,6 +39,7 @@ pub(in super::super) fn fill(options: &Options, results: &[PlaceResult], begun: 
         summary: summary(&verdicts, results),
         notes: notes(options, results),
         sections,
+        samples: samples(results.iter().map(|result| (result.place.name(), &result.arms))),
         ..begun.report("express", "Foreground first: a program in a guest", &["fio"])
     }
 }

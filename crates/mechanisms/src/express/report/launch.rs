@@ -7,7 +7,7 @@ use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::launch::{Options, Sample};
 
 use super::super::root::Root;
-use super::{busy, cell, few, goals, met, says, variants};
+use super::{busy, cell, few, goals, met, samples, says, variants};
 use vlane_report::build::{Begun, bars, spread, table};
 use vlane_report::published::{self, Published, Row};
 use vlane_report::{Block, Cell, Note, Report, Section};
@@ -47,6 +47,7 @@ pub(in super::super) fn fill(
         summary: summary(options, &verdicts, results),
         notes: notes(options, root, results),
         sections,
+        samples: samples(results.iter().map(|result| (result.place.name(), &result.arms))),
         ..begun.report("express", "Foreground first: launches in a guest", &["fio"])
     }
 }

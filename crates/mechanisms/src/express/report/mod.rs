@@ -7,8 +7,9 @@ pub(super) mod native;
 use super::judge::{Arms, Measured, Verdict};
 use super::machine::Beside;
 use super::{ENOUGH, Variant};
+use serde::Serialize;
 use vlane_report::build::{bars, spread, table};
-use vlane_report::{Block, Cell, Note, Section, Spread};
+use vlane_report::{Block, Cell, Note, Samples, Section, Spread};
 
 /// A figure of all rounds of an arm.
 fn cell<S>(arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Cell {
@@ -42,6 +43,12 @@ fn goals(verdicts: &[Verdict], text: &str) -> Section {
          A/A is the same figure of the first arm, measured twice in each round, over itself."
     );
     Section::new("goals", "Goals", vec![text], vec![table("Goals", &columns, rows.collect())])
+}
+
+/// Every round of every arm.
+fn samples<'a, S: Serialize + 'a>(places: impl IntoIterator<Item = (&'a str, &'a Arms<S>)>) -> Vec<Samples> {
+    let records = places.into_iter().flat_map(|(place, arms)| arms.records(place));
+    vec![Samples::of_records("rounds", "Every round of every arm", "Where | Arm | Round", records)]
 }
 
 /// The goals in a sentence.
@@ -217,6 +224,7 @@ mod tests {
         let report = launch::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
+        assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
     }
 
     #[test]
@@ -242,5 +250,9 @@ mod tests {
         let report = native::fill(&options, &results, &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
+        let rounds = &report.samples[0];
+        assert_eq!(rounds.rows.len(), (names.len() + 1) * Load::ALL.len() * 5);
+        let p99 = rounds.columns.iter().position(|column| column.title == "p99" && column.unit == "us");
+        assert_eq!(p99.map(|at| &rounds.rows[0][at]), Some(&Cell::Number(1.0)));
     }
 }

@@ -3,7 +3,7 @@
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::native::{Load, LoadResult, Options, Sample};
 use super::super::{AGAIN, Mode};
-use super::{cell, few, goals, met, picture, says};
+use super::{cell, few, goals, met, picture, samples, says};
 use vlane_report::build::{Begun, table};
 use vlane_report::{Cell, Note, Report, Section};
 
@@ -33,6 +33,7 @@ pub(in super::super) fn fill(options: &Options, results: &[LoadResult], begun: &
         summary: summary(options, &verdicts, results),
         notes: notes(options),
         sections,
+        samples: samples(results.iter().map(|result| (result.load.name(), &result.arms))),
         ..begun.report("express", "Foreground first: the back end alone", &[])
     }
 }

@@ -75,6 +75,7 @@ fn the_picture_has_a_bar_for_each_condition_over_nothing_and_for_nothing_again()
         let series = chart.series.iter().find(|one| one.name == series).unwrap();
         assert!((series.points[0].y.median - expected).abs() < 1e-9, "{series:?}");
     }
+    assert_eq!(report.samples[0].rows.len(), 3 * (names.len() + 1), "every round of each, and of nothing");
     let panels: Vec<&str> = chart.categories.iter().map(|name| name.split_once(':').unwrap().0).collect();
     assert!(["waits", "others", "host"].iter().all(|panel| panels.contains(panel)), "{panels:?}");
 }
