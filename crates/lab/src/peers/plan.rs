@@ -117,20 +117,22 @@ const RANDOM_READ: Load =
     Load { pattern: "randread", block: 4096, depth: 32, jobs: 1, wait: Wait::Interrupt, pinned: true };
 
 const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
-/// Without a file it has nothing to choose.
 const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd(Aio::IoUring));
-/// On a file both are tried, and the better is taken.
-const QSD_ON_FILE: [(&str, Contender); 2] = [
-    ("qemu-storage-daemon, aio=io_uring", Contender::Qsd(Aio::IoUring)),
-    ("qemu-storage-daemon, aio=threads", Contender::Qsd(Aio::Threads)),
-];
 
-/// qemu-storage-daemon as it takes part on a medium.
-fn daemons(medium: Medium) -> Vec<(&'static str, Contender)> {
+/// qemu-storage-daemon as it takes part on a medium: without a file it has nothing to choose; on a file both settings are tried, and the better is taken.
+pub(super) fn daemons(medium: Medium) -> &'static [(&'static str, Aio)] {
     match medium {
-        Medium::Null | Medium::Slow { .. } => vec![QSD],
-        Medium::Ram | Medium::Disk => QSD_ON_FILE.to_vec(),
+        Medium::Null | Medium::Slow { .. } => &[("qemu-storage-daemon", Aio::IoUring)],
+        Medium::Ram | Medium::Disk => &[
+            ("qemu-storage-daemon, aio=io_uring", Aio::IoUring),
+            ("qemu-storage-daemon, aio=threads", Aio::Threads),
+        ],
     }
+}
+
+/// Them among a row's contenders.
+fn storage_daemons(medium: Medium) -> impl Iterator<Item = (&'static str, Contender)> {
+    daemons(medium).iter().map(|(name, aio)| (*name, Contender::Qsd(*aio)))
 }
 
 fn against(metric: Metric, over: usize, bound: Bound) -> Claim {
@@ -143,7 +145,7 @@ fn absolute(metric: Metric, bound: Bound) -> Claim {
 
 /// A row of vlane and qemu-storage-daemon.
 fn pair(id: &'static str, title: &'static str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
-    let contenders = std::iter::once(VLANE).chain(daemons(medium)).collect();
+    let contenders = std::iter::once(VLANE).chain(storage_daemons(medium)).collect();
     Row { id, title, medium, client: Client::Driver, load: Some(load), contenders, claims }
 }
 
@@ -165,7 +167,7 @@ fn two_lanes(id: &'static str, title: &'static str, medium: Medium, qsd: Claim) 
         ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
         ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
     ];
-    contenders.extend(daemons(medium));
+    contenders.extend(storage_daemons(medium));
     let claims = vec![
         against(Metric::Iops, 1, Bound::AtLeast(1.0)),
         qsd,

@@ -1,7 +1,7 @@
 //! What vlane and qemu-storage-daemon cost at the same load: CPU time, context switches and latency per request at a given rate.
 //!
 //! The client is another program's: fio with libblkio, on a CPU of its own; or fio in a guest, whose disks are all back ends at once. Back ends are
-//! measured in turns (A B, B A, ...), and a difference counts only if the whole interval of the ratio says so ([`vlane_report::stats`]). A rate that is
+//! measured in turns (A B, B A, ...); qemu-storage-daemon on a file with each of its settings, and vlane is held against the better one. A difference counts only if the whole interval of the ratio says so ([`vlane_report::stats`]). A rate that is
 //! not kept is told with what was achieved, and nothing is compared.
 
 mod guest;
@@ -20,12 +20,12 @@ pub use self::report::{lines, markdown, report};
 pub use self::verdict::{Compared, Held, Metric, REACHED, Verdict};
 use super::blkio::{BlkioClient, per_request};
 use super::ground::Ground;
-use super::plan::Medium;
+use super::plan::{Medium, daemons};
 use super::{Measured, Options};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::server::Aio;
+use vlane_host::server::{Aio, Server};
 use vlane_report::progress::Progress;
 use vlane_work::Counted;
 
@@ -68,8 +68,10 @@ pub struct RowResult {
     pub contenders: Vec<String>,
     /// Every single measurement.
     pub measured: Measured<Figures>,
-    /// What became of each contender against qemu-storage-daemon; none for itself.
+    /// What became of each vlane against [`Self::over`]; none for qemu-storage-daemon itself.
     pub verdicts: Vec<Option<Verdict>>,
+    /// The place among them of qemu-storage-daemon with the setting that is better here: of those that reach the rate, the one with less CPU time per request.
+    pub over: usize,
     #[serde(skip)]
     plan: Row,
 }
@@ -89,22 +91,52 @@ pub struct Outcome {
     pub fio: Option<String>,
 }
 
-/// The place of qemu-storage-daemon among the contenders.
-const QSD: usize = 1;
-
 /// Who takes part.
 struct Contender {
     name: String,
-    /// vlane's further options; none: qemu-storage-daemon.
-    vlane: Option<Vec<String>>,
+    back_end: BackEnd,
 }
 
-fn contenders(also: &[Vec<String>]) -> Vec<Contender> {
-    let vlane = |name: String, words: &[String]| Contender { name, vlane: Some(words.to_vec()) };
+/// What serves the volume.
+enum BackEnd {
+    /// vlane, with further options.
+    Vlane(Vec<String>),
+    /// qemu-storage-daemon, which reaches a file by one of two ways.
+    Qsd(Aio),
+}
+
+/// vlane, qemu-storage-daemon with each setting that makes a difference on the medium, and vlane with other options.
+fn contenders(medium: Medium, also: &[Vec<String>]) -> Vec<Contender> {
+    let vlane = |name: String, words: &[String]| Contender { name, back_end: BackEnd::Vlane(words.to_vec()) };
     let mut all = vec![vlane("vlane".into(), &[])];
-    all.push(Contender { name: "qemu-storage-daemon".into(), vlane: None });
+    let daemon = |(name, aio): (&str, Aio)| Contender { name: name.into(), back_end: BackEnd::Qsd(aio) };
+    all.extend(daemons(medium).iter().copied().map(daemon));
     all.extend(also.iter().map(|words| vlane(format!("vlane {}", words.join(" ")), words)));
     all
+}
+
+impl Contender {
+    fn is_daemon(&self) -> bool {
+        matches!(self.back_end, BackEnd::Qsd(_))
+    }
+
+    /// Starts it on a medium.
+    fn start(&self, ground: &Ground<'_>, medium: Medium, cpus: &[usize]) -> Result<Server> {
+        match &self.back_end {
+            BackEnd::Vlane(words) => ground.vlane(medium, cpus, words),
+            BackEnd::Qsd(aio) => ground.qsd(medium, cpus, 1, *aio),
+        }
+    }
+}
+
+/// Which of the settings of qemu-storage-daemon (their places) is the better one at a rate.
+fn better(places: &[usize], rounds: &[Vec<Figures>], rate: u32) -> usize {
+    let cost = |place: &usize| {
+        let cpu: Vec<f64> = rounds[*place].iter().map(|figures| figures.cpu_us).collect();
+        (!verdict::is_reached(&rounds[*place], rate), vlane_report::stats::median(&cpu))
+    };
+    let order = |a: &(bool, f64), b: &(bool, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
+    places.iter().copied().min_by(|a, b| order(&cost(a), &cost(b))).unwrap_or_default()
 }
 
 /// Measures the rows that `options` names; `also` are further options of `vlane serve`, each list of which is measured besides. `done` is
@@ -139,14 +171,19 @@ pub fn run(
                 FIO_STEP.max(1.0 / vlane_report::stats::median(&p50).max(1.0))
             }
         };
-        let qsd = &measured.rounds[QSD];
+        let contenders = contenders(row.group.medium, also);
+        let daemons: Vec<usize> =
+            (0..contenders.len()).filter(|place| contenders[*place].is_daemon()).collect();
+        let over = better(&daemons, &measured.rounds, row.rate);
+        let qsd = &measured.rounds[over];
         let judge = |(place, rounds): (usize, &Vec<Figures>)| {
-            (place != QSD).then(|| verdict::judge(rounds, qsd, row.rate, resolution(rounds)))
+            (!daemons.contains(&place)).then(|| verdict::judge(rounds, qsd, row.rate, resolution(rounds)))
         };
         let result = RowResult {
             row: row.id(),
             title: row.title(),
-            contenders: bench.contenders.iter().map(|contender| contender.name.clone()).collect(),
+            contenders: contenders.iter().map(|contender| contender.name.clone()).collect(),
+            over,
             verdicts: measured.rounds.iter().enumerate().map(judge).collect(),
             measured,
             plan: row,
@@ -181,7 +218,7 @@ struct Bench<'a> {
     options: &'a Options,
     interrupt: &'a Interrupt,
     rows: Vec<Row>,
-    contenders: Vec<Contender>,
+    also: &'a [Vec<String>],
     ground: Ground<'a>,
     native: Option<BlkioClient>,
     makers: Vec<(Machines, Maker)>,
@@ -195,7 +232,7 @@ impl<'a> Bench<'a> {
     /// Looks for everything that can be missing, then makes the images.
     fn new(
         options: &'a Options,
-        also: &[Vec<String>],
+        also: &'a [Vec<String>],
         mut rows: Vec<Row>,
         interrupt: &'a Interrupt,
     ) -> Result<Self> {
@@ -223,14 +260,14 @@ impl<'a> Bench<'a> {
         }
         let media: Vec<Medium> = rows.iter().map(|row| row.group.medium).collect();
         let ground = Ground::new(options, &host, true, &media, interrupt)?;
-        let contenders = contenders(also);
-        let steps = rows.len() * contenders.len() * options.pairs as usize;
+        let measured = |row: &Row| contenders(row.group.medium, also).len();
+        let steps = rows.iter().map(measured).sum::<usize>() * options.pairs as usize;
         let progress = Progress::new(steps).expecting(options.time + options.ramp + AROUND);
         Ok(Self {
             options,
             interrupt,
             rows,
-            contenders,
+            also,
             ground,
             native,
             makers,
@@ -246,11 +283,9 @@ impl<'a> Bench<'a> {
         let maker = self.makers.iter().find(|(of, _)| *of == machines).map(|(_, maker)| maker);
         let maker = maker.ok_or_else(|| Error::new(ErrorKind::Missing, "the guest is not there"))?;
         self.progress.detail("a guest boots");
-        let start = |contender: &Contender| match &contender.vlane {
-            Some(words) => self.ground.vlane(medium, &[], words),
-            None => self.ground.qsd(medium, &[], 1, Aio::IoUring),
-        };
-        let servers = self.contenders.iter().map(start).collect::<Result<_>>()?;
+        let contenders = contenders(medium, self.also);
+        let start = |contender: &Contender| contender.start(&self.ground, medium, &[]);
+        let servers = contenders.iter().map(start).collect::<Result<_>>()?;
         self.guests.push(maker.describe());
         self.emulated |= maker.is_emulated();
         InGuest::boot(maker, machines, servers, self.interrupt)
@@ -258,15 +293,16 @@ impl<'a> Bench<'a> {
 
     /// All rounds of a row, forwards and backwards in turns.
     fn row(&mut self, row: Row, mut guest: Option<&mut InGuest<'a>>) -> Result<Measured<Figures>> {
-        let mut all = vec![Vec::new(); self.contenders.len()];
+        let contenders = contenders(row.group.medium, self.also);
+        let mut all = vec![Vec::new(); contenders.len()];
         let rounds = self.options.pairs;
         for round in 0..rounds {
-            let mut order: Vec<_> = (0..self.contenders.len()).collect();
+            let mut order: Vec<_> = (0..contenders.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
             }
             for place in order {
-                let contender = &self.contenders[place];
+                let contender = &contenders[place];
                 let label = format!("{}: {}, {} of {rounds}", row.id(), contender.name, round + 1);
                 self.progress.step(&label);
                 let figures = match (&mut guest, &self.native) {
@@ -281,13 +317,41 @@ impl<'a> Bench<'a> {
                 all[place].push(figures.map_err(|e| Error::caused_by(e.kind(), label, e))?);
             }
             let hopeless = |rounds: &Vec<Figures>| verdict::achieved(rounds) < HOPELESS * f64::from(row.rate);
-            let vlanes = all.iter().enumerate().filter(|(place, _)| *place != QSD);
-            if hopeless(&all[QSD]) || vlanes.map(|(_, rounds)| rounds).all(hopeless) {
-                let left = (rounds - 1 - round) as usize * self.contenders.len();
+            let side = |is_daemon: bool| {
+                let of = move |(contender, _): &(&Contender, _)| contender.is_daemon() == is_daemon;
+                contenders.iter().zip(&all).filter(of)
+            };
+            if [true, false].into_iter().any(|is| side(is).all(|(_, rounds)| hopeless(rounds))) {
+                let left = (rounds - 1 - round) as usize * contenders.len();
                 self.progress.add_steps(-isize::try_from(left).unwrap_or(0));
                 break;
             }
         }
         Ok(Measured { rounds: all })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(iops: f64, cpu_us: f64) -> Vec<Figures> {
+        vec![Figures { iops, cpu_us, ..Figures::default() }; 5]
+    }
+
+    #[test]
+    fn vlane_is_held_against_the_setting_that_keeps_the_rate_and_then_costs_less() {
+        let files = contenders(Medium::Disk, &[vec!["--poll-max".into(), "0".into()]]);
+        let daemons: Vec<usize> = (0..files.len()).filter(|place| files[*place].is_daemon()).collect();
+        assert_eq!((files.len(), &daemons[..]), (4, &[1, 2][..]));
+        assert_eq!(contenders(Medium::Null, &[]).iter().filter(|one| one.is_daemon()).count(), 1);
+        let of = |uring: Vec<Figures>, threads: Vec<Figures>| {
+            better(&daemons, &[rounds(1e3, 1.0), uring, threads, rounds(1e3, 1.0)], 1_000)
+        };
+        assert_eq!(of(rounds(1e3, 10.0), rounds(1e3, 9.0)), 2);
+        assert_eq!(of(rounds(1e3, 9.0), rounds(1e3, 10.0)), 1);
+        // What costs less because it does less is not better.
+        assert_eq!(of(rounds(1e3, 10.0), rounds(5e2, 9.0)), 1);
+        assert_eq!(of(rounds(5e2, 9.0), rounds(1e3, 10.0)), 2);
     }
 }

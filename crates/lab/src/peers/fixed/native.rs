@@ -9,7 +9,6 @@ use crate::peers::ground::Ground;
 use vlane_bench::Load;
 use vlane_host::error::Result;
 use vlane_host::interrupt::Interrupt;
-use vlane_host::server::Aio;
 
 /// One measurement: back end and client on a CPU each.
 pub(super) fn measure(
@@ -21,10 +20,7 @@ pub(super) fn measure(
     interrupt: &Interrupt,
 ) -> Result<Figures> {
     let (medium, cpus) = (row.group.medium, [ground.server_cpu]);
-    let server = match &contender.vlane {
-        Some(words) => ground.vlane(medium, &cpus, words)?,
-        None => ground.qsd(medium, &cpus, 1, Aio::IoUring)?,
-    };
+    let server = contender.start(ground, medium, &cpus)?;
     let depth = NonZeroU16::new(row.depth).unwrap_or(NonZeroU16::MIN);
     let load = Load { depth, batch: 1, ..Load::named("load") };
     let rate = [format!("--rate_iops={}", row.rate)];

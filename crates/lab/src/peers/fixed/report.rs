@@ -2,7 +2,7 @@
 
 use super::plan::{Client, Group, short};
 use super::verdict::{Compared, Held, Metric, Verdict, achieved, is_reached};
-use super::{Figures, Outcome, QSD, RowResult, groups};
+use super::{Figures, Outcome, RowResult, groups};
 use crate::peers::Options;
 use vlane_host::guests::Machines;
 use vlane_report::build::Begun;
@@ -47,7 +47,7 @@ fn words(result: &RowResult, place: usize) -> String {
         Verdict::Undecided(all) => format!("undecided: {}", figures_that(all, Held::Undecided)),
         Verdict::NotMet(all) => format!("not met: {}", figures_that(all, Held::NotMet)),
         Verdict::NotReached => {
-            let late = [place, QSD].into_iter().filter_map(|place| {
+            let late = [place, result.over].into_iter().filter_map(|place| {
                 let rounds = &result.measured.rounds[place];
                 let reached = is_reached(rounds, result.plan.rate);
                 let name = &result.contenders[place];
@@ -60,7 +60,12 @@ fn words(result: &RowResult, place: usize) -> String {
 
 /// The places of the contenders that are held against qemu-storage-daemon.
 fn judged(result: &RowResult) -> impl Iterator<Item = usize> {
-    (0..result.contenders.len()).filter(|place| *place != QSD)
+    (0..result.contenders.len()).filter(|place| result.verdicts[*place].is_some())
+}
+
+/// The setting of qemu-storage-daemon that vlane is held against, where there is more than one.
+fn setting(result: &RowResult) -> Option<&str> {
+    result.contenders[result.over].split_once(", ").map(|(_, setting)| setting)
 }
 
 /// The lines of one row, for the terminal.
@@ -81,7 +86,8 @@ pub fn lines(result: &RowResult) -> String {
         let ratios: Vec<_> = compared.iter().map(|c| format!("{} {}", c.metric.name(), shown(c))).collect();
         let ratios = if ratios.is_empty() { String::new() } else { format!(" ({})", ratios.join("; ")) };
         let name = if place == 0 { String::new() } else { format!("{}: ", result.contenders[place]) };
-        out += &format!("  {name}{}{ratios}\n", words(result, place));
+        let over = setting(result).map_or_else(String::new, |setting| format!(", over {setting}"));
+        out += &format!("  {name}{}{ratios}{over}\n", words(result, place));
     }
     out
 }
@@ -112,12 +118,13 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
             let mut row = vec![Cell::from(name)];
             match compared {
                 None => {
-                    row.extend(std::iter::repeat_n(Cell::Empty, 4));
+                    row.extend(std::iter::repeat_n(Cell::Empty, 5));
                     row.push(words(result, place).into());
                 }
                 Some(compared) => {
                     let rounds = &result.measured.rounds;
-                    row.extend([place, QSD].map(|place| spread(&rounds[place], of).into()));
+                    row.extend([place, result.over].map(|place| spread(&rounds[place], of).into()));
+                    row.push(setting(result).map_or(Cell::Empty, Cell::from));
                     row.push(Cell::Figure(compared.ratio));
                     row.push(compared.difference.told().map_or(Cell::Empty, Cell::Text));
                     row.push(compared.word().into());
@@ -128,7 +135,7 @@ fn verdicts(results: &[RowResult], metric: Metric) -> Table {
     }
     Table::new(
         format!("{caption}, the medians of the rounds (smallest-largest)"),
-        "Load | vlane [us] | qemu-storage-daemon [us] | Ratio [x] | Interval | Verdict",
+        "Load | vlane [us] | qemu-storage-daemon [us] | with | Ratio [x] | Interval | Verdict",
         rows,
     )
 }
@@ -266,7 +273,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
         "Each figure is the median of {} measurements of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
          for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
-         A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
+         On a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each load takes the one that needs less CPU time there. A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
         options.pairs,
         figure::duration(options.time.as_secs_f64()),
         figure::duration(options.ramp.as_secs_f64()),
