@@ -72,7 +72,8 @@ pub fn run(args: &JournalArgs) -> Result<()> {
         only: args.only.clone(),
         keep: args.keep.clone(),
     };
-    let mut progress = Progress::new(1);
+    let mut progress =
+        Progress::new(if args.only.is_empty() { prove::names().count() } else { args.only.len() });
     let report = prove(&options, &host, &interrupt, &mut |guest| progress.step(guest))?;
     progress.clear();
     args.output.show(&report)

@@ -1,5 +1,6 @@
 //! The proof of detection: guests that write their journals round, recorded, and each way compared with where the journal is.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -122,6 +123,10 @@ pub fn prove(
     let maker = Maker::find(host, Machines::Uml)?;
     let chosen =
         |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
+    // What the last guest lacks is better known now than after all others.
+    for program in needed(GUESTS.iter().filter(chosen)) {
+        host.program(program)?;
+    }
     let (mut rows, mut sections, mut summary) = (Vec::new(), Vec::new(), Vec::new());
     for guest in GUESTS.iter().filter(chosen) {
         interrupt.check()?;
@@ -219,15 +224,12 @@ fn run(
     let server =
         Server::start("vlane", Spec::new(&options.vlane, words), &[], &socket, Ready::Line("listening on"))?;
     let recording = RecordOptions { output: Output::new(&file), time: None, count: None, hashes: false };
-    let script = script(guest);
-    let tools = ["fio", "mkfs.ext4", "mkfs.xfs", "debugfs", "xfs_db", "dmsetup", "lvm", "sfdisk"];
-    let programs = tools.into_iter().filter(|tool| script.contains(tool));
     let modules: &[&str] = match guest.under {
         Under::Lvm => &["dm_mod"],
         Under::Encrypted => &["cbc", "ecb", "xts", "dm_crypt"],
         _ => &[],
     };
-    let initramfs = Initramfs::new(&script).programs(programs).modules(modules.iter().copied());
+    let initramfs = Initramfs::new(script(guest)).programs(programs(guest)).modules(modules.iter().copied());
     let (places, recorded) = std::thread::scope(|scope| -> Result<_> {
         let recorder = scope.spawn(|| record(&Control::new(&control), &recording, interrupt, &mut |_| ()));
         let work = || -> Result<String> {
@@ -295,6 +297,18 @@ fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
     Some(std::iter::once(first * block..(first + blocks) * block).collect())
 }
 
+/// The host's programs that a guest takes with it.
+fn programs(guest: &Guest) -> Vec<&'static str> {
+    let script = script(guest);
+    let all = ["fio", "mkfs.ext4", "mkfs.xfs", "debugfs", "xfs_db", "dmsetup", "lvm", "sfdisk"];
+    all.into_iter().filter(|program| script.contains(program)).collect()
+}
+
+/// Those of all guests, each once.
+fn needed<'a>(guests: impl Iterator<Item = &'a Guest>) -> BTreeSet<&'static str> {
+    guests.flat_map(programs).collect()
+}
+
 /// What a guest does.
 fn script(guest: &Guest) -> String {
     let (device, under) = match guest.under {
@@ -344,4 +358,19 @@ fn script(guest: &Guest) -> String {
         mails = guest.mails,
         seconds = guest.seconds,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_asked_for_of_all_guests_before_the_first_one_runs_and_of_no_others() {
+        let of = |names: &[&str]| needed(GUESTS.iter().filter(|guest| names.contains(&guest.name)));
+        assert_eq!(of(&["ordered-4"]), BTreeSet::from(["debugfs", "fio", "mkfs.ext4"]));
+        assert_eq!(
+            of(&["ordered-4", "ordered-64-lvm", "xfs-64"]),
+            BTreeSet::from(["debugfs", "fio", "lvm", "mkfs.ext4", "mkfs.xfs", "xfs_db"])
+        );
+    }
 }
