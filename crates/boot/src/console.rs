@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// A guest in a panic loop must not take all memory; results beyond this are still read.
 const KEPT: usize = 4 << 20;
+/// A line that is longer is torn apart here.
+const LINE: usize = 1 << 20;
 /// How a line that carries a result is marked.
 const MARK: &str = "RESULT ";
 
@@ -15,8 +17,12 @@ pub type Echo = fn(&str);
 
 #[derive(Debug, Default)]
 struct State {
+    /// All lines that are whole, then what there is of each pipe's next one.
     text: String,
-    line: String,
+    /// Where the whole lines end.
+    whole: usize,
+    /// Of each pipe, the line that has no end yet: what another one prints meanwhile does not tear it apart.
+    begun: Vec<Vec<u8>>,
     results: BTreeMap<String, String>,
     open: usize,
 }
@@ -31,34 +37,48 @@ impl Console {
     /// Reads `pipe` to its end on a thread of its own.
     pub(crate) fn follow(&self, mut pipe: impl Read + Send + 'static, echo: Option<Echo>) {
         let console = self.clone();
-        console.lock().open += 1;
+        let place = console.pipe();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = pipe.read(&mut buffer) {
-                console.add(&buffer[..length], echo);
+                console.add(place, &buffer[..length], echo);
             }
             console.lock().open -= 1;
             console.shared.1.notify_all();
         });
     }
 
-    fn add(&self, bytes: &[u8], echo: Option<Echo>) {
-        let text = String::from_utf8_lossy(bytes).replace('\r', "");
+    /// One more pipe; its place.
+    fn pipe(&self) -> usize {
         let mut state = self.lock();
-        for piece in text.split_inclusive('\n') {
-            state.line.push_str(piece);
-            if piece.ends_with('\n') {
-                let line = std::mem::take(&mut state.line);
+        state.open += 1;
+        state.begun.push(Vec::new());
+        state.begun.len() - 1
+    }
+
+    fn add(&self, place: usize, bytes: &[u8], echo: Option<Echo>) {
+        let mut state = self.lock();
+        let State { text, whole, begun, results, .. } = &mut *state;
+        text.truncate(*whole);
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            begun[place].extend(piece.iter().filter(|byte| **byte != b'\r'));
+            if piece.ends_with(b"\n") || begun[place].len() >= LINE {
+                let line = std::mem::take(&mut begun[place]);
+                let line = String::from_utf8_lossy(&line);
                 if let Some((key, value)) = parse_result(&line) {
-                    state.results.insert(key, value);
+                    results.insert(key, value);
                 }
                 if let Some(echo) = echo {
                     echo(line.trim_end());
                 }
+                if text.len() < KEPT {
+                    text.push_str(&line);
+                }
             }
         }
-        if state.text.len() < KEPT {
-            state.text.push_str(&text);
+        *whole = text.len();
+        if *whole < KEPT {
+            begun.iter().for_each(|line| text.push_str(&String::from_utf8_lossy(line)));
         }
         drop(state);
         self.shared.1.notify_all();
@@ -122,6 +142,7 @@ mod tests {
     #[test]
     fn results_are_read_across_chunks_carriage_returns_and_kernel_messages() {
         let console = Console::default();
+        let pipe = console.pipe();
         for chunk in [
             "bo",
             "ot\r\nRESULT fs",
@@ -129,13 +150,29 @@ mod tests {
             "LT md5=ab=c d\n[ 1.2] noise RESULT ro=1\n",
             "RESULT cut=1",
         ] {
-            console.add(chunk.as_bytes(), None);
+            console.add(pipe, chunk.as_bytes(), None);
         }
         let results = console.results();
         assert_eq!(results.get("fsck").unwrap(), "0");
         assert_eq!(results.get("md5").unwrap(), "ab=c d");
         assert_eq!(results.get("ro").unwrap(), "1");
         assert_eq!(results.len(), 3, "a line without its end is no result yet");
+    }
+
+    #[test]
+    fn a_line_stays_whole_whatever_another_pipe_prints_meanwhile() {
+        let console = Console::default();
+        let (out, errors) = (console.pipe(), console.pipe());
+        console.add(out, "{\"name\": \"caf\u{e9}".as_bytes().split_last().unwrap().1, None);
+        console.add(errors, b"vlane: stopping\nlog", None);
+        assert_eq!(
+            console.text(),
+            "vlane: stopping\n{\"name\": \"caf\u{fffd}log",
+            "what has no end yet is last"
+        );
+        console.add(out, b"\xa9\"}\n", None);
+        console.add(errors, b"in: ", None);
+        assert_eq!(console.text(), "vlane: stopping\n{\"name\": \"caf\u{e9}\"}\nlogin: ");
     }
 
     #[test]
