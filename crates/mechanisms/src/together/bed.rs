@@ -1,5 +1,6 @@
 //! The guests, the disks of the first of them, and one turn.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -126,7 +127,8 @@ impl<'a> Bed<'a> {
             Places { program: &self.options.vlane, listen: &listen, state: &state, state_dir: &state_dir };
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
-        let words = disk.condition.schedule().map(|words| words.map(Into::into));
+        let words = disk.condition.schedule();
+        let words: Option<Vec<OsString>> = words.map(|words| words.into_iter().map(Into::into).collect());
         let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
         let settled = Instant::now() + SETTLE;
         while scheduler.is_some() && Instant::now() < settled {

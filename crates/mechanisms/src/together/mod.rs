@@ -3,7 +3,8 @@
 //! The guest computes on every vCPU; a crowd of readers (fio) reads its disk; and somebody waits for a program that is launched, again and
 //! again with a cold cache, and for mails that are written, each with its fsync. Other guests of the same host only compute. The guest has a
 //! disk for each condition, each with a back end of its own and the same image, so all conditions are measured in turns within one boot:
-//! which disk is used, whether the foreground is raised, and whether a scheduler runs, is all that differs.
+//! which disk is used, whether the foreground is raised, and whether a scheduler runs, is all that differs. Machines weigh as much as they have
+//! vCPUs, so that the scheduler gives each what the host's own would.
 //!
 //! | condition | in the guest | the back end | the host |
 //! |---|---|---|---|
@@ -30,6 +31,7 @@ use crate::express::root::{Program, Root};
 use crate::express::{Model, turns};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
@@ -115,10 +117,13 @@ impl Condition {
         words
     }
 
-    /// Words of `vlane sched run`, if it runs.
-    fn schedule(self) -> Option<[&'static str; 2]> {
+    /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the one that is measured first. The host's own scheduler
+    /// shares by threads; so everybody is entitled to the same in all conditions, and what differs is who runs when.
+    fn schedule(self) -> Option<Vec<String>> {
         let whose = if self.express { "express" } else { "all" };
-        self.loans.then_some(["--completions", whose])
+        let (own, others) = ((u32::from(VCPUS) * DEFAULT_WEIGHT).to_string(), DEFAULT_WEIGHT.to_string());
+        let words = ["--completions", whose, "--weight", &own, "--weight", &others];
+        self.loans.then(|| words.map(str::to_owned).to_vec())
     }
 }
 
@@ -231,11 +236,14 @@ mod tests {
             assert_eq!(condition.name, name);
             assert_eq!(words(*condition), words(NOTHING).replace(without, with));
             assert_eq!(condition.is_raised(), name == "express");
-            assert_eq!(condition.schedule(), (name == "loans").then_some(["--completions", "all"]));
+            assert_eq!(condition.schedule().is_some(), name == "loans");
             all = all.replace(without, with);
         }
         let last = Condition::ALL[5];
         assert_eq!((last.name, words(last)), ("all", all));
-        assert_eq!((last.schedule(), last.is_raised()), (Some(["--completions", "express"]), true));
+        assert!(last.is_raised());
+        let scheduler = |condition: Condition| condition.schedule().unwrap_or_default().join(" ");
+        assert_eq!(scheduler(last), "--completions express --weight 512 --weight 256");
+        assert_eq!(scheduler(Condition::ALL[4]), "--completions all --weight 512 --weight 256");
     }
 }
