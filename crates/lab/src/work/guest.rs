@@ -3,12 +3,13 @@
 //! The guest runs fio on the bare disk, once per case. Before and after the job proper fio runs `/gate`, which prints the guest's interrupts;
 //! the first waits for a line on the console, so that the host can look at QEMU's threads and at its trace log.
 
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
-use super::{BLOCKS, Direction};
+use super::{BLOCKS, Direction, Options};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{trouble, wait};
 use vlane_host::interrupt::Interrupt;
@@ -18,8 +19,13 @@ use vlane_work::kvm::KvmStats;
 use vlane_work::qemu;
 use vlane_work::{Counted, Role, Sampler, Tally, Used};
 
-/// Steps of [`measure`]: the boot, and the cases.
-pub const STEPS: usize = 5;
+/// Steps of [`measure`]: the boot, and every case in each pass.
+pub const fn steps(passes: usize) -> usize {
+    1 + CASES * passes
+}
+
+/// Cases: reads and writes, small and large.
+const CASES: usize = Direction::ALL.len() * BLOCKS.len();
 /// The disk's PCI slot.
 const SLOT: u8 = 4;
 /// Longest time to boot, and for one case, on a busy machine with an emulated CPU.
@@ -76,6 +82,8 @@ pub struct GuestMeasured {
     pub direction: Direction,
     /// Bytes per request of the program in the guest.
     pub block: u32,
+    /// In which pass.
+    pub pass: usize,
     /// Bytes moved.
     pub bytes: u64,
     /// Time that it took, the end of fio's job included.
@@ -107,7 +115,7 @@ pub fn measure(
     image: &Path,
     dir: &Path,
     bytes: u64,
-    depth: u16,
+    options: &Options,
     interrupt: &Interrupt,
     progress: &mut Progress,
 ) -> Result<Vec<GuestMeasured>> {
@@ -128,42 +136,69 @@ pub fn measure(
         })?);
     }
     let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
-    let limit = BOOT + 4 * CASE;
+    let limit = BOOT + CASE * u32::try_from(CASES * options.passes).unwrap_or(u32::MAX);
     let mut guest = machine.start_with(parts.host, &parts.kernel, &initramfs, limit, None)?;
     wait(&mut guest, "ready", BOOT, interrupt)?;
     let mut all = Vec::new();
-    for direction in Direction::ALL {
-        for block in BLOCKS {
+    for pass in 0..options.passes {
+        let cases = Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
+        let mut cases: Vec<_> = cases.collect();
+        if pass % 2 == 1 {
+            cases.reverse();
+        }
+        for (direction, block) in cases {
             progress.step(format!("in the guest: {}K {}", block >> 10, direction.name()));
-            let id = format!("{}-{block}", direction.pattern());
-            let words = format!("run {id} {} {block} {bytes} {depth}\n", direction.pattern());
+            let id = format!("{}-{block}-{pass}", direction.pattern());
+            let words = format!("run {id} {} {block} {bytes} {}\n", direction.pattern(), options.depth);
             guest.send(&words)?;
             let begin = wait(&mut guest, &format!("begin.{id}"), CASE, interrupt)?;
             let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
             let mut sampler = Sampler::new(Role::qemu(pid));
-            let (calls_before, exits_before) = (read_log(&log)?, KvmStats::take(pid));
+            let (log_before, exits_before) = (length(&log)?, KvmStats::take(pid));
             let (before, start) = (sampler.take(), Instant::now());
             guest.send("go\n")?;
             let end = wait(&mut guest, &format!("end.{id}"), CASE, interrupt)?;
             let seconds = start.elapsed().as_secs_f64();
             let used = sampler.take().since(&before);
             let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
-            let calls = read_log(&log)?.since(&calls_before);
+            let calls = read_log(&log, log_before)?;
             if wait(&mut guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
                 return Err(trouble(&guest, "fio failed in the guest"));
             }
             let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
             let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
-            all.push(GuestMeasured { direction, block, bytes, seconds, calls, interrupts, used, exits });
+            all.push(GuestMeasured {
+                direction,
+                block,
+                pass,
+                bytes,
+                seconds,
+                calls,
+                interrupts,
+                used,
+                exits,
+            });
         }
     }
     guest.send("quit\n")?;
     Ok(all)
 }
 
-/// The events in QEMU's log up to now.
-fn read_log(log: &Path) -> Result<Tally> {
-    let bytes = std::fs::read(log)
-        .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
+/// How long QEMU's log is.
+fn length(log: &Path) -> Result<u64> {
+    let meta = std::fs::metadata(log);
+    Ok(meta.context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?.len())
+}
+
+/// The events in QEMU's log from a place on.
+fn read_log(log: &Path, from: u64) -> Result<Tally> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = std::fs::File::open(log)?;
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
     Ok(qemu::events(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
 }

@@ -170,7 +170,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         disk: disk.as_ref().map(Image::path),
         interrupt,
     };
-    let mut progress = Progress::new(native.steps() + guest.as_ref().map_or(0, |_| guest::STEPS));
+    let mut progress =
+        Progress::new(native.steps() + guest.as_ref().map_or(0, |_| guest::steps(options.passes)));
     let measured = native.run(&mut progress)?;
     let mut accel = None;
     let mut in_guest = Vec::new();
@@ -181,7 +182,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         let image = own.as_ref().or(ram.as_ref());
         let image = image.ok_or_else(|| Error::new(ErrorKind::Invalid, "no image for the guest"))?;
         in_guest =
-            guest::measure(&parts, image.path(), dir.path(), bytes, options.depth, interrupt, &mut progress)?;
+            guest::measure(&parts, image.path(), dir.path(), bytes, options, interrupt, &mut progress)?;
         accel = Some(parts.accel);
     }
     progress.clear();

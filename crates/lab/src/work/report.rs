@@ -66,15 +66,13 @@ fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
         }
     }
     for direction in Direction::ALL {
-        if let (Some(small), Some(large)) = pair(&outcome.guest, direction)
-            && large.calls.total() > 0
-        {
+        if let Some((bytes, time)) = calls_ratios(&outcome.guest, direction) {
             texts.push(format!(
                 "Calls of QEMU's virtio-blk functions in a guest, {}, 4K : 512K: {:.1} : 1 for the same bytes, {:.1} : 1 in the same \
                  time; published: {:.1} : 1.",
                 direction.name(),
-                count(small.calls.total()) / count(large.calls.total()),
-                rate(small) / rate(large),
+                bytes.median,
+                time.median,
                 direction.published()
             ));
         }
@@ -95,9 +93,23 @@ fn rate(m: &GuestMeasured) -> f64 {
     count(m.calls.total()) / m.seconds.max(1e-9)
 }
 
-fn pair(all: &[GuestMeasured], direction: Direction) -> (Option<&GuestMeasured>, Option<&GuestMeasured>) {
-    let of = |block| all.iter().find(|m| m.direction == direction && m.block == block);
-    (of(SMALL), of(LARGE))
+/// A figure with 4K over that with 512K, in each pass that has both.
+fn small_over_large(
+    all: &[GuestMeasured],
+    direction: Direction,
+    of: impl Fn(&GuestMeasured) -> f64,
+) -> Option<Spread> {
+    let find = |block, pass| {
+        all.iter().find(move |m| (m.direction, m.block, m.pass) == (direction, block, pass)).map(&of)
+    };
+    let passes = all.iter().map(|m| m.pass).max()? + 1;
+    let ratio = |pass| Some(find(SMALL, pass)? / find(LARGE, pass).filter(|over| *over > 0.0)?);
+    Spread::of(&(0..passes).filter_map(ratio).collect::<Vec<_>>())
+}
+
+/// Calls for the same bytes, and in the same time.
+fn calls_ratios(all: &[GuestMeasured], direction: Direction) -> Option<(Spread, Spread)> {
+    small_over_large(all, direction, |m| count(m.calls.total())).zip(small_over_large(all, direction, rate))
 }
 
 /// A figure of a case, over the passes.
@@ -242,13 +254,9 @@ fn ratios(outcome: &Outcome) -> Section {
                 }
             }
         }
-        if let (Some(small), Some(large)) = pair(&outcome.guest, direction)
-            && large.calls.total() > 0
-        {
-            let bytes = count(small.calls.total()) / count(large.calls.total());
-            let time = rate(small) / rate(large);
+        if let Some((bytes, time)) = calls_ratios(&outcome.guest, direction) {
             let name = "QEMU's virtio-blk in a guest: function calls";
-            rows.push(vec![name.into(), bytes.into(), time.into()]);
+            rows.push(vec![name.into(), Cell::Figure(bytes), Cell::Figure(time)]);
             chart.push((direction, bytes, time));
         }
         let caption = format!("4K : 512K, {}", direction.name());
@@ -269,22 +277,22 @@ fn ratios(outcome: &Outcome) -> Section {
 }
 
 /// The publication does not say whether it means the same bytes or the same time.
-fn calls_beside(all: &[(Direction, f64, f64)]) -> Vec<Row> {
-    let row = |direction: Direction, what: &str, here: f64| Row {
+fn calls_beside(all: &[(Direction, Spread, Spread)]) -> Vec<Row> {
+    let row = |direction: Direction, what: &str, here: &Spread| Row {
         figure: format!("{}, {what}", direction.name()),
         published: Published::ratio(direction.published()),
-        here: Ok(Interval::of(&Spread::exact(here))),
+        here: Ok(Interval::of(here)),
     };
     all.iter()
         .flat_map(|(direction, bytes, time)| {
-            [row(*direction, "same bytes", *bytes), row(*direction, "same time", *time)]
+            [row(*direction, "same bytes", bytes), row(*direction, "same time", time)]
         })
         .collect()
 }
 
-fn calls_chart(all: &[(Direction, f64, f64)]) -> Block {
-    let series = |name: &str, figure: &dyn Fn(&(Direction, f64, f64)) -> f64| {
-        let placed = (0_u32..).zip(all).map(|(x, one)| Point::exact(x.into(), figure(one)));
+fn calls_chart(all: &[(Direction, Spread, Spread)]) -> Block {
+    let series = |name: &str, figure: &dyn Fn(&(Direction, Spread, Spread)) -> Spread| {
+        let placed = (0_u32..).zip(all).map(|(x, one)| Point { x: x.into(), y: figure(one) });
         Series::measured(name, placed.collect())
     };
     Block::Chart(Chart::bars(
@@ -295,7 +303,7 @@ fn calls_chart(all: &[(Direction, f64, f64)]) -> Block {
         vec![
             series("same bytes", &|one| one.1),
             series("same time", &|one| one.2),
-            Series { published: true, ..series("published", &|one| one.0.published()) },
+            Series { published: true, ..series("published", &|one| Spread::exact(one.0.published())) },
         ],
     ))
 }
@@ -303,13 +311,19 @@ fn calls_chart(all: &[(Direction, f64, f64)]) -> Block {
 /// QEMU's own virtio-blk: what the guest's requests became.
 fn guest(all: &[GuestMeasured]) -> Section {
     let mut columns = vec![Column::new("", "")];
-    columns
-        .extend(all.iter().map(|m| Column::new(&format!("{}, {}K", m.direction.name(), m.block >> 10), "")));
+    let cases: Vec<(Direction, u32)> =
+        all.iter().filter(|m| m.pass == 0).map(|m| (m.direction, m.block)).collect();
+    columns.extend(
+        cases.iter().map(|(way, block)| Column::new(&format!("{}, {}K", way.name(), block >> 10), "")),
+    );
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     let mut row = |name: String, figure: &dyn Fn(&GuestMeasured) -> Option<f64>| {
         let mut cells = vec![Cell::Text(name)];
-        cells.extend(all.iter().map(|m| Cell::from(figure(m))));
-        if cells.iter().any(|cell| matches!(cell, Cell::Number(_))) {
+        cells.extend(cases.iter().map(|case| {
+            let passes = all.iter().filter(|m| (m.direction, m.block) == *case);
+            Cell::from(Spread::of(&passes.filter_map(figure).collect::<Vec<_>>()))
+        }));
+        if cells.iter().any(|cell| matches!(cell, Cell::Figure(_))) {
             rows.push(cells);
         }
     };
@@ -373,10 +387,11 @@ mod tests {
         }
     }
 
-    fn in_guest(block: u32, log: &str, seconds: f64) -> GuestMeasured {
+    fn in_guest(block: u32, pass: usize, log: &str, seconds: f64) -> GuestMeasured {
         GuestMeasured {
             direction: Direction::Read,
             block,
+            pass,
             bytes: 8 << 20,
             seconds,
             calls: qemu::events(log, "virtio_blk_"),
@@ -410,7 +425,14 @@ mod tests {
             Measured { cpu_us: 1e9, seconds: 100.0, ..measured(SMALL, 1, counted) },
         ];
         let call = "virtio_blk_handle_read x\n";
-        let guest = vec![in_guest(SMALL, &call.repeat(40), 4.0), in_guest(LARGE, &call.repeat(4), 1.0)];
+        let guest = vec![
+            in_guest(SMALL, 0, &call.repeat(40), 4.0),
+            in_guest(LARGE, 0, &call.repeat(4), 1.0),
+            in_guest(LARGE, 1, &call.repeat(4), 1.0),
+            in_guest(SMALL, 1, &call.repeat(48), 4.0),
+            // A pass without the other size has no ratio.
+            in_guest(SMALL, 2, &call.repeat(80), 4.0),
+        ];
         let outcome = Outcome { native, guest, accel: None, missing: vec!["a peer".into()] };
         let options = Options {
             vlane: "vlane".into(),
@@ -428,10 +450,13 @@ mod tests {
         let ratios = table_of(&report, "4K : 512K, random read");
         let number = |cell: &Cell| match cell {
             Cell::Number(value) => *value,
+            Cell::Figure(spread) => spread.median,
             other => panic!("{other:?}"),
         };
         let functions = row(ratios, "QEMU's virtio-blk in a guest: function calls");
-        assert_eq!((number(&functions[1]), number(&functions[2])), (10.0, 2.5));
+        let Cell::Figure(bytes) = &functions[1] else { panic!("no figure") };
+        assert_eq!((bytes.min, bytes.median, bytes.max, bytes.runs), (10.0, 11.0, 12.0, 2));
+        assert_eq!(number(&functions[2]), 2.75);
         let requests = row(ratios, "vlane on null device: requests");
         assert_eq!((number(&requests[1]), number(&requests[2])), (128.0, 32.0));
         assert_eq!(number(&row(ratios, "vlane on null device: CPU time")[1]), 128.0);
