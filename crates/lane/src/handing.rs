@@ -457,6 +457,12 @@ fn a_thread_that_ends_by_itself_takes_nothing_and_keeps_nothing() {
             }
         }
         guest.wait();
+        // It was told to end; when it does is the host's affair.
+        let told = Instant::now();
+        while threads.lost().is_empty() {
+            assert!(told.elapsed() < Duration::from_secs(60), "it goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let before = guest.handed_over();
         guest.submit(&mut dice, 40, 0, true);
         guest.submit(&mut dice, 10, EXPRESS, true);
