@@ -93,6 +93,11 @@ impl Payoff {
         self.polls[turn as usize]
     }
 
+    /// Whether what the thread does now is only tried.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.tried.is_some()
+    }
+
     /// Whether it wants to know what was seen.
     #[inline]
     pub(crate) fn is_due(&self, now: u64) -> bool {

@@ -102,7 +102,9 @@ impl Polling {
             if let Some(turn) = self.payoff.look(seen) {
                 // What it learnt before says little.
                 self.windows[turn as usize] = self.max;
-                (self.rest, self.resting_until) = (REST.0, None);
+                if self.payoff.is_trial() {
+                    (self.rest, self.resting_until) = (REST.0, None);
+                }
             }
         }
     }
@@ -191,6 +193,27 @@ mod tests {
             polling.slept(Turn::Guest, Duration::from_millis(2));
         }
         assert!(polling.windows[0].is_zero());
+    }
+
+    #[test]
+    fn a_trial_of_sleeping_does_not_make_a_thread_forget_that_others_want_its_cpu() {
+        let mut polling = Polling::new(PollMode::Balanced, Duration::from_micros(50));
+        let resting = (REST.1, Some(polling.origin + Duration::from_secs(3600)));
+        (polling.rest, polling.resting_until) = resting;
+        let (mut slept, mut requests) = (false, 0);
+        for step in 0..100u32 {
+            polling.now = polling.origin + Duration::from_millis(1) * step;
+            // Asleep it serves a hundredth, so each request costs a hundred times as much.
+            requests += if polling.payoff.polls(Turn::Guest) { 1000 } else { 10 };
+            polling.learn(|| requests);
+            let polls = polling.payoff.polls(Turn::Guest);
+            if slept && polls {
+                assert_eq!((polling.rest, polling.resting_until), resting);
+                return;
+            }
+            slept |= !polls;
+        }
+        panic!("sleeping was not tried, or found better");
     }
 
     #[test]
