@@ -17,28 +17,32 @@ use common::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 
-/// A dirty bitmap for the first 4 GiB plus 64 MiB.
-struct Log(File);
+/// A dirty bitmap for the first 4 GiB plus 64 MiB, from a byte of its file on.
+struct Log(File, u64);
 
 const BYTES: u64 = ((1 << 32) + (64 << 20)) / 4096 / 8;
 
 impl Log {
     fn new() -> Log {
+        Log::at(0)
+    }
+
+    fn at(offset: u64) -> Log {
         let file = File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(BYTES).unwrap();
-        Log(file)
+        file.set_len(offset + BYTES).unwrap();
+        Log(file, offset)
     }
 
     fn give(&self, wire: &Wire) {
-        wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[BYTES, 0])), &[self.0.as_fd()]).unwrap();
+        wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[BYTES, self.1])), &[self.0.as_fd()]).unwrap();
         assert!(wire.reply(code::SET_LOG_BASE).is_some());
     }
 
     /// The pages that are marked, as guest physical addresses; clears them.
     fn take(&self) -> BTreeSet<u64> {
         let mut bytes = vec![0; BYTES as usize];
-        self.0.read_exact_at(&mut bytes, 0).unwrap();
-        self.0.write_all_at(&vec![0; BYTES as usize], 0).unwrap();
+        self.0.read_exact_at(&mut bytes, self.1).unwrap();
+        self.0.write_all_at(&vec![0; BYTES as usize], self.1).unwrap();
         let bits = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
         bits.flat_map(|(at, byte)| {
             (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| at * 8 + bit)
@@ -236,6 +240,57 @@ fn logging_that_begins_with_requests_in_flight_marks_what_they_write() {
     assert!(wire.set_features(USUAL | LOG_ALL));
     ring.wait(1);
     assert!(log.take().contains(&(memory.guest + Ring::data_at(7))));
+}
+
+/// Another process takes over in the middle of a migration.
+fn goes_along(is_on: bool, offset: u64) {
+    let (server, relief) = Server::relievable(null(None));
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0x2_0000);
+    let at = |offset: u64| memory.guest + 0x2_0000 + offset;
+    let (used, status, data) = (at(USED), at(STATUS), |slot| at(Ring::data_at(slot)));
+    assert!(wire.start(0, &ring));
+    let log = Log::at(offset);
+    log.give(&wire);
+    let begin = || {
+        assert!(wire.set_features(USUAL | LOG_ALL));
+        assert!(wire.addresses(0, &Ring::new(&memory, 0x2_0000), Some(used)));
+    };
+    if is_on {
+        begin();
+    }
+    let next = server.hand_over(&relief, null(None));
+    if !is_on {
+        begin();
+    }
+    std::thread::sleep(Duration::from_millis(30));
+    log.take();
+    let mut act = |slot, kind| {
+        ring.submit(slot, kind, 0, 4096);
+        ring.wait(1);
+        assert_eq!(ring.status(slot), 0);
+        // The lane is asleep again: what it still had to mark is marked.
+        std::thread::sleep(Duration::from_millis(30));
+        log.take()
+    };
+    assert_eq!(act(1, IN), BTreeSet::from([used, status, data(1)]), "a read");
+    assert_eq!(act(2, OUT), BTreeSet::from([used, status]), "a write");
+    assert!(wire.set_features(USUAL));
+    log.take();
+    assert_eq!(act(3, IN), BTreeSet::new(), "off again");
+    drop(wire);
+    next.serves_the_next();
+}
+
+#[test]
+fn a_log_that_is_on_goes_along_to_who_takes_over() {
+    goes_along(true, 0);
+    goes_along(true, 8192);
+}
+
+#[test]
+fn a_log_that_is_off_goes_along_to_who_takes_over() {
+    goes_along(false, 8192);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
@@ -30,7 +30,9 @@ use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
 use vlane_policy::express::{Express, Mode};
-use vlane_server::{Listener, Schedulers, Stopper, Volume, VolumeConfig};
+use vlane_server::{
+    Arrived, Descriptors, HandedServer, Listener, Schedulers, Stopper, Successor, Volume, VolumeConfig,
+};
 
 /// Whatever takes longer hangs.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -87,7 +89,7 @@ pub fn null(latency: Option<Duration>) -> Arc<NullEngine> {
 
 /// A volume on a socket, served by a thread of this process.
 pub struct Server {
-    directory: TempDir,
+    directory: Arc<TempDir>,
     pub volume: Arc<Volume>,
     pub listener: Arc<Listener>,
     stopper: Stopper,
@@ -135,7 +137,45 @@ impl Server {
         schedulers: Schedulers,
         mode: Mode,
     ) -> Server {
-        let directory = TempDir::with_prefix("vlane-server-").unwrap();
+        let directory = Arc::new(TempDir::with_prefix("vlane-server-").unwrap());
+        let volume = Server::volume(engine, topology, poll_max, schedulers, mode);
+        let listener = Listener::bind(&directory.path().join("s")).unwrap();
+        Server::serving(directory, volume, listener)
+    }
+
+    /// One that another one can take over from.
+    pub fn relievable(engine: Arc<dyn Engine>) -> (Server, Relief) {
+        let directory = Arc::new(TempDir::with_prefix("vlane-server-").unwrap());
+        let listener = Listener::bind(&directory.path().join("s")).unwrap();
+        let (sender, given) = channel();
+        let wanted = Arc::new(event());
+        listener.name_successor(Arc::new(Heir { wanted: Arc::clone(&wanted), sender }));
+        let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
+        let volume = Server::volume(engine, topology, Duration::ZERO, Schedulers::None, Mode::Off);
+        (Server::serving(directory, volume, listener), Relief { wanted, given })
+    }
+
+    /// The one that takes over from this one, on a storage of its own.
+    pub fn hand_over(self, relief: &Relief, engine: Arc<dyn Engine>) -> Server {
+        rustix::io::write(&relief.wanted, &1u64.to_ne_bytes()).unwrap();
+        let (written, descriptors) = relief.given.recv_timeout(LIMIT).unwrap();
+        // Its threads do nothing any more.
+        self.stopped.set(true);
+        let handed: HandedServer = serde_json::from_str(&written).unwrap();
+        let topology = Topology { queues: handed.queues(), threads: 1, cpus: Vec::new(), adapts: false };
+        let volume = Server::volume(engine, topology, Duration::ZERO, Schedulers::None, Mode::Off);
+        let listener =
+            Listener::take_over(&self.path(), handed, &mut Arrived::new(descriptors), &volume).unwrap();
+        Server::serving(Arc::clone(&self.directory), volume, listener)
+    }
+
+    fn volume(
+        engine: Arc<dyn Engine>,
+        topology: Topology,
+        poll_max: Duration,
+        schedulers: Schedulers,
+        mode: Mode,
+    ) -> Arc<Volume> {
         let config = VolumeConfig {
             name: "test".into(),
             serial: "serial-42".into(),
@@ -144,8 +184,11 @@ impl Server {
             poll_max,
             express: Express { mode, ..Express::default() },
         };
-        let volume = Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers));
-        let listener = Arc::new(Listener::bind(&directory.path().join("s")).unwrap());
+        Arc::new(Volume::new(engine, config).unwrap().with_schedulers(schedulers))
+    }
+
+    fn serving(directory: Arc<TempDir>, volume: Arc<Volume>, listener: Listener) -> Server {
+        let listener = Arc::new(listener);
         let (sender, ended) = channel();
         let (serving, served) = (Arc::clone(&listener), Arc::clone(&volume));
         std::thread::spawn(move || sender.send(serving.serve(&served)));
@@ -202,6 +245,35 @@ impl Server {
         ring.submit(0, GET_ID, 0, 20);
         ring.wait(1);
         assert_eq!((ring.status(0), &ring.data(0, 9)[..]), (0, &b"serial-42"[..]));
+    }
+}
+
+/// What it takes to take over from a server.
+pub struct Relief {
+    wanted: Arc<OwnedFd>,
+    given: Receiver<(String, Vec<OwnedFd>)>,
+}
+
+/// Stands for the process that takes over.
+#[derive(Debug)]
+struct Heir {
+    wanted: Arc<OwnedFd>,
+    sender: Sender<(String, Vec<OwnedFd>)>,
+}
+
+impl Successor for Heir {
+    fn wanted(&self) -> BorrowedFd<'_> {
+        self.wanted.as_fd()
+    }
+
+    fn take_over(&self, give: &mut dyn FnMut(&mut Descriptors) -> Result<HandedServer, String>) {
+        let mut descriptors = Descriptors::default();
+        let handed = give(&mut descriptors).unwrap();
+        self.sender.send((serde_json::to_string(&handed).unwrap(), descriptors.into_inner())).unwrap();
+        // As a process that is not there any more.
+        loop {
+            std::thread::park();
+        }
     }
 }
 
