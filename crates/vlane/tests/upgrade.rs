@@ -102,8 +102,14 @@ fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64) {
 
 /// Everything that is read is what was written last, no request fails, and none is answered twice (the driver breaks off then).
 fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
+    stop(survives_at(place, 0, serve, session));
+}
+
+/// The same, with the load from a byte of the volume on; the server, which goes on.
+fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOptions) -> Backend {
     let server = place.serve(serve);
     let load = VerifyOptions {
+        offset,
         size: Some(8 * MIB),
         limit: Limit::Time(Duration::from_secs(120)),
         flush_every: 32,
@@ -122,7 +128,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
     println!("{serve:?}, {} queues: paused for {pauses:?} ms", session.queues);
     assert_eq!(pauses.len(), 10, "{}", server.log());
     assert_eq!(told(&server, " connected"), 2, "one session, and the one that checks: {}", server.log());
-    stop(server);
+    server
 }
 
 #[test]
@@ -151,6 +157,53 @@ fn buffered_io_of_a_split_ring_survives_ten_upgrades() {
         &["--queues", "auto", "--cache", "writeback", "--threads", "auto"],
         &session,
     );
+}
+
+/// A journal's own device, of which each program in turn finds the journal and takes it out of the page cache, while the load goes on there: all of the
+/// load but its first MiB is direct, or about to become so.
+#[test]
+fn io_around_the_page_cache_in_regions_survives_ten_upgrades() {
+    let place = Place::new(16 * MIB);
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-b", "4096", "-O", "journal_dev"])
+        .arg(&place.image)
+        .output();
+    assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
+    let control = place.path("disk.ctl");
+    let serve =
+        ["--queues", "2", "--cache", "pdc", "--journal", "direct", "--control", control.to_str().unwrap()];
+    let session = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
+    let server = survives_at(&place, MIB, &serve, &session);
+    let journal = || get(&control, "journal");
+    if let Some(why) = journal()["direct"]["refusal"].as_str() {
+        vlane_testing::skip(format!("no direct regions: {why}"));
+        stop(server);
+        return;
+    }
+    // The last program of them does it, too.
+    let ready = |direct: &serde_json::Value| {
+        direct["ranges"] == serde_json::json!([[2 * MIB, 14 * MIB]]) && direct["is_changing"] == false
+    };
+    until(&server, "the journal is direct", || ready(&journal()["direct"]));
+    let before = journal()["direct"]["written_bytes"].as_u64();
+    let mut front_end = place.connect(&session);
+    let (mut queues, _waker) = front_end.start().unwrap();
+    for block in 0..8 {
+        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 3 * MIB / 512 + 8 * block));
+    }
+    let info = journal();
+    let written = info["direct"]["written_bytes"].as_u64();
+    assert_eq!(written, before.map(|before| before + 16 * 4096), "{info}");
+    assert_eq!(info["direct"]["given_up"], serde_json::json!([]), "{info}");
+    let image = std::fs::File::open(&place.image).unwrap();
+    // What the system itself had read ahead, across the border, goes some time after flushes that have something to write.
+    until(&server, "nothing of the journal is in the page cache", || {
+        (0..64).for_each(|block| request(&mut queues[0], Kind::Write, 3 * MIB / 512 + 8 * block));
+        request(&mut queues[0], Kind::Flush, 0);
+        vlane_engine::pages::cached(&image, &(2 * MIB..16 * MIB)) == Some(0)
+    });
+    drop((queues, front_end));
+    stop(server);
 }
 
 /// How long they wait is told, of a load that does not wait for answers before it asks more: the goal is a 99th percentile below 50 ms. It is
@@ -270,14 +323,8 @@ fn a_program_that_vanishes_at_the_last_moment_leaves_the_old_one_serving() {
     stop(server);
 }
 
-fn read_volume(control: &Path) -> serde_json::Value {
-    use std::io::Write;
-    let mut stream = UnixStream::connect(control).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.write_all(b"GET /v1/volume HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+fn get(control: &Path, what: &str) -> serde_json::Value {
+    vlane_host::control::Control::new(control).get(&format!("/v1/{what}")).unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
@@ -292,7 +339,7 @@ fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
     assert!(limited.unwrap().status.success());
     // Nobody is connected.
     ask(&server, UPGRADED);
-    assert_eq!(read_volume(&control)["session"], serde_json::Value::Null);
+    assert_eq!(get(&control, "volume")["session"], serde_json::Value::Null);
     let shown = Command::new(served::vlane()).arg("limit").arg(&control).output().unwrap();
     assert!(String::from_utf8_lossy(&shown.stdout).contains("7000"), "{shown:?}");
     // One is connected and has said nothing; another one waits.
@@ -301,7 +348,7 @@ fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
     let waiting = UnixStream::connect(&place.socket).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     ask(&server, UPGRADED);
-    assert_eq!(read_volume(&control)["session"]["number"], 1);
+    assert_eq!(get(&control, "volume")["session"]["number"], 1);
     drop(silent);
     until(&server, "the one that waited is served", || told(&server, "session 2: front end") == 1);
     drop(waiting);
@@ -311,7 +358,7 @@ fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
     let (mut queues, _waker) = session.start().unwrap();
     queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
     ask(&server, UPGRADED);
-    assert_eq!(read_volume(&control)["session"]["number"], 3);
+    assert_eq!(get(&control, "volume")["session"]["number"], 3);
     queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
     session.stop().unwrap();
     drop((queues, session));
