@@ -149,13 +149,13 @@ proptest! {
     }
 }
 
-/// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute, the first has events
-/// too. What each has used.
+/// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute, the first ones have
+/// events too. What each has used.
 fn contended(
     params: Params,
     weights: &[u32],
     cpus: u64,
-    event_every_ms: u64,
+    (with_events, event_every_ms): (usize, u64),
     seconds: u64,
 ) -> (Vec<u64>, Book) {
     let period_ms = params.period_ns / MS;
@@ -169,8 +169,10 @@ fn contended(
         if ms % period_ms == 1 {
             book.account_all(now, cpus * period_ms * MS);
         }
-        if ms % event_every_ms == 0 {
-            book.event(ids[0], now, Doing::Waiting);
+        for (&id, ms) in ids[..with_events].iter().zip(ms..) {
+            if ms % event_every_ms == 0 {
+                book.event(id, now, Doing::Waiting);
+            }
         }
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_by_key(|&n| (book.account(ids[n]).unwrap().priority(), last_ran[n]));
@@ -184,31 +186,63 @@ fn contended(
     (used, book)
 }
 
+/// Whether each has what its weight says, but for a fiftieth and for what it may be ahead of its share.
+fn keeps_shares(
+    policy: Policy,
+    weights: &[u32],
+    cpus: u64,
+    events: (usize, u64),
+) -> Result<(), TestCaseError> {
+    let params = Params::sound(policy);
+    let ahead = params.overdraft_ns;
+    let (used, book) = contended(params, weights, cpus, events, 40);
+    let (all, total) = (used.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
+    for (n, (&used, &weight)) in used.iter().zip(weights).enumerate() {
+        let due = all * u64::from(weight) / total;
+        let off = used.abs_diff(due);
+        prop_assert!(
+            off <= due / 50 + ahead,
+            "{policy}: vCPU {n} of weight {weight} has used {used} of {due}; {:?}",
+            book.vcpus().map(|(_, v)| v.account.credit_ns / 1_000_000).collect::<Vec<_>>()
+        );
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn shares_converge_to_weights_and_nobody_starves(
-        weights in prop::collection::vec(64u32..=512, 3..10), cpus in 1u64..=2, every in 1u64..20,
+        weights in prop::collection::vec(64u32..=512, 3..10), cpus in 1u64..=2,
+        with_events in 1usize..=4, every in 2u64..20,
         policy in prop::sample::select(vec![Policy::Credit, Policy::Loan, Policy::Adaptive]),
     ) {
         let total: u64 = weights.iter().map(|&w| u64::from(w)).sum();
-        // Nobody can be given more than one CPU.
-        prop_assume!(weights.iter().all(|&w| u64::from(w) * cpus * 10 <= total * 7));
-        let (used, book) = contended(Params::sound(policy), &weights, cpus, every, 40);
-        let all: u64 = used.iter().sum();
-        for (n, (&used, &weight)) in used.iter().zip(&weights).enumerate() {
-            let due = all * u64::from(weight) / total;
-            let off = used.abs_diff(due) * 100 / due;
-            prop_assert!(off <= 3, "vCPU {} of weight {} is {} % off: {} of {}; {:?}", n, weight, off, used, due,
-                book.vcpus().map(|(_, v)| v.account.credit_ns / 1_000_000).collect::<Vec<_>>());
+        // Turns go round: who is due much more than half of a CPU has less of them than it needs as long as others have credits.
+        prop_assume!(weights.iter().all(|&w| u64::from(w) * cpus * 2 <= total));
+        keeps_shares(policy, &weights, cpus, (with_events.min(weights.len()), every))?;
+    }
+}
+
+#[test]
+fn what_expires_of_who_computes_is_not_given_to_who_keeps_it_from_its_share() {
+    // One of much weight owns what those with events owe, and is at the limit where credits expire.
+    for (weights, events) in [
+        (&[70, 83, 155, 161, 207, 248, 464][..], (1, 14)),
+        (&[70, 83, 155, 161, 207, 248, 464], (3, 14)),
+        (&[64, 322, 379, 195, 278, 474], (1, 1)),
+        (&[88, 151, 264, 368, 432, 457], (6, 3)),
+    ] {
+        for policy in [Policy::Loan, Policy::Adaptive] {
+            keeps_shares(policy, weights, 2, events).unwrap();
         }
     }
 }
 
 #[test]
 fn always_boosting_gives_the_cpu_away() {
-    let (used, _) = contended(Params::sound(Policy::AlwaysBoost), &[256; 12], 2, 2, 20);
+    let (used, _) = contended(Params::sound(Policy::AlwaysBoost), &[256; 12], 2, (1, 2), 20);
     let due = used.iter().sum::<u64>() / 12;
     assert!(used[0] > 2 * due, "{} of {due}", used[0]);
 }

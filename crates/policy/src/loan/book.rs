@@ -44,9 +44,16 @@ pub struct Vcpu {
     /// Its credits and its loan.
     pub account: Account,
     watch: Watch,
+    /// CPU time that it had used at the last accounting.
+    used_before_ns: u64,
 }
 
 impl Vcpu {
+    /// Whether it has used most of `due_ns` since the last accounting: it hardly sleeps.
+    const fn contends(&self, due_ns: u64) -> bool {
+        self.account.totals.used_ns.saturating_sub(self.used_before_ns) >= due_ns / 2
+    }
+
     /// Sees why a boost has ended by what was charged to it; whether one has.
     const fn watch_end(&mut self, was_boosted: bool) -> bool {
         let has_ended = was_boosted && self.account.boosted.is_none();
@@ -80,7 +87,8 @@ impl Book {
 
     /// Opens an account, without credits until the next accounting.
     pub fn open(&mut self, claim: Claim) -> VcpuId {
-        let vcpu = Vcpu { claim, account: Account::new(&self.params), watch: Watch::default() };
+        let vcpu =
+            Vcpu { claim, account: Account::new(&self.params), watch: Watch::default(), used_before_ns: 0 };
         let place = self.vcpus.iter().position(Option::is_none).unwrap_or_else(|| {
             self.vcpus.push(None);
             self.vcpus.len() - 1
@@ -173,15 +181,15 @@ impl Book {
     /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
     ///
     /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps
-    /// does not keep the others from what it leaves. The pool is what the vCPUs have used together since the last
-    /// accounting: the host may have other work, and shares are then shares of the rest. It is levelled
-    /// ([`Params::level_permille`]), so that those who contend neither own nor owe much together.
+    /// does not keep the others from what it leaves; of one that contends, a quarter of what expires goes to nobody. The pool is what the vCPUs
+    /// have used together since the last accounting: the host may have other work, and shares are then shares of the rest. It is levelled ([`Params::level_permille`]), so that those who contend neither own nor owe much together.
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
         let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
         let planned = self.plan.due.iter().zip(&self.plan.allotments);
         for (vcpu, (&due, &allotment)) in self.vcpus.iter_mut().zip(planned) {
             let Some(vcpu) = vcpu else { continue };
+            vcpu.used_before_ns = vcpu.account.totals.used_ns;
             vcpu.watch.owes(vcpu.account.loan.debt_ns());
             vcpu.account.allot(now, due, allotment, &self.params);
             if self.params.policy == Policy::Adaptive {
@@ -251,8 +259,7 @@ impl Plan {
         self.share(vcpus, pool_ns, params);
         std::mem::swap(&mut self.due, &mut self.allotments);
         for (place, room) in self.room.iter_mut().enumerate() {
-            let account = vcpus[place].as_ref().map(|vcpu| &vcpu.account);
-            *room = account.map_or(0, |account| room_of(account, self.due[place], params));
+            *room = vcpus[place].as_ref().map_or(0, |vcpu| room_of(vcpu, self.due[place], params));
         }
         self.share(vcpus, pool_ns, params);
         // What inactive vCPUs leave is due to the others of their machine; what other machines leave is due to nobody.
@@ -299,14 +306,19 @@ impl Plan {
     }
 }
 
-/// What an account can take of `due_ns`: up to the limit at which credits expire and what redeems its loan besides, and no more than a
-/// CPU can run in a period.
-fn room_of(account: &Account, due_ns: u64, params: &Params) -> u64 {
+/// What a vCPU can take of `due_ns`: up to the limit at which credits expire and what redeems its loan besides, a part of what expires if it
+/// contends, and no more than a CPU can run in a period.
+fn room_of(vcpu: &Vcpu, due_ns: u64, params: &Params) -> u64 {
+    let account = &vcpu.account;
     let redeems = match params.payment {
         Payment::Loan => account.redeems_ns(due_ns, params),
         Payment::Share => 0,
     };
-    (account.to_ceiling_ns(params) + redeems).min(params.period_ns)
+    let takes = account.to_ceiling_ns(params) + redeems;
+    // Who owns so much although it contends is kept from its share. Given to the others, what expires of it would let them do that for
+    // good; so they come to owe what it owns. More than a part would be a debt to them also for who only sleeps a little.
+    let expires = if vcpu.contends(due_ns) { due_ns.saturating_sub(takes) / 4 } else { 0 };
+    (takes + expires).min(params.period_ns)
 }
 
 /// One that shares in a pool.
