@@ -343,14 +343,37 @@ fn other_users_register_only_when_their_group_may() {
     assert_eq!(mode, 0o660, "{mode:o}");
     assert!(may_connect(&listen, 0, vec![]));
     assert!(!may_connect(&listen, OTHER, vec![]));
-    assert!(stands.end().0.success());
+    let (ended, said) = stands.end();
+    assert!(ended.success(), "{ended}: {said}");
     assert!(!listen.exists());
     let stands = run(&["--listen-group", "4242"]);
     assert!(may_connect(&listen, OTHER, vec![4242]));
     assert!(!may_connect(&listen, OTHER, vec![4243]));
-    assert!(stands.end().0.success());
+    let (ended, said) = stands.end();
+    assert!(ended.success(), "{ended}: {said}");
     let (code, said) = ends(scheduler(dir.path()).args(["--listen-group", "no-such-group-here"]));
     assert!(code == Some(2) && said.contains("no group is called"), "{said}");
+}
+
+#[test]
+fn a_scheduler_ended_as_soon_as_its_socket_is_there_ends_in_order() {
+    if !may_schedule() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("state.sock");
+    for run in 0..20 {
+        let mut starting =
+            Process::start(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
+        // Without a pause, so that it is early.
+        let until = Instant::now() + PATIENCE;
+        while !socket.exists() && starting.0.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "it never listens");
+        }
+        let (ended, said) = starting.end();
+        assert!(ended.success(), "run {run}: {ended}: {said}");
+        assert!(!socket.exists(), "run {run}");
+    }
 }
 
 #[test]

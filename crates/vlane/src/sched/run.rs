@@ -344,15 +344,16 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let watch = args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
-    let socket =
-        Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
-    let mut backends = args.backends(completions)?;
-    restore_what_was_left(&state_dir)?;
+    // Who sees the socket may end this in order, and then no file is left.
     let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let stopper = stopper.try_clone().context("cannot make a socket pair")?;
         signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
     }
+    let socket =
+        Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
+    let mut backends = args.backends(completions)?;
+    restore_what_was_left(&state_dir)?;
     let policy = settings.params.policy;
     let (poster, mailbox) = Mailbox::new(false)?;
     // A page that has to be read again while a boost is on would cost more than the boost.
