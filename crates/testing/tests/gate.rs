@@ -42,6 +42,9 @@ impl Repository {
         for name in ["scripts/packages", "scripts/asan", "scripts/fuzz"] {
             repository.write(name, "#!/bin/sh\n");
         }
+        for name in ["crates/a/tests/one.rs", "crates/b/tests/guest_kvm.rs"] {
+            repository.write(name, "");
+        }
         // The features' headers are there.
         repository.write("bin/make", "#!/bin/sh\n");
         repository.write("bin/pkg-config", "#!/bin/sh\n");
@@ -100,7 +103,7 @@ impl Drop for Repository {
 /// A `cargo` that boots a guest and has tests that pass.
 fn good() -> String {
     format!(
-        "case \"$*\" in run*) echo '{GUEST}';; *no-fail-fast*) echo 'test result: ok. 3 passed; 0 failed; 0 ignored;';; esac"
+        "case \"$*\" in run*) echo '{GUEST}';; *--lib*) echo 'test result: ok. 3 passed; 0 failed; 0 ignored;';; esac"
     )
 }
 
@@ -111,7 +114,11 @@ fn the_gate_runs_what_the_readme_says_and_ends_with_the_count_of_the_tests() {
     assert!(success, "{said}");
     let work = repository.work();
     assert!(work.starts_with("cargo run --release -- boot --install\n"), "{work}");
-    assert!(work.contains("cargo test --workspace --no-fail-fast --all-features\n"), "{work}");
+    // All tests, those in an emulated machine and the documentation's by themselves.
+    for selected in ["--lib --bins --test one", "--doc", "--test guest_kvm", "--test sched_watch"] {
+        let command = format!("cargo test --workspace --no-fail-fast --all-features {selected}\n");
+        assert!(work.contains(&command), "{work}");
+    }
     assert_eq!(said.lines().last(), Some("3 passed, 0 failed, 0 skipped"), "{said}");
     // The table has the README's command and each step of ./test, with budgets.
     for step in ["README", "lints", "tests", "fuzzing", "together"] {
@@ -188,7 +195,7 @@ fn a_process_that_a_step_leaves_behind_does_not_keep_the_gate_waiting() {
 fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
     let line = "SKIPPED: some_test: no disk";
     let cargo = format!(
-        "case \"$*\" in *no-fail-fast*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 failed; 0 ignored;';; esac"
+        "case \"$*\" in *--lib*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 failed; 0 ignored;';; esac"
     );
     let repository = Repository::new(BOOT, &cargo);
     let (success, said) = repository.run("test", &["--only", "tests"], None);
@@ -198,9 +205,25 @@ fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
     let (success, said) = repository.run("test", &["--only", "tests"], Some("true"));
     assert!(!success && said.ends_with("1 passed, 1 failed, 1 skipped\n"), "{said}");
     // An ignored test is one that was not run.
-    let repository = Repository::new(BOOT, "echo 'test result: ok. 1 passed; 0 failed; 2 ignored;'");
+    let repository = Repository::new(
+        BOOT,
+        "case \"$*\" in *--lib*) echo 'test result: ok. 1 passed; 0 failed; 2 ignored;';; esac",
+    );
     let (success, said) = repository.run("test", &["--only", "tests"], Some("true"));
     assert!(!success && said.ends_with("1 passed, 1 failed, 2 skipped\n"), "{said}");
+}
+
+#[test]
+fn a_failure_in_any_of_the_runs_of_tests_is_one_and_is_shown() {
+    for run in ["--lib", "--doc", "--test guest_kvm", "--test sched_watch"] {
+        let cargo = format!(
+            "case \"$*\" in *'{run}'*) echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored;'; exit 101;; esac"
+        );
+        let repository = Repository::new(BOOT, &cargo);
+        let (success, said) = repository.run("test", &["--only", "tests"], None);
+        assert!(!success && said.contains("FAILED: tests\n"), "{run}: {said}");
+        assert!(said.ends_with("0 passed, 1 failed, 0 skipped\n"), "{run}: {said}");
+    }
 }
 
 #[test]
