@@ -13,7 +13,9 @@ use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
     Slot, Status, Uring,
 };
+use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::Express;
+use vlane_ring::{Broken, Queue, QueueConfig, RingFormat};
 use vlane_trace::{Entry, Magic};
 
 use crate::cost::device;
@@ -22,7 +24,8 @@ use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
 use crate::{
-    Counters, LaneConfig, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel, recorder,
+    Counters, LaneConfig, LaneEvent, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel,
+    recorder,
 };
 
 /// A guest's queue, and what makes a lane of it.
@@ -320,6 +323,39 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
         let mut done = Vec::new();
         guest.driver.reap(&mut done).unwrap();
         assert!(done.is_empty(), "{format:?}: it was answered");
+    }
+}
+
+/// What a lane writes last before it sleeps is that it wants kicks: by then memory can be gone that was there when it looked, and a kick
+/// that came meanwhile wakes nobody.
+#[test]
+fn a_lane_does_not_sleep_on_a_ring_whose_memory_is_gone() {
+    for (layout, base, event_idx) in [
+        (RingFormat::Split, 0, false),
+        (RingFormat::Split, 0, true),
+        (RingFormat::Packed, 0x8000_8000, false),
+    ] {
+        let file = std::fs::File::from(
+            rustix::fs::memfd_create("vlane-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+        );
+        file.set_len(0x1_0000).unwrap();
+        let spec = RegionSpec { guest: 0, size: 0x1_0000, user: 0, offset: 0 };
+        let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
+        // What the device writes is in the third page.
+        let [desc, driver, device] = [0, 0x1000, 0x2000];
+        let queue = QueueConfig { layout, size: 8, event_idx, desc, driver, device, base, log_addr: None };
+        let (events, told) = event_channel().unwrap();
+        let config = LaneConfig { queue: Queue::new(queue, memory).unwrap(), events, ..guest(null(None)).1 };
+        let mut uring = Uring::new(64).unwrap();
+        let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
+        assert!(!lane.before_sleep() && told.next().is_none());
+        lane.after_sleep();
+        file.set_len(0x2000).unwrap();
+        lane.before_sleep();
+        let event = told.next();
+        let is_broken = matches!(event, Some(LaneEvent::Broken { index: 0, reason: Broken::MemoryLost }));
+        assert!(is_broken, "{layout:?}, event index {event_idx}: {event:?}");
+        assert!(!lane.before_sleep() && told.next().is_none(), "it is told once");
     }
 }
 

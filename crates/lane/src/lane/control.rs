@@ -79,11 +79,13 @@ impl Lane {
             // ... or for the volume's limits, for which there is a deadline: no kick changes that.
             return false;
         }
+        let asked = self.queue.enable_notify();
+        // That touched the ring, perhaps as the first since its memory went: afterwards nobody would look until the next kick.
         if self.queue.is_memory_lost() {
             self.break_down(Broken::MemoryLost);
             return false;
         }
-        match self.queue.enable_notify() {
+        match asked {
             Ok(true) => {
                 self.queue.disable_notify();
                 true
