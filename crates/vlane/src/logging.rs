@@ -1,16 +1,20 @@
 //! What the program tells while it works: on standard error, as lines or as JSON. Standard output is for results.
 
+mod limit;
+
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::{self, Usage};
+
+pub use limit::{tell_from_now_on, tell_left_out};
 
 /// How much is told, and in which form.
 #[derive(Debug, Args)]
@@ -60,6 +64,7 @@ impl LogArgs {
         // A reader of these lines that is gone is no reason to stop, and least of all to panic.
         let lines = tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(std::io::stderr);
         let registry = tracing_subscriber::registry();
+        let filter = filter.and(limit::Bounded);
         match format {
             Format::Text => {
                 let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).compact();
@@ -112,6 +117,7 @@ fn is_path(text: &str) -> bool {
 
 /// Says how a command ended; its exit status.
 pub fn ended(result: anyhow::Result<()>, format: Format) -> ExitCode {
+    tell_left_out();
     let Err(error) = result else { return ExitCode::SUCCESS };
     match format {
         Format::Text => eprintln!("vlane: {error:#}"),

@@ -28,7 +28,7 @@ use vlane_report::figure::show_size;
 use vlane_server::{Arrived, Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::limit::ServeLimits;
-use crate::{exit, notify, values};
+use crate::{exit, logging, notify, values};
 
 /// Serve a volume over vhost-user-blk, to one front end after another.
 ///
@@ -404,6 +404,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
     // First: a signal that comes while the volume is opened ends it in order, too.
     let signals = signals::hold().context("cannot listen for signals")?;
+    logging::tell_from_now_on();
     let mut handed = handed::Handed::receive().context("cannot take over from the program before")?;
     if let Some((handed, _)) = &handed {
         // "auto" may be another number by now, and the guest knows this one.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use vlane_server::{Listener, Vanishing, Volume};
 
-use crate::notify;
+use crate::{logging, notify};
 
 /// How long those at the control socket may take to leave: more than it gives them itself. The storage has no part in it.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -172,6 +172,7 @@ impl Ending {
             remove();
         }
         listener.abandon();
+        logging::tell_left_out();
         std::process::exit(1);
     }
 }

@@ -24,7 +24,7 @@ use vlane_engine::file::FileEngine;
 use vlane_server::{Descriptors, HandedServer, Successor, Volume};
 
 use super::handed::{self, FORMAT, Handed, HandedImage, VARIABLE, VERSION};
-use crate::notify;
+use crate::{logging, notify};
 
 /// How long the new program may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -287,6 +287,7 @@ impl Upgrade {
         }
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
         let state = handed.send(descriptors).context("what is handed over cannot be written down")?;
+        logging::tell_left_out();
         self.program.execute(state)
     }
 }
