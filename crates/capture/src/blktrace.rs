@@ -3,16 +3,19 @@
 //! Written: three events for each request: queued (Q) and issued (D) at its submission, and completed (C). The lane is the process, by the name
 //! `lane-N`; the CPU is always 0, since blkparse wants a file for each. Read: requests as they were issued to the device (D) with their
 //! completions, or as they were queued (Q) in a trace without D events; the lane is the process's where it has such a name, and the
-//! CPU elsewhere. blktrace has no priorities and no write-zeroes.
+//! CPU elsewhere. blktrace has no priorities, and a write-zeroes looks like a write. What is left
+//! out or doubtful is counted in [`Imported::notes`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Kind, Status};
 
-use super::Trace;
+use super::{Imported, Trace, choose};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
-use vlane_host::sniff::BLKTRACE;
+use vlane_host::sniff::{self, BLKTRACE, ByteOrder};
+
+mod pair;
 
 /// Bytes of `struct blk_io_trace`.
 const EVENT: usize = 48;
@@ -24,8 +27,10 @@ mod category {
     pub(super) const QUEUE: u32 = 1 << 20;
     pub(super) const ISSUE: u32 = 1 << 22;
     pub(super) const COMPLETE: u32 = 1 << 23;
+    pub(super) const PASSTHROUGH: u32 = 1 << 25;
     pub(super) const NOTIFY: u32 = 1 << 26;
     pub(super) const DISCARD: u32 = 1 << 29;
+    pub(super) const FUA: u32 = 1 << 31;
 }
 /// Actions (`enum blktrace_act`).
 const QUEUE: u32 = 1;
@@ -38,12 +43,14 @@ const DEVICE: u32 = 253 << 20;
 /// The longest payload of an event that is believed.
 const MAX_PAYLOAD: usize = 1 << 15;
 
+#[derive(Debug)]
 struct Event {
     time: u64,
     sector: u64,
     bytes: u32,
     action: u32,
     pid: u32,
+    device: u32,
     cpu: u32,
     error: u16,
 }
@@ -78,7 +85,8 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
         ] {
             let lane = u32::from(record.lane);
             let sector = record.sector;
-            events.push(Event { time, sector, bytes, action: action | what, pid: lane + 1, cpu: 0, error });
+            let (pid, device, cpu) = (lane + 1, DEVICE, 0);
+            events.push(Event { time, sector, bytes, action: action | what, pid, device, cpu, error });
         }
     }
     // Completions take their places; those of one moment stay behind their submissions.
@@ -93,7 +101,8 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             let text = format!("lane-{lane}");
             name[..text.len()].copy_from_slice(text.as_bytes());
             let (pid, cpu) = (u32::from(lane) + 1, 0);
-            let event = Event { time: 0, sector: 0, bytes: 0, action: category::NOTIFY, pid, cpu, error: 0 };
+            let (action, device) = (category::NOTIFY, DEVICE);
+            let event = Event { time: 0, sector: 0, bytes: 0, action, pid, device, cpu, error: 0 };
             to.write_all(&encode(&event, 0, 16))?;
             to.write_all(&name)?;
         }
@@ -116,171 +125,135 @@ fn encode(event: &Event, number: u32, payload: u16) -> [u8; EVENT] {
     put(24, &event.bytes.to_le_bytes());
     put(28, &event.action.to_le_bytes());
     put(32, &event.pid.to_le_bytes());
-    put(36, &DEVICE.to_le_bytes());
+    put(36, &event.device.to_le_bytes());
     put(40, &event.cpu.to_le_bytes());
     put(44, &event.error.to_le_bytes());
     put(46, &payload.to_le_bytes());
     bytes
 }
 
-/// Reads a file of blktrace.
+/// Reads a file of blktrace, of one device.
+///
+/// A file of several devices (several files behind each other) is refused unless `device`, as
+/// `8:16`, names the one to read. A file that is cut off gives what is before the cut, and
+/// [`Trace::damage`].
 ///
 /// # Errors
-/// [`ErrorKind::Format`] with the place where it makes no sense; [`ErrorKind::Io`].
-pub fn read(mut from: impl Read) -> Result<Trace> {
-    let mut events = Vec::new();
-    let mut lanes = HashMap::new();
+/// [`ErrorKind::Format`] with the place where it makes no sense, or the devices that are in it;
+/// [`ErrorKind::Io`].
+pub fn read(mut from: impl Read, device: Option<&str>) -> Result<Imported> {
+    let mut all = Events::default();
     let mut at = 0_u64;
-    loop {
+    let damage = loop {
+        match all.next(&mut from, at)? {
+            Next::Event(bytes) => at += bytes,
+            Next::End => break None,
+            Next::Damage(damage) if at == 0 => return Err(Error::new(ErrorKind::Format, damage)),
+            Next::Damage(damage) => break Some(damage),
+        }
+    };
+    let chosen = choose(all.devices.iter().map(|(id, count)| (name(*id), *count)), device, "event")?;
+    let mut events = all.events;
+    if let Some(chosen) = chosen {
+        events.retain(|event| name(event.device) == chosen);
+    }
+    // A file for each CPU: each is in order, a concatenation of several is not.
+    events.sort_by_key(|event| event.time);
+    let mut read = pair::pair(&events, &all.lanes);
+    read.trace.damage = damage;
+    Ok(read)
+}
+
+/// A device's number as `lsblk` prints it.
+fn name(device: u32) -> String {
+    format!("{}:{}", device >> 20, device & 0xf_ffff)
+}
+
+/// Events as they are read, and the names of lanes.
+#[derive(Debug, Default)]
+struct Events {
+    events: Vec<Event>,
+    /// Process and lane.
+    lanes: HashMap<u32, u16>,
+    /// Device and number of events.
+    devices: BTreeMap<u32, u64>,
+}
+
+/// The outcome of reading one event.
+enum Next {
+    /// Its bytes.
+    Event(u64),
+    End,
+    /// The place and the fault.
+    Damage(String),
+}
+
+impl Events {
+    /// Reads the event at byte `at`. The kernel writes numbers in its own order of bytes.
+    fn next(&mut self, from: &mut impl Read, at: u64) -> Result<Next> {
+        let cut = || Ok(Next::Damage(format!("byte {at}: it ends in the middle of an event")));
         let mut bytes = [0; EVENT];
-        if !fill(&mut from, &mut bytes, at)? {
-            break;
+        match fill(from, &mut bytes, at)? {
+            0 => return Ok(Next::End),
+            EVENT => {}
+            _ => return cut(),
         }
-        let int = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let long = |at: usize| u64::from(int(at)) | u64::from(int(at + 4)) << 32;
+        let is_big = match sniff::blktrace(&bytes) {
+            Some(order) => order == ByteOrder::Big,
+            None => {
+                let damage = format!("byte {at}: not an event of blktrace's version 7");
+                return Ok(Next::Damage(damage));
+            }
+        };
+        let int = |at: usize| {
+            let four = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+            if is_big { u32::from_be_bytes(four) } else { u32::from_le_bytes(four) }
+        };
+        let short = |at: usize| {
+            let two = [bytes[at], bytes[at + 1]];
+            if is_big { u16::from_be_bytes(two) } else { u16::from_le_bytes(two) }
+        };
+        let long = |at: usize| {
+            let (first, second) = (u64::from(int(at)), u64::from(int(at + 4)));
+            if is_big { first << 32 | second } else { second << 32 | first }
+        };
         let payload = usize::from(short(46));
-        if int(0) != BLKTRACE || payload > MAX_PAYLOAD {
-            let context = format!("byte {at}: not an event of blktrace (version 7, little-endian)");
-            return Err(Error::new(ErrorKind::Format, context));
+        if payload > MAX_PAYLOAD {
+            return Ok(Next::Damage(format!("byte {at}: an event with a payload of {payload} bytes")));
         }
-        at += EVENT as u64;
         let mut data = vec![0; payload];
-        if payload > 0 && !fill(&mut from, &mut data, at)? {
-            break;
+        if fill(from, &mut data, at)? < payload {
+            return cut();
         }
-        at += payload as u64;
-        let action = int(28);
+        let (action, pid) = (int(28), int(32));
         if action == category::NOTIFY {
             let name: Vec<u8> = data.into_iter().take_while(|byte| *byte != 0).collect();
             let lane =
                 std::str::from_utf8(&name).ok().and_then(|name| name.strip_prefix("lane-")?.parse().ok());
             if let Some(lane) = lane {
-                lanes.insert(int(32), lane);
+                self.lanes.insert(pid, lane);
             }
         } else if action & category::NOTIFY == 0 {
-            events.push(Event {
-                time: long(8),
-                sector: long(16),
-                bytes: int(24),
-                action,
-                pid: int(32),
-                cpu: int(40),
-                error: short(44),
-            });
+            let (time, sector, bytes) = (long(8), long(16), int(24));
+            let (device, cpu, error) = (int(36), int(40), short(44));
+            *self.devices.entry(device).or_default() += 1;
+            self.events.push(Event { time, sector, bytes, action, pid, device, cpu, error });
         }
+        Ok(Next::Event((EVENT + payload) as u64))
     }
-    // A file for each CPU: each is in order, a concatenation of several is not.
-    events.sort_by_key(|event| event.time);
-    Ok(pair(&events, &lanes))
 }
 
-/// Fills `bytes`; false at the end.
-fn fill(from: &mut impl Read, bytes: &mut [u8], at: u64) -> Result<bool> {
+/// Fills `bytes` as far as the file goes; how many it has.
+fn fill(from: &mut impl Read, bytes: &mut [u8], at: u64) -> Result<usize> {
     let mut got = 0;
     while got < bytes.len() {
         match from.read(&mut bytes[got..]).context(ErrorKind::Io, || format!("byte {at}: cannot be read"))? {
-            0 if got == 0 => return Ok(false),
-            0 => {
-                let context = format!("byte {at}: it ends in the middle of an event");
-                return Err(Error::new(ErrorKind::Format, context));
-            }
+            0 => break,
             n => got += n,
         }
     }
-    Ok(true)
-}
-
-/// Makes requests of events: each beginning with the first completion of the same place and length after it.
-fn pair(events: &[Event], names: &HashMap<u32, u16>) -> Trace {
-    let act = |event: &Event| event.action & 0xffff & !CGROUP;
-    let begins = if events.iter().any(|event| act(event) == ISSUE) { ISSUE } else { QUEUE };
-    let mut records: Vec<Record> = Vec::new();
-    let mut open: HashMap<(Kind, u64, u32), VecDeque<usize>> = HashMap::new();
-    let mut lanes = 0;
-    for event in events {
-        let is = |category: u32| event.action & category != 0;
-        let kind = match () {
-            () if is(category::DISCARD) => Kind::Discard,
-            () if event.bytes == 0 && is(category::FLUSH) => Kind::Flush,
-            () if is(category::WRITE) => Kind::Write,
-            () if event.bytes > 0 => Kind::Read,
-            () => continue,
-        };
-        let key = (kind, event.sector, event.bytes);
-        if act(event) == begins {
-            let cpu = u16::try_from(event.cpu).unwrap_or(0);
-            let lane = names.get(&event.pid).copied().unwrap_or(cpu);
-            lanes = lanes.max(lane.saturating_add(1));
-            open.entry(key).or_default().push_back(records.len());
-            records.push(Record {
-                kind,
-                status: Status::Ok,
-                lane,
-                priority: Priority(0),
-                submit: event.time,
-                service: 0,
-                sector: if kind == Kind::Flush { 0 } else { event.sector },
-                sectors: event.bytes / 512,
-                seq: 0,
-                after: 0,
-                more: false,
-                unmap: false,
-                hash: 0,
-            });
-        } else if act(event) == COMPLETE
-            && let Some(place) = open.get_mut(&key).and_then(VecDeque::pop_front)
-        {
-            records[place].service = event.time.saturating_sub(records[place].submit);
-            if event.error != 0 {
-                records[place].status = Status::IoErr;
-            }
-        }
-    }
-    Trace::from_records(Header { lanes, name: "blktrace".into(), ..Header::default() }, records)
+    Ok(got)
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-    use super::*;
-
-    fn record(kind: Kind, lane: u16, submit: u64, sector: u64) -> Record {
-        let sectors = if kind == Kind::Flush { 0 } else { 8 };
-        let (status, priority) = (Status::Ok, Priority(0));
-        let (seq, after, more, unmap, hash) = (0, 0, false, false, 0);
-        Record {
-            kind,
-            status,
-            lane,
-            priority,
-            submit,
-            service: 700,
-            sector,
-            sectors,
-            seq,
-            after,
-            more,
-            unmap,
-            hash,
-        }
-    }
-
-    #[test]
-    fn what_blktrace_can_say_survives_the_way_through_its_format() {
-        let kinds = [Kind::Write, Kind::Read, Kind::Flush, Kind::Discard, Kind::Read];
-        let records: Vec<_> = (0_u64..)
-            .zip(kinds)
-            .map(|(i, kind)| {
-                record(kind, (i % 2) as u16, i * 300, if kind == Kind::Flush { 0 } else { 64 * i })
-            })
-            .collect();
-        let trace =
-            Trace::from_records(Header { lanes: 2, name: "blktrace".into(), ..Header::default() }, records);
-        let mut bytes = Vec::new();
-        assert_eq!(write(&trace, &mut bytes).unwrap(), 0);
-        assert!(vlane_host::sniff::is_blktrace(&bytes));
-        assert_eq!(read(&bytes[..]).unwrap().requests, trace.requests);
-        assert!(read(&bytes[..bytes.len() - 1]).unwrap_err().to_string().contains("middle of an event"));
-    }
-}
+mod tests;

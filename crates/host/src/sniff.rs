@@ -40,6 +40,8 @@ pub enum Found {
     Iolog,
     /// What blktrace writes.
     Blktrace,
+    /// A trace in a format that is not read.
+    ForeignTrace(&'static str),
     /// A report: JSON or page.
     Report,
     /// What `vlane bench --save` wrote.
@@ -92,6 +94,7 @@ impl Found {
             Self::Trace => "a trace".into(),
             Self::Iolog => "an iolog of fio".into(),
             Self::Blktrace => "a trace of blktrace".into(),
+            Self::ForeignTrace(format) => (*format).into(),
             Self::Report => "a report".into(),
             Self::SavedRun => "a saved run of `vlane bench --save`".into(),
             Self::VerifyState => "a state of `vlane bench --verify`".into(),
@@ -128,6 +131,10 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         (Found::Iolog | Found::Blktrace, Wanted::Trace) => {
             format!("make one of it: vlane trace convert {name} NEW.trc")
         }
+        (Found::ForeignTrace(_), Wanted::Trace) => "vlane reads its own traces, and converts fio's iolog \
+                                                    (versions 2 and 3), blktrace's binary files and MSR \
+                                                    Cambridge's CSV"
+            .into(),
         (Found::Image(_) | Found::Device, Wanted::ControlSocket) => {
             format!("serve it first (vlane serve {name} --socket PATH --control CONTROL), and give CONTROL")
         }
@@ -180,12 +187,15 @@ fn file(path: &Path, bytes: u64) -> Found {
         [] => Found::Empty,
         head if head.starts_with(&vlane_trace::MAGIC) => Found::Trace,
         head if is_iolog(head) => Found::Iolog,
-        head if is_blktrace(head) => Found::Blktrace,
+        head if blktrace(head).is_some() => Found::Blktrace,
         head if head.starts_with(b"vlverify") => Found::VerifyState,
         _ => match image(&head, &file, bytes) {
             Some(format) => Found::Image(format),
             None if text().contains(vlane_report::SCHEMA) => Found::Report,
             None if text().contains(SAVED) => Found::SavedRun,
+            None if foreign_trace(&head).is_some() => {
+                Found::ForeignTrace(foreign_trace(&head).unwrap_or_default())
+            }
             None if ["raw", "img"].contains(&extension.as_str()) => Found::Image("raw"),
             None => Found::Unknown,
         },
@@ -268,9 +278,56 @@ pub fn is_iolog(head: &[u8]) -> bool {
     head.starts_with(b"fio version ")
 }
 
-/// Whether a file that begins so is one of blktrace, on a little-endian machine.
-pub fn is_blktrace(head: &[u8]) -> bool {
-    head.len() >= 4 && head[..4] == BLKTRACE.to_le_bytes()
+/// The order of the bytes of numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByteOrder {
+    /// The lowest byte first.
+    Little,
+    /// The highest byte first.
+    Big,
+}
+
+/// The byte order of a file of blktrace that begins so: its kernel's.
+pub fn blktrace(head: &[u8]) -> Option<ByteOrder> {
+    match head.get(..4)? {
+        magic if magic == BLKTRACE.to_le_bytes() => Some(ByteOrder::Little),
+        magic if magic == BLKTRACE.to_be_bytes() => Some(ByteOrder::Big),
+        _ => None,
+    }
+}
+
+/// The name of a trace format that vlane does not read, by the first line of a file.
+pub fn foreign_trace(head: &[u8]) -> Option<&'static str> {
+    let magic = [0x6561_7408_u32.to_le_bytes(), 0x6561_7408_u32.to_be_bytes()];
+    if head.get(..4).is_some_and(|bytes| magic.iter().any(|magic| bytes == magic)) {
+        return Some("a trace of blktrace's version 8");
+    }
+    let line = std::str::from_utf8(head.split(|byte| *byte == b'\n').next()?).ok()?;
+    let numbers = |fields: &[&str]| fields.iter().all(|field| field.trim().parse::<f64>().is_ok());
+    let commas: Vec<&str> = line.trim_end().split(',').collect();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match (&commas[..], &words[..]) {
+        // Unit, address in sectors, bytes, opcode, seconds.
+        ([unit, address, bytes, "R" | "r" | "W" | "w", seconds, ..], _)
+            if numbers(&[unit, address, bytes, seconds]) =>
+        {
+            Some("a trace of SPC (UMass)")
+        }
+        // Read or write, offset, length.
+        ([direction, offset, length], _)
+            if matches!(direction.trim(), "0" | "1" | "2") && numbers(&[offset, length]) =>
+        {
+            Some("an iolog of fio, version 1")
+        }
+        // Device, CPU, number, seconds, process, action.
+        (_, [device, cpu, number, seconds, process, ..])
+            if numbers(&[cpu, number, seconds, process])
+                && device.split_once(',').is_some_and(|(major, minor)| numbers(&[major, minor])) =>
+        {
+            Some("the text that blkparse prints")
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -314,6 +371,20 @@ mod tests {
         assert_eq!(told("a", b"VLANETRC....", Wanted::Trace), None);
         assert_eq!(told("a", b"some words", Wanted::Report), None);
         assert_eq!(mistaken(Path::new("/nowhere/at/all"), Wanted::Trace), None);
+    }
+
+    #[test]
+    fn foreign_traces_are_named_with_what_is_read() {
+        for (content, is) in [
+            ("0,20941264,8192,W,0.551706\n0,20939840,8192,W,0.554041\n", "SPC"),
+            ("202,16   7    50007   675.722691803   661  D   W 95839968 + 80 [kswapd0]\n", "blkparse"),
+            ("0, 4096, 8192\n1, 4096, 12288\n", "iolog of fio, version 1"),
+            ("\u{8}tae and more", "version 8"),
+        ] {
+            let words = told("a", content.as_bytes(), Wanted::Trace).unwrap();
+            assert!(words.contains(is) && words.contains("MSR Cambridge's CSV"), "{words}");
+        }
+        assert_eq!(told("a", b"1,2,3,4\n", Wanted::Trace), None);
     }
 
     #[test]

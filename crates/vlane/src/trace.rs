@@ -1,12 +1,12 @@
 //! `vlane trace`: traces of other programs, and back.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use vlane_capture::{Trace, blktrace, iolog};
+use vlane_capture::{Imported, Trace, blktrace, iolog, msr};
 use vlane_host::Output;
 use vlane_host::output::Writing;
 use vlane_host::sniff;
@@ -32,11 +32,16 @@ enum TraceCommand {
 /// What the other format does not have is left out, or made up plainly: docs/src/trace-format.md has the tables.
 #[derive(Debug, Args)]
 struct ConvertArgs {
-    /// The trace to read; its format is found out by itself
+    /// The trace to read: vlane's, fio's iolog, blktrace's binary or MSR Cambridge's CSV; the
+    /// format is found out by itself
     input: PathBuf,
 
     /// The file to write
     output: PathBuf,
+
+    /// The device to read of a trace that has several: as 8:16 (blktrace), as hm.0 (MSR Cambridge)
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
 
     #[command(flatten)]
     overwrite: Overwrite,
@@ -67,7 +72,10 @@ pub fn run(args: &TraceArgs) -> Result<()> {
     let TraceCommand::Convert(args) = &args.command;
     let output = Output::new(&args.output).force(args.overwrite.force);
     output.check()?;
-    let trace = load(&args.input)?;
+    let Imported { trace, notes } = load(&args.input, args.device.as_deref())?;
+    for note in notes {
+        tracing::warn!("{}: {note}", args.input.display());
+    }
     if trace.requests.is_empty() {
         bail!("{}: there is no request in it to be converted", args.input.display());
     }
@@ -103,17 +111,25 @@ fn write(
 }
 
 /// Reads a trace of any of the formats.
-fn load(path: &Path) -> Result<Trace> {
+fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
     let at = || format!("{}", path.display());
-    let open = || File::open(path).with_context(at);
-    let mut head = [0; 16];
-    let got = std::io::Read::read(&mut open()?, &mut head).with_context(at)?;
-    let head = &head[..got];
-    if sniff::is_blktrace(head) {
-        return blktrace::read(BufReader::new(open()?)).with_context(at);
+    let open = || File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)).with_context(at);
+    let mut head = Vec::new();
+    open()?.take(4096).read_to_end(&mut head).with_context(at)?;
+    if sniff::blktrace(&head).is_some() {
+        return blktrace::read(open()?, device).with_context(at);
     }
-    if sniff::is_iolog(head) {
-        return iolog::read(BufReader::new(open()?)).with_context(at);
+    let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    if std::str::from_utf8(first).is_ok_and(msr::is_line) {
+        return msr::read(open()?, device).with_context(at);
     }
-    Ok(Trace::load(path)?)
+    if device.is_some() {
+        bail!(
+            "{}: --device is for traces of blktrace and MSR Cambridge; this one has one device",
+            path.display()
+        );
+    }
+    let trace =
+        if sniff::is_iolog(&head) { iolog::read(open()?).with_context(at)? } else { Trace::load(path)? };
+    Ok(Imported { trace, notes: Vec::new() })
 }

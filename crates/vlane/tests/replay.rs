@@ -591,6 +591,42 @@ fn blkparse_reads_a_converted_trace() {
     assert_eq!([of("R"), of("D")], [Kind::Read, Kind::Discard].map(|kind| trace.count(kind)));
 }
 
+/// `vlane trace convert` with these arguments: its status, and both of its outputs.
+fn convert(input: &[u8], arguments: &[&str]) -> (Option<i32>, String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("in"), input).unwrap();
+    let mut command = Command::new(served::vlane());
+    command.args(["trace", "convert", "in", "out.trc"]).args(arguments).current_dir(dir.path());
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into_owned(), dir)
+}
+
+#[test]
+fn trace_of_several_disks_needs_a_choice() {
+    let trace = b"128166372003061629,hm,0,Read,383496192,32768,15132\n\
+                  128166372016382155,hm,0,Write,2822144,4000,1249\n\
+                  128166372026382245,hm,1,Read,383496192,32768,5613\n";
+    let (status, said, _) = convert(trace, &[]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("--device") && said.contains("hm.1 (1 request)"), "{said}");
+    let (status, said, dir) = convert(trace, &["--device", "hm.0"]);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("2 requests") && said.contains("1 request widened"), "{said}");
+    let trace = Trace::load(&dir.path().join("out.trc")).unwrap();
+    assert_eq!([Kind::Read, Kind::Write].map(|kind| trace.count(kind)), [1, 1]);
+}
+
+#[test]
+fn cut_blktrace_file_is_a_partial_result() {
+    let (_, _place, file) = converted("blktrace", "a.blktrace.0");
+    let whole = std::fs::read(file).unwrap();
+    let (status, said, dir) = convert(&whole[..whole.len() - 1], &[]);
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("middle of an event"), "{said}");
+    assert!(!Trace::load(&dir.path().join("out.trc")).unwrap().requests.is_empty());
+}
+
 /// Preparing a trace for its replay never looks at a clock or at chance.
 #[test]
 fn the_same_trace_and_seed_make_the_same_replay() {
