@@ -155,3 +155,79 @@ fn what_is_no_raw_image_is_refused_in_the_words_of_serve() {
     }
     assert!(said(&[&qcow2.display().to_string(), "--format", "raw"]).contains("no journal found"));
 }
+
+#[test]
+fn known_file_systems_are_named() {
+    let size = 256 * MIB;
+    let makers: [(&str, &[&str], &str); 7] = [
+        ("mkfs.btrfs", &["-q", "-f"], "btrfs"),
+        ("mkfs.f2fs", &["-q", "-f"], "f2fs"),
+        ("mkswap", &["-q"], "swap space"),
+        ("mkfs.vfat", &["-F", "32"], "FAT32"),
+        ("mkfs.vfat", &["-F", "16"], "FAT16"),
+        ("mkfs.ntfs", &["-q", "-F", "-f"], "NTFS"),
+        ("mkfs.xfs", &["-q", "-f"], "xfs"),
+    ];
+    for (maker, words, name) in makers {
+        let place = Place::new(size);
+        // Not all of them are packages that the tests install: the marks themselves are below.
+        let Some(program) = vlane_boot::find_program(maker) else { continue };
+        let made = Command::new(program).args(words).arg(&place.image).output().unwrap();
+        if !made.status.success() {
+            skip(format!("{maker}: {}", String::from_utf8_lossy(&made.stderr)));
+            continue;
+        }
+        let text = said(&[&place.image.display().to_string()]);
+        assert!(text.contains(&format!("the whole image: {name}")), "{maker}: {text}");
+    }
+    let marks: [(u64, &[u8], &str); 12] = [
+        (65600, b"_BHRfS_M", "btrfs"),
+        (1024, b"\x10\x20\xf5\xf2", "f2fs"),
+        (4086, b"SWAPSPACE2", "swap space"),
+        (82, b"FAT32   ", "FAT32"),
+        (54, b"FAT16   ", "FAT16"),
+        (3, b"NTFS    ", "NTFS"),
+        (3, b"EXFAT   ", "exFAT"),
+        (32769, b"CD001\x01", "ISO 9660"),
+        (0, b"\xfe\xed\xba\xbe\0\0\0\x01\0\0\0\x02", "the log of an XFS on another device"),
+        (0, b"hsqs", "squashfs"),
+        (131_072, b"\x0c\xb1\xba\0\0\0\0\0", "ZFS"),
+        (4096, b"\xfc\x4e\x2b\xa9\x01\0\0\0", "a member of an MD RAID"),
+    ];
+    for (at, bytes, name) in marks {
+        // On the whole image, and in a partition of one.
+        for start in [0, MIB] {
+            let place = Place::new(size);
+            let image = std::fs::File::options().write(true).open(&place.image).unwrap();
+            if start > 0 {
+                let mut sector = [0; 512];
+                sector[446 + 4] = 0x83;
+                sector[446 + 8..446 + 12].copy_from_slice(&2048_u32.to_le_bytes());
+                sector[446 + 12..446 + 16].copy_from_slice(&262_144_u32.to_le_bytes());
+                sector[510..].copy_from_slice(&[0x55, 0xaa]);
+                image.write_all_at(&sector, 0).unwrap();
+            }
+            image.write_all_at(bytes, start + at).unwrap();
+            let text = said(&[&place.image.display().to_string()]);
+            assert!(text.contains(&format!(": {name}, which is not looked into")), "{start}: {text}");
+        }
+    }
+}
+
+#[test]
+fn xfs_with_its_log_elsewhere_is_named() {
+    let place = Place::new(512 * MIB);
+    let log = place.path("log.raw");
+    std::fs::File::create(&log).unwrap().set_len(128 * MIB).unwrap();
+    let Some(maker) = vlane_boot::find_program("mkfs.xfs") else { return skip("there is no mkfs.xfs") };
+    let (image, log) = (place.image.display().to_string(), log.display().to_string());
+    let data = format!("file,name={image},size=512m");
+    let words = ["-q", "-f", "-d", &data, "-l", &format!("logdev={log},size=100m")].map(str::to_owned);
+    let made = Command::new(maker).args(words).output().unwrap();
+    if !made.status.success() {
+        return skip(format!("mkfs.xfs: {}", String::from_utf8_lossy(&made.stderr)));
+    }
+    let text = said(&[&image]);
+    assert!(text.contains("the whole image: xfs") && text.contains("it lies on another device"), "{text}");
+    assert!(said(&[&log]).contains("the log of an XFS on another device"));
+}

@@ -22,6 +22,7 @@
 mod checksum;
 mod ext;
 mod mapped;
+mod names;
 mod source;
 mod table;
 mod xfs;
@@ -122,11 +123,25 @@ impl fmt::Display for Why {
 
 /// Reads the layout of a volume of `size` bytes. What it does not understand, or what contradicts itself, gives no journal.
 pub fn read(disk: &mut dyn Disk, size: u64) -> JournalLayout {
-    examine(disk, size).layout
+    agreed(disk, size).layout
 }
 
-/// As [`read`], and tells what was found on the way.
+/// As [`read`], and tells what was found on the way. It also names file systems that are not looked into, with a few more reads.
 pub fn examine(disk: &mut dyn Disk, size: u64) -> Findings {
+    let mut findings = agreed(disk, size);
+    let mut reads = names::READS;
+    for place in &mut findings.places {
+        if place.content == Content::Unknown
+            && let Some(name) = names::of(disk, &place.range, &mut reads)
+        {
+            place.content = Content::Other(name);
+        }
+    }
+    findings
+}
+
+/// What two readings agree on.
+fn agreed(disk: &mut dyn Disk, size: u64) -> Findings {
     let (mut first, before) = once(disk, size);
     let (mut second, after) = once(disk, size);
     let same = first.label == second.label

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::{Disk, Why};
 
-/// Reads of [`super::read`] at most.
-pub const MOST_READS: usize = 2 * READS;
-/// Bytes that all reads of [`super::read`] have together at most.
-pub const MOST_BYTES: usize = 2 * BYTES;
+/// Reads of [`super::examine`] at most.
+pub const MOST_READS: usize = 2 * READS + super::names::READS;
+/// Bytes that all reads of [`super::examine`] have together at most.
+pub const MOST_BYTES: usize = 2 * BYTES + 16 * super::names::READS;
 
 /// The same for one reading of the two.
 const READS: usize = 8192;
