@@ -43,6 +43,10 @@ impl Engine for Behind {
         self.inner.lost_write()
     }
 
+    fn refuses_writes(&self) -> Option<String> {
+        self.inner.refuses_writes()
+    }
+
     fn journal(&self) -> Option<file::JournalReport> {
         self.inner.journal()
     }

@@ -102,6 +102,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Why the storage takes no writes at present, with what to do; nothing if no reason is known. Not for the data path.
+    fn refuses_writes(&self) -> Option<String> {
+        None
+    }
+
     /// What is known of the guest's journals, if somebody looks for them. May take a second; not for the data path.
     fn journal(&self) -> Option<file::JournalReport> {
         None

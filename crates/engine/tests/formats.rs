@@ -99,6 +99,74 @@ fn what_qemu_img_makes_is_recognized() {
     }
 }
 
+/// What a distribution ships, and the program that packs it: `{}` is the file.
+const PACKERS: [(&str, &str, &str); 7] = [
+    ("xz", "xz -k -0 {}", "xz"),
+    ("gzip", "gzip -k {}", "gz"),
+    ("zstd", "zstd -q -k {}", "zst"),
+    ("bzip2", "bzip2 -k {}", "bz2"),
+    ("lz4", "lz4 -q -k {} {}.lz4", "lz4"),
+    ("zip", "zip -q {}.zip {}", "zip"),
+    ("tar", "tar -cPf {}.tar {}", "tar"),
+];
+
+#[test]
+fn packed_image_is_refused_and_left_alone() {
+    let dir = on_disk();
+    for (name, packer, suffix) in PACKERS {
+        let path = image(dir.path(), 1 << 20);
+        put(&path, 0, &[0xeb, 0x63, 0x90, 7, 7, 7]);
+        let line = packer.replace("{}", path.to_str().unwrap());
+        let mut words = line.split(' ');
+        let program = words.next().unwrap();
+        if let Err(why) = command(program, &words.collect::<Vec<_>>()) {
+            skip(why);
+            continue;
+        }
+        let packed = dir.path().join(format!("image.raw.{suffix}"));
+        // One of a length that a raw image may have, and one that none has.
+        let length = std::fs::metadata(&packed).unwrap().len();
+        for length in [length.next_multiple_of(512), length.next_multiple_of(512) + 1] {
+            let file = std::fs::OpenOptions::new().write(true).open(&packed).unwrap();
+            file.set_len(length).unwrap();
+            let before = std::fs::read(&packed).unwrap();
+            for read_only in [false, true] {
+                let error =
+                    open(&packed, FileOptions { read_only, ..FileOptions::default() }).expect_err(name);
+                assert_eq!(error.kind, ErrorKind::Format, "{error}");
+                let text = error.to_string();
+                let parts = [name, "unpack it first", packed.to_str().unwrap(), "--format raw"];
+                assert!(parts.iter().all(|part| text.contains(part)) && !text.contains("truncate"), "{text}");
+            }
+            let raw = open(&packed, FileOptions { raw: true, ..FileOptions::default() });
+            assert_eq!(raw.is_ok(), length.is_multiple_of(512), "{name}: {raw:?}");
+            assert!(std::fs::read(&packed).unwrap() == before, "{name}: it was written to");
+        }
+        std::fs::remove_file(&packed).unwrap();
+    }
+}
+
+#[test]
+fn disk_that_begins_like_an_archive_is_served() {
+    let dir = on_disk();
+    let magics: [&[u8]; 8] = [
+        b"\xfd7zXZ\0",
+        b"\x1f\x8b\x08",
+        b"\x28\xb5\x2f\xfd",
+        b"BZh9",
+        b"PK\x03\x04",
+        b"\x04\x22\x4d\x18",
+        b"LZIP",
+        b"7z\xbc\xaf\x27\x1c",
+    ];
+    for magic in magics {
+        let path = image(dir.path(), 1 << 20);
+        put(&path, 0, &[0xf6; 512]);
+        put(&path, 0, magic);
+        drop(open(&path, FileOptions::default()).unwrap_or_else(|error| panic!("{magic:?}: {error}")));
+    }
+}
+
 #[test]
 fn a_guest_s_own_encryption_and_partition_table_are_no_other_format() {
     let dir = on_disk();

@@ -36,7 +36,8 @@ fn what_cannot_be_served_is_refused_with_what_to_do() {
     resize(&path, 1000);
     let (kind, text) = refusal(&path);
     assert_eq!(kind, ErrorKind::OddSize);
-    assert!(text.ends_with("`truncate -s 1024`"), "{text}");
+    let advice = format!("is it a disk image? If so, round it up: `truncate -s 1024 {}`", path.display());
+    assert!(text.ends_with(&advice), "{text}");
 }
 
 #[test]
@@ -203,5 +204,60 @@ fn a_discard_gives_space_back_and_zeroes_keep_it_if_they_must() {
         assert!(blocks(&mut rig) < 64, "{}", blocks(&mut rig));
         assert!(rig.ok(Op::read(0, 1 << 20)).iter().all(|byte| *byte == 0));
         assert!(blocks(&mut rig) < 64, "reading a hole allocates nothing");
+    }
+}
+
+#[test]
+fn discard_keeps_the_space_when_told_to() {
+    use std::os::unix::fs::MetadataExt;
+    use vlane_engine::file::Discard;
+    let dir = on_disk();
+    let memory = in_memory();
+    for (dir, cache) in
+        [(Some(&dir), Cache::Auto), (Some(&dir), Cache::Writeback), (memory.as_ref(), Cache::Auto)]
+    {
+        let Some(dir) = dir else { continue };
+        for discard in [Discard::Keep, Discard::Off] {
+            let path = image(dir.path(), 1 << 20);
+            let options = FileOptions { discard, ..common::places::options(cache) };
+            let mut rig = Rig::new(common::places::open_with(&path, options));
+            assert_eq!(rig.engine.geometry().discard, discard == Discard::Keep);
+            let blocks = |rig: &mut Rig| {
+                rig.ok(Op::Flush);
+                std::fs::metadata(&path).expect("metadata").blocks()
+            };
+            rig.ok(Op::write(0, bytes(1, 1 << 20)));
+            let full = blocks(&mut rig);
+            rig.ok(Op::Discard(vec![(1024, 512), (1536, 512)]));
+            rig.ok(Op::WriteZeroes { ranges: vec![(0, 512)], unmap: true });
+            assert!(blocks(&mut rig) >= full, "{discard:?}, {cache:?}: {} of {full}", blocks(&mut rig));
+            assert!(rig.ok(Op::read(0, 512 * 512)).iter().all(|byte| *byte == 0));
+            let discarded = rig.ok(Op::read(1024, 1024 * 512));
+            assert_eq!(
+                discarded.iter().all(|byte| *byte == 0),
+                discard == Discard::Keep,
+                "{discard:?}, {cache:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn device_keeps_its_bytes_when_told_to() {
+    use vlane_engine::file::Discard;
+    let dir = on_disk();
+    let path = image(dir.path(), 8 << 20);
+    let device = match common::places::Loop::new(&path, 512) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    for discard in [Discard::Keep, Discard::Off] {
+        let options = FileOptions { discard, ..common::places::options(Cache::Auto) };
+        let mut rig = Rig::new(common::places::open_with(&device.device, options));
+        assert_eq!(rig.engine.geometry().discard, discard == Discard::Keep);
+        let data = bytes(1, 65536);
+        rig.ok(Op::write(0, data.clone()));
+        rig.ok(Op::Discard(vec![(0, 128)]));
+        assert!(rig.ok(Op::read(0, 65536)) == data, "{discard:?}");
     }
 }

@@ -143,7 +143,19 @@ impl Shared {
             sum
         });
         teller.tell(&sum, Instant::now(), again, |line| tracing::warn!("{}: {line}", self.name));
+        if teller.is_busy {
+            self.tell_refusal(&mut teller.refusal);
+        }
         self.tell_loss();
+    }
+
+    /// Tells once why the storage takes no writes, and again when the reason has changed.
+    fn tell_refusal(&self, told: &mut Option<String>) {
+        let reason = self.engine.refuses_writes();
+        if let Some(reason) = reason.as_ref().filter(|reason| told.as_ref() != Some(reason)) {
+            tracing::warn!("{}: {reason}", self.name);
+        }
+        *told = reason;
     }
 
     fn tell_loss(&self) {
@@ -190,6 +202,8 @@ struct Teller {
     failed: u64,
     /// Something failed until the last look.
     is_busy: bool,
+    /// Why the storage takes no writes, as it was told.
+    refusal: Option<String>,
 }
 
 impl Teller {

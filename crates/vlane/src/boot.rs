@@ -75,6 +75,10 @@ pub struct BootArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     cache: Option<crate::serve::CacheArg>,
 
+    /// What the guest's trim does to the image, as in vlane serve
+    #[arg(long, value_enum, value_name = "on|off|keep")]
+    discard: Option<crate::serve::DiscardArg>,
+
     /// How the guest's instructions are executed
     #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
     accel: AccelArg,
@@ -424,6 +428,9 @@ fn serve_spec(args: &BootArgs, image: &Path, socket: &Path) -> Result<Spec> {
     }
     if let Some(name) = args.cache.as_ref().and_then(ValueEnum::to_possible_value) {
         words.extend(["--cache".into(), name.get_name().into()]);
+    }
+    if let Some(name) = args.discard.as_ref().and_then(ValueEnum::to_possible_value) {
+        words.extend(["--discard".into(), name.get_name().into()]);
     }
     Ok(Spec::new(this, words))
 }

@@ -19,7 +19,7 @@ use nix::sys::signalfd::SignalFd;
 use rustix::io::Errno;
 use vlane_engine::Engine;
 use vlane_engine::behind::Behind;
-use vlane_engine::file::{Cache, FileEngine, FileOptions, HandedFiles, JournalWay};
+use vlane_engine::file::{Cache, Discard, FileEngine, FileOptions, HandedFiles, JournalWay};
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
@@ -72,6 +72,11 @@ pub struct ServeArgs {
     /// What the host's page cache is used for
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
+
+    /// What the guest's trim does to the image: on frees the storage, off is not offered to the guest, keep zeroes files without freeing them
+    /// and does nothing to devices
+    #[arg(long, value_enum, value_name = "on|off|keep", default_value_t = DiscardArg::On)]
+    discard: DiscardArg,
 
     /// With --cache pdc: how the guest's journal is kept out of the page cache [default: drop]
     #[arg(long, value_name = "WAY")]
@@ -176,6 +181,26 @@ pub enum CacheArg {
     Writethrough,
     /// As writeback, and the journal of the guest's file system is dropped from it once it is flushed
     Pdc,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiscardArg {
+    /// Frees the storage
+    On,
+    /// Not offered to the guest
+    Off,
+    /// Zeroes files without freeing them; does nothing to devices
+    Keep,
+}
+
+impl From<DiscardArg> for Discard {
+    fn from(arg: DiscardArg) -> Discard {
+        match arg {
+            DiscardArg::On => Discard::On,
+            DiscardArg::Off => Discard::Off,
+            DiscardArg::Keep => Discard::Keep,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -391,7 +416,27 @@ fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
     }
 }
 
+/// Refuses one path for two things, of which one would be in the other's way.
+fn check_paths(args: &ServeArgs) -> Result<()> {
+    let named = [
+        ("the image", args.image.as_deref()),
+        ("--socket", Some(&*args.socket)),
+        ("--control", args.control.as_deref()),
+        ("--danger-record-storage", args.danger_record_storage.as_deref()),
+    ];
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for (at, (one, path)) in named.iter().enumerate() {
+        let is_same = |(_, other): &&(&str, Option<&Path>)| path.map(absolute) == other.map(absolute);
+        let Some(path) = path else { continue };
+        if let Some((other, _)) = named[at + 1..].iter().find(is_same) {
+            usage!("{}: is the path of {one} and of {other}; give each its own", path.display());
+        }
+    }
+    Ok(())
+}
+
 fn serve(args: &ServeArgs) -> Result<()> {
+    check_paths(args)?;
     let express = express(args)?;
     let limits = args.limits.limits(express.mode)?;
     let mut topology = Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
@@ -568,6 +613,9 @@ fn open(args: &ServeArgs, handed: Option<HandedFiles>, signals: &SignalFd) -> Re
         if args.read_only {
             usage!("--read-only makes no sense with --null: there is nothing to protect");
         }
+        if args.discard != DiscardArg::On {
+            usage!("--discard makes no sense with --null: there is nothing to free");
+        }
         if args.delay_flush.is_some() || args.danger_flush_journal_only {
             usage!(
                 "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
@@ -595,6 +643,7 @@ fn open(args: &ServeArgs, handed: Option<HandedFiles>, signals: &SignalFd) -> Re
         cache,
         read_only: args.read_only,
         raw: args.format == Some(FormatArg::Raw),
+        discard: args.discard.into(),
         journal: match args.journal {
             Some(JournalArg::Direct) => JournalWay::Direct,
             Some(JournalArg::Drop) | None => JournalWay::Drop,

@@ -48,11 +48,19 @@ fn an_image_that_cannot_be_served_is_named_with_the_reason_and_the_remedy() {
     };
     std::fs::create_dir(place.path("folder")).unwrap();
     let _listener = UnixListener::bind(place.path("listens")).unwrap();
-    let cases: [(PathBuf, &[&str]); 7] = [
+    std::os::unix::fs::symlink(place.path("gone.raw"), place.path("link")).unwrap();
+    let cases: [(PathBuf, &[&str]); 11] = [
+        ("/dev/no-such-device".into(), &["no such device", "`lsblk` lists"]),
+        ("/dev/disk/by-id/no-such-device".into(), &["no such device", "`lsblk` lists"]),
+        ("/dev/shm/vlane-no-such-image.raw".into(), &["no such image", "truncate -s 10G"]),
+        (place.path("link"), &["is a symbolic link to", "gone.raw", "nothing is there"]),
         (place.path("nowhere.raw"), &["no such image", "truncate -s 10G"]),
         (place.path("no/such/place.raw"), &["no such image"]),
         (file("empty.raw", 0), &["is empty", "truncate -s"]),
-        (file("odd.raw", 513), &["513 bytes", "not a multiple of the sector size", "truncate -s 1024"]),
+        (
+            file("odd.raw", 513),
+            &["513 bytes", "not a multiple of the sector size", "is it a disk image?", "truncate -s 1024 /"],
+        ),
         (place.path("folder"), &["is a directory", "give an image file or a block device"]),
         ("/dev/null".into(), &["neither a regular file nor a block device", "give an image file"]),
         (place.path("listens"), &["neither a regular file nor a block device", "give an image file"]),
@@ -60,6 +68,107 @@ fn an_image_that_cannot_be_served_is_named_with_the_reason_and_the_remedy() {
     for (image, parts) in cases {
         let name = image.display().to_string();
         fails_here(&place, &mut serve(&image, &place.socket), &[parts, &[&name]].concat());
+    }
+}
+
+#[test]
+fn image_with_an_attribute_against_writes_is_refused() {
+    let place = Place::new(MIB);
+    let name = place.image.display().to_string();
+    for (letter, word) in [('i', "immutable"), ('a', "append-only")] {
+        let chattr = |sign: char| {
+            let done = Command::new("chattr").arg(format!("{sign}{letter}")).arg(&place.image).output();
+            done.is_ok_and(|output| output.status.success())
+        };
+        if !chattr('+') {
+            return skip("chattr does not set attributes here (root, a file system that has them)");
+        }
+        let (code, words) = ends(&mut place.command(&[]));
+        stop(place.serve(&["--read-only"]));
+        assert!(chattr('-'));
+        assert_eq!(code, Some(1), "{words}");
+        let remedy = format!("chattr -{letter} {name}");
+        assert!([word, "lsattr", "--read-only", &remedy].iter().all(|part| words.contains(part)), "{words}");
+    }
+    stop(place.serve(&[]));
+}
+
+#[test]
+fn empty_device_is_told_from_an_empty_file() {
+    // One that nothing is attached to.
+    let find = Command::new("losetup").arg("--find").output();
+    let device = match find {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        _ => return skip("there is no loop device"),
+    };
+    let place = Place::new(MIB);
+    let (code, words) = ends(&mut serve(Path::new(&device), &place.socket));
+    // Another test may have attached something meanwhile, and then it is served or in use.
+    if code == Some(1) && !words.contains("in use") {
+        assert!(
+            words.contains("the device is empty") && words.contains("lsblk") && !words.contains("truncate"),
+            "{words}"
+        );
+    }
+}
+
+#[test]
+fn one_path_for_two_things_is_a_mistake() {
+    let place = Place::new(MIB);
+    let image = place.image.to_str().unwrap();
+    let socket = place.socket.to_str().unwrap();
+    misused_here(
+        &place,
+        &mut place.command(&["--control", socket]),
+        &[socket, "--socket", "--control", "its own"],
+    );
+    misused_here(
+        &place,
+        &mut place.command(&["--control", image]),
+        &[image, "the image", "--control", "its own"],
+    );
+    misused_here(
+        &place,
+        &mut serve(&place.image, &place.image),
+        &[image, "the image", "--socket", "its own"],
+    );
+    misused_here(
+        &place,
+        &mut place.command(&["--danger-record-storage", image]),
+        &[image, "the image", "--danger-record-storage", "its own"],
+    );
+    assert_eq!(std::fs::metadata(&place.image).unwrap().len(), MIB);
+}
+
+#[test]
+fn direct_io_on_memory_is_told_to_change_nothing() {
+    let Some(place) = Place::in_memory(MIB) else { return skip("no /dev/shm") };
+    let server = place.serve(&["--cache", "none"]);
+    let said = "lies in memory (tmpfs), where there is no direct I/O: --cache none changes nothing";
+    assert!(server.wait_log(said, LIMIT), "{}", server.log());
+    stop(server);
+    let server = place.serve(&["--cache", "auto"]);
+    assert!(!server.log().contains("no direct I/O"), "{}", server.log());
+    stop(server);
+}
+
+#[test]
+fn fully_allocated_image_is_told_of_trim_once() {
+    let place = Place::new(MIB);
+    let told = "fully allocated, and the guest's trim frees what it trims; --discard keep";
+    let server = place.serve(&[]);
+    assert!(!server.log().contains(told), "a sparse one");
+    stop(server);
+    std::fs::write(&place.image, vec![1; usize::try_from(MIB).unwrap()]).unwrap();
+    std::fs::File::open(&place.image).unwrap().sync_all().unwrap();
+    let server = place.serve(&[]);
+    assert!(server.wait_log(told, LIMIT), "{}", server.log());
+    assert_eq!(server.log().matches(told).count(), 1);
+    stop(server);
+    for options in [&["--discard", "keep"][..], &["--discard", "off"], &["--read-only"]] {
+        let server = place.serve(options);
+        assert!(!server.log().contains(told), "{options:?}");
+        stop(server);
     }
 }
 
@@ -206,9 +315,10 @@ fn without_permission_the_remedies_are_told() {
 #[test]
 fn a_socket_path_that_cannot_be_used_is_named_with_the_remedy() {
     let place = Place::new(MIB);
+    std::fs::write(place.path("a file"), "mine").unwrap();
     let cases: [(PathBuf, &[&str]); 4] = [
         (place.path(&"x".repeat(120)), &["bytes", "107", "choose a shorter one"]),
-        (place.image.clone(), &["exists and is not a socket", "--socket"]),
+        (place.path("a file"), &["exists and is not a socket", "--socket"]),
         (place.path("no/such/directory/s"), &["directory does not exist", "make it first"]),
         (place.image.join("s"), &["s: "]),
     ];
@@ -216,11 +326,8 @@ fn a_socket_path_that_cannot_be_used_is_named_with_the_remedy() {
         let name = socket.display().to_string();
         fails_here(&place, &mut serve(&place.image, &socket), &[parts, &[&name]].concat());
     }
-    assert_eq!(
-        std::fs::metadata(&place.image).unwrap().len(),
-        MIB,
-        "the file that was in the way is still there"
-    );
+    let left = std::fs::read(place.path("a file")).unwrap();
+    assert_eq!(left, b"mine", "the file that was in the way is still there");
 }
 
 #[test]

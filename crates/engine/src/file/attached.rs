@@ -1,79 +1,168 @@
-//! Images that are the backing file of a loop device. The kernel takes no lock for it, so it is looked for.
+//! Who else writes to the bytes of an image: through a loop device on it, through what lies below it,
+//! or through another device on the same bytes. The kernel takes no lock for them.
 //!
-//! A file system that is mounted from the loop device has its own picture of the image in memory: a guest that writes to the image
-//! underneath ruins both.
+//! A file system that is mounted from a loop device has its own picture of the image in memory: a
+//! guest that writes to the image underneath ruins both.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A loop device on the image.
+use super::lock;
+use super::stack::{Device, Roots, Shared, Stack, Thing};
+
+/// A device that has bytes in common with an image.
 #[derive(Debug)]
 pub(super) struct Attached {
     /// Its name, `loop7`.
     pub(super) device: String,
-    /// What uses it, in words; none: it is only attached.
-    pub(super) user: Option<String>,
+    pub(super) place: Place,
+    /// It surely has bytes in common; otherwise it may have.
+    pub(super) is_sure: bool,
+    /// It is a loop device, which anybody can mount.
+    pub(super) is_loop: bool,
+    /// The kernel itself lets nobody have it for itself beside the image.
+    pub(super) is_kept: bool,
+    pub(super) user: User,
 }
 
-/// The loop devices that have `image` as their backing file, as far as the system tells: those of another mount namespace whose paths
-/// mean nothing here are not found.
+/// Where a device lies, as seen from the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A loop device on the image.
+    On,
+    /// On something that lies on the image.
+    Above,
+    Below,
+    /// On the same bytes of something below both.
+    Beside,
+}
+
+/// Who uses a device.
+#[derive(Debug)]
+pub(super) enum User {
+    /// It is only there.
+    Nobody,
+    /// In words: "mounted at /mnt".
+    Is(String),
+    /// Why that cannot be seen.
+    Unknown(io::Error),
+}
+
+/// The devices that have bytes in common with an image, whether they are in use or not, as far as the system tells.
 pub(super) fn devices(image: &File) -> Vec<Attached> {
-    let Ok(wanted) = image.metadata() else { return Vec::new() };
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let backing = std::fs::read_to_string(entry.path().join("loop/backing_file"));
-        let Ok(backing) = backing else { continue };
-        let is_it = std::fs::metadata(backing.trim_end_matches('\n'))
-            .is_ok_and(|other| (other.dev(), other.ino()) == (wanted.dev(), wanted.ino()));
-        if is_it {
-            let device = entry.file_name().to_string_lossy().into_owned();
-            found.push(Attached { user: user_of(&device, &entry.path()), device });
-        }
+    let Some(thing) = Thing::of(image) else { return Vec::new() };
+    let stack = Stack::read(Roots::system());
+    let (ours, mut found) = (stack.layers(thing), Vec::new());
+    for (number, device) in &stack.devices {
+        let other = Thing::Device(*number);
+        let Some(shared) = stack.shared(thing, other).filter(|_| other != thing) else { continue };
+        let below = ours.iter().filter(|extent| extent.of == other);
+        let is_claimed = below.clone().any(|extent| extent.is_claimed);
+        let place = match below.count() {
+            0 if device.backing.is_some() && device.lower.iter().any(|lower| lower.of == thing) => Place::On,
+            0 if stack.layers(other).iter().any(|extent| extent.of == thing) => Place::Above,
+            0 => Place::Beside,
+            _ => Place::Below,
+        };
+        let user = user_of(&stack, *number, device, is_claimed);
+        let (is_sure, is_loop) = (shared == Shared::Surely, device.backing.is_some());
+        let is_kept = device.lower.iter().any(|lower| lower.is_claimed) && place == Place::Above;
+        found.push(Attached { device: device.name.clone(), place, is_sure, is_loop, is_kept, user });
     }
     found
 }
 
-/// The image below the block device `device`, if it is a loop device.
-pub(super) fn backing_file(device: &File) -> Option<PathBuf> {
-    let number = device.metadata().ok()?.rdev();
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let text =
-        |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}backing_file"));
-    // A partition's is its disk's.
-    let text = text("loop/").or_else(|_| text("../loop/")).ok()?;
-    Some(PathBuf::from(text.trim_end_matches('\n')))
+/// The name of a loop device that is attached to a file.
+pub(super) fn loop_on(image: &File) -> Option<String> {
+    let thing = Thing::of(image)?;
+    let stack = Stack::read(Roots::system());
+    let mut on = stack.devices.values().filter(|device| device.lower.iter().any(|lower| lower.of == thing));
+    on.next().map(|device| device.name.clone())
 }
 
-/// Who uses a loop device or one of its partitions.
-fn user_of(device: &str, sys: &Path) -> Option<String> {
-    if let Some(place) = mounted_at(sys) {
-        return Some(format!("mounted at {place}"));
-    }
-    // What else has it for itself, in whatever namespace: a mount, an array, a mapping, swap space, another back end.
-    let node = Path::new("/dev").join(device);
-    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK).open(node) {
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Some("in use".to_owned()),
-        _ => None,
-    }
+/// The files below a block device, each open for reading, or why it is not.
+pub(super) fn files_below(device: &File) -> Vec<(PathBuf, io::Result<File>)> {
+    let Some(thing) = Thing::of(device) else { return Vec::new() };
+    let stack = Stack::read(Roots::system());
+    let devices = stack.layers(thing).into_iter().filter_map(|extent| match extent.of {
+        Thing::Device(number) => stack.devices.get(&number),
+        Thing::File { .. } => None,
+    });
+    let loops = devices.filter_map(|device| Some((device, device.backing.clone()?)));
+    loops.map(|(device, path)| (path.clone(), open_backing(device, &path))).collect()
 }
 
-/// Where the device with that directory in /sys, or a partition of it, is mounted.
-fn mounted_at(sys: &Path) -> Option<String> {
-    let number =
-        |dir: &Path| std::fs::read_to_string(dir.join("dev")).ok().map(|text| text.trim().to_owned());
-    let mut numbers: Vec<String> = number(sys).into_iter().collect();
-    // A partition's directory lies in its disk's.
-    for entry in std::fs::read_dir(sys).into_iter().flatten().flatten() {
-        if entry.path().join("partition").exists() {
-            numbers.extend(number(&entry.path()));
+/// Opens a loop device's file, if it is what is found at its path.
+fn open_backing(device: &Device, path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let is_it = Thing::of(&file).is_some_and(|thing| device.lower.iter().any(|lower| lower.of == thing));
+    is_it.then_some(file).ok_or_else(|| io::Error::other("another file is at its path"))
+}
+
+/// Who uses a device. `is_claimed`: what lies on it has it, so that its being taken says nothing.
+fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> User {
+    if let Some(place) = mounted_at(number) {
+        return User::Is(format!("mounted at {place}"));
+    }
+    let file = match open_node(&device.name, number, 0) {
+        Ok(file) => file,
+        // Without a medium, or gone meanwhile.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)) => {
+            return User::Nobody;
         }
+        Err(error) => return User::Unknown(error),
+    };
+    if lock::is_locked(&file) {
+        return User::Is(lock::user_in_words(&file).trim_start_matches("is ").to_owned());
     }
+    // Who else has it for itself, in whatever namespace: a mount, an array, a mapping, swap space, another back end.
+    match is_claimed || !is_taken(&device.name, number) || by_a_partition(stack, number, device) {
+        true => User::Nobody,
+        false => User::Is("in use".to_owned()),
+    }
+}
+
+/// A device's node, if it is that device's.
+fn open_node(name: &str, number: u64, flags: i32) -> io::Result<File> {
+    let node = Path::new("/dev").join(name);
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(node)?;
+    match file.metadata()?.rdev() == number {
+        true => Ok(file),
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// Whether somebody has a device for itself.
+fn is_taken(name: &str, number: u64) -> bool {
+    open_node(name, number, libc::O_EXCL).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+}
+
+/// Whether a disk counts as taken only because one of its partitions is.
+fn by_a_partition(stack: &Stack, number: u64, device: &Device) -> bool {
+    // Who has the whole disk has each of its partitions.
+    let is_one = |(number, part): (u64, &Device)| {
+        part.is_held || mounted_at(number).is_some() || open_node(&part.name, number, libc::O_EXCL).is_ok()
+    };
+    !device.is_held && stack.partitions(number).any(is_one)
+}
+
+/// Where a device is mounted.
+pub(super) fn mounted_at(device: u64) -> Option<String> {
+    let text = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().find_map(|line| {
         // proc_pid_mountinfo(5): ID, parent, major:minor, root, mount point, ...
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (device, place) = (words.get(2)?, words.get(4)?);
-        numbers.iter().any(|number| number == device).then(|| (*place).to_owned())
+        let (found, place) = (words.get(2)?, words.get(4)?);
+        // File systems of several devices have a number of their own, and a source.
+        let source = words.iter().position(|word| *word == "-").and_then(|at| words.get(at + 2));
+        let by_source = || {
+            let node = source.filter(|source| source.starts_with("/dev/"))?;
+            std::fs::metadata(node).ok().map(|metadata| metadata.rdev())
+        };
+        let is_it = *found == text || (found.starts_with("0:") && by_source() == Some(device));
+        is_it.then(|| (*place).to_owned())
     })
 }

@@ -4,11 +4,65 @@
 //! What is looked at is the guest's to write: a guest that puts such a mark into its own disk is refused at the next start, and
 //! nobody else. Reading the format and acting on it would be worse: the mark of a qcow2 image can name any file as its backing file.
 //!
+//! A disk may begin with the first bytes of an archive by chance. So of archives the whole header has to be right ([`archive`]).
+//!
 //! LUKS is not among them: a guest that encrypts its whole disk leaves exactly that in sector 0, and served as raw it is what it
-//! should be.
+//! should be. Nor are file systems that are disks as they are: ISO 9660, squashfs.
+
+mod archive;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Bytes of the beginning that are looked at.
+const HEAD: usize = 512;
+
+/// How an image of another format becomes a raw one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remedy {
+    /// By `qemu-img convert`.
+    Convert,
+    /// By this command, which takes the file's name at its end.
+    Unpack(&'static str),
+}
+
+/// A format that is not raw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Format {
+    /// As `qemu-img` names it, or the program that packs it.
+    name: &'static str,
+    remedy: Remedy,
+}
+
+impl Format {
+    /// What is wrong with an image of it, and what to do.
+    pub(super) fn in_words(self, path: &Path) -> String {
+        let Format { name, remedy } = self;
+        let insist = "or say --format raw if it is a raw image in which the guest wrote this";
+        match remedy {
+            Remedy::Convert => format!(
+                "looks like a {name} image, and only raw ones are served: the guest would see the format's own data, and its first \
+                 write would destroy them; convert it with `qemu-img convert -O raw`, {insist}"
+            ),
+            Remedy::Unpack(command) => format!(
+                "looks packed by {name}, and only raw images are served: the guest would see the archive's own data, and its first \
+                 write would destroy it; unpack it first: `{command} {}`, {insist}",
+                shell_word(path)
+            ),
+        }
+    }
+}
+
+/// A path as a shell takes it for one word.
+pub(super) fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.starts_with('-') && text.chars().all(is_plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
 
 /// A mark and where it is.
 struct Mark {
@@ -18,7 +72,7 @@ struct Mark {
 }
 
 enum At {
-    Start(u64),
+    Start(usize),
     /// From the end back.
     End(u64),
 }
@@ -43,22 +97,42 @@ const MARKS: &[Mark] = &[
     mark("vpc", At::End(511), b"conectix"),
     mark("parallels", At::Start(0), b"WithoutFreeSpace"),
     mark("parallels", At::Start(0), b"WithouFreSpacExt"),
+    mark("bochs", At::Start(0), b"Bochs Virtual HD Image\0"),
+    mark("cloop", At::Start(0), b"#!/bin/sh\n#V2.0 Format\n"),
+    // Its trailer: version 4, 512 bytes.
+    mark("dmg", At::End(512), b"koly\0\0\0\x04\0\0\x02\0"),
 ];
 
-/// The format that the image has the mark of, as `qemu-img` names it.
-pub(super) fn other_than_raw(file: &File, size: u64) -> Option<&'static str> {
-    MARKS.iter().find(|mark| is_there(mark, file, size)).map(|mark| mark.format)
+/// The other format that the image has the mark of.
+pub(super) fn other_than_raw(file: &File, size: u64) -> Option<Format> {
+    let mut head = [0; HEAD];
+    let len = read_up_to(file, &mut head);
+    let head = &head[..len];
+    let is_there = |mark: &&Mark| match mark.at {
+        At::Start(at) => head.get(at..).is_some_and(|rest| rest.starts_with(mark.bytes)),
+        At::End(back) => size.checked_sub(back).is_some_and(|at| is_at(file, at, mark.bytes)),
+    };
+    let disk = MARKS.iter().find(is_there).map(|mark| Format { name: mark.format, remedy: Remedy::Convert });
+    let archive =
+        || archive::packed_by(head).map(|(name, command)| Format { name, remedy: Remedy::Unpack(command) });
+    disk.or_else(archive)
 }
 
-fn is_there(mark: &Mark, file: &File, size: u64) -> bool {
-    let at = match mark.at {
-        At::Start(at) => at,
-        At::End(back) => match size.checked_sub(back) {
-            Some(at) => at,
-            None => return false,
-        },
-    };
+/// The beginning of a file, as much as there is.
+fn read_up_to(file: &File, bytes: &mut [u8]) -> usize {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64) {
+            Ok(n) if n > 0 => done += n,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            _ => break,
+        }
+    }
+    done
+}
+
+fn is_at(file: &File, at: u64, bytes: &[u8]) -> bool {
     let mut found = [0; 32];
-    let found = &mut found[..mark.bytes.len()];
-    file.read_exact_at(found, at).is_ok() && found == mark.bytes
+    let found = &mut found[..bytes.len()];
+    file.read_exact_at(found, at).is_ok() && found == bytes
 }

@@ -18,7 +18,7 @@ use rustix::fs::FallocateFlags;
 use vlane_ring::{Kind, SECTOR};
 use vlane_trace::storage::Clear;
 
-use super::{PART, Shared, span};
+use super::{Discard, PART, Shared, span};
 use crate::io_queue::select;
 use crate::operation::{Decisions, Operation};
 use crate::recorder::Told;
@@ -171,6 +171,11 @@ impl MappedChannel {
 
     /// Makes a range read as zeroes. What need not stay allocated is deallocated.
     fn zero(&mut self, request: &Request, unmap: bool, offset: u64, len: u64) -> Status {
+        let is_discard = request.kind() == Kind::Discard;
+        if is_discard && self.shared.discard == Discard::Off {
+            return Status::Ok;
+        }
+        let frees = (is_discard || unmap) && self.shared.discard == Discard::On;
         if let Some(map) = &self.shared.map {
             map.clear_present(offset, len);
         }
@@ -178,7 +183,7 @@ impl MappedChannel {
         let told = Told::clear(self.shared.recorder.as_ref(), Clear::Punch, offset, len);
         let mut result = self.fallocate(punch, offset, len);
         told.end_with(&result);
-        if result.is_ok() && request.kind() != Kind::Discard && !unmap {
+        if result.is_ok() && !frees {
             result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
         }
         match result {

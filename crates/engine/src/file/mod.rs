@@ -9,9 +9,11 @@
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. What `--cache pdc` adds to `writeback`: `journal/`.
 
+mod astray;
 mod attached;
 mod bounce;
 mod channel;
+mod device;
 mod discard;
 mod durability;
 mod exclusion;
@@ -32,8 +34,10 @@ mod placed;
 mod placements;
 mod ranges;
 mod recorded;
+mod rereads;
 #[cfg(vlane_simulated)]
 mod simulated;
+mod stack;
 mod syncs;
 mod transfer;
 
@@ -47,6 +51,7 @@ use std::time::Duration;
 use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
+pub use self::astray::Astray;
 pub use self::journal::{DirectReport, JournalReport};
 pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
@@ -59,7 +64,8 @@ use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 /// What the host's page cache is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Cache {
-    /// [`Cache::None`] where direct I/O is possible, [`Cache::Writeback`] elsewhere.
+    /// [`Cache::None`] where direct I/O is possible and the storage reads what it writes once,
+    /// [`Cache::Writeback`] elsewhere.
     ///
     /// The default: the guest has a page cache of its own, so a second copy on the host costs memory, and copying, for
     /// little; and a host crash loses nothing that the guest was told is on the device's write cache only.
@@ -88,6 +94,18 @@ pub enum JournalWay {
     Direct,
 }
 
+/// What becomes of a guest's discards: of the storage that it does not need any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Discard {
+    /// They free it.
+    #[default]
+    On,
+    /// They are not offered. One that comes all the same is answered, and does nothing.
+    Off,
+    /// Files read as zeroes there, and keep what they have allocated. On devices nothing is done.
+    Keep,
+}
+
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileOptions {
@@ -97,6 +115,8 @@ pub struct FileOptions {
     pub read_only: bool,
     /// It is raw, whatever format it looks like.
     pub raw: bool,
+    /// What discards do. Without [`Discard::On`], zeroes that need not stay allocated do.
+    pub discard: Discard,
     /// With [`Cache::Pdc`]: the journal's way.
     pub journal: JournalWay,
     /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand for a slower device. Neither durable writes are
@@ -119,8 +139,7 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     if lock::is_locked(&file) {
         return Ok(Some(lock::user_in_words(&file)));
     }
-    let device = attached::devices(&file).into_iter().next();
-    Ok(device.map(|attached| format!("is attached to /dev/{}", attached.device)))
+    Ok(attached::loop_on(&file).map(|device| format!("is attached to /dev/{device}")))
 }
 
 /// An image to look into, and its size in bytes: open for reading, without any lock, whoever uses it.
@@ -163,6 +182,7 @@ struct Shared {
     read_only: bool,
     is_device: bool,
     can_discard: bool,
+    discard: Discard,
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless nothing can be written.
     journal: Option<journal::Journal>,
@@ -231,6 +251,17 @@ impl FileEngine {
         self.shared.map.is_some()
     }
 
+    /// Where the image is, if it is not at its path any more. Not for the data path.
+    pub fn astray(&self) -> Option<Astray> {
+        astray::of(&self.shared.path, self.shared.file())
+    }
+
+    /// A path by which the open image is found, wherever it is.
+    pub fn own_path(&self) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        PathBuf::from(format!("/proc/self/fd/{}", self.shared.file().as_raw_fd()))
+    }
+
     /// For tests: what is taken for the layout of the volume from now on. Nothing without [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::JournalLayout) {
@@ -276,7 +307,7 @@ impl Engine for FileEngine {
             physical_exponent: shared.physical_exponent,
             optimal_blocks: 0,
             read_only: shared.read_only,
-            discard: !shared.read_only && shared.can_discard,
+            discard: !shared.read_only && shared.can_discard && shared.discard != Discard::Off,
             write_zeroes: !shared.read_only,
             write_cache: shared.cache != Cache::WriteThrough,
         }
@@ -304,6 +335,11 @@ impl Engine for FileEngine {
 
     fn lost_write(&self) -> Option<LostWrite> {
         self.shared.durability.lost()
+    }
+
+    fn refuses_writes(&self) -> Option<String> {
+        let Shared { path, is_device, read_only, .. } = &*self.shared;
+        if *read_only { None } else { device::refuses_writes(path, self.shared.file(), *is_device) }
     }
 
     fn journal(&self) -> Option<JournalReport> {

@@ -16,14 +16,21 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::transfer::Align;
-use super::{Cache, FileOptions, JournalWay, Shared, attached, discard, durability, format, lock, map};
+use super::{
+    Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
+    map, rereads,
+};
 use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece, pages};
 
+mod beside;
 mod handed;
+mod refused;
 mod regions;
 
 pub use handed::HandedFiles;
+pub(super) use refused::checked_size;
+use refused::open_error;
 
 /// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
@@ -52,14 +59,33 @@ fn ways(
     Ok(match cache {
         // In memory the page cache is the storage: there is nothing to go around.
         _ if in_memory => {
+            if cache == Cache::None {
+                tracing::warn!(
+                    "{}: lies in memory (tmpfs), where there is no direct I/O: --cache none changes nothing, and the image is served \
+                     from memory",
+                    path.display()
+                );
+            }
             (buffered, None, if cache == Cache::WriteThrough { cache } else { Cache::Writeback })
         }
         Cache::Writeback | Cache::WriteThrough | Cache::Pdc => match direct {
             Some(direct) => (direct, Some(buffered), cache),
             None => (buffered, None, cache),
         },
+        Cache::Auto if !read_only && let Some(why) = rereads::reason(&buffered) => {
+            tracing::info!(
+                "{}: {why}, and a guest that changes data while they are written would make them differ: using --cache writeback",
+                path.display()
+            );
+            (buffered, None, Cache::Writeback)
+        }
         Cache::Auto | Cache::None => match open_direct(path, read_only, is_device, size)? {
-            Ok(direct) => (direct, Some(buffered), Cache::None),
+            Ok(direct) => {
+                if !read_only && cache == Cache::None {
+                    warn_of_rereading(path, &buffered);
+                }
+                (direct, Some(buffered), Cache::None)
+            }
             Err(refusal) if cache == Cache::Auto => {
                 tracing::info!("{}: {}; using --cache writeback", path.display(), refusal.why);
                 (buffered, None, Cache::Writeback)
@@ -67,6 +93,17 @@ fn ways(
             Err(refusal) => return Err(refusal.into_error(path)),
         },
     })
+}
+
+/// Tells of direct I/O on storage that reads what it writes twice, whose readings the guest can make differ.
+fn warn_of_rereading(path: &Path, file: &File) {
+    if let Some(why) = rereads::reason(file) {
+        tracing::warn!(
+            "{}: {why}, and with --cache none a guest that changes data while they are written makes them differ, and can make \
+             them unreadable; use --cache writeback",
+            path.display()
+        );
+    }
 }
 
 /// The mapping of an image in memory; without one there are system calls.
@@ -122,6 +159,9 @@ pub(super) fn open(
 
     let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
     let can_discard = !is_device || device_discards(&metadata);
+    if !is_device && !read_only && options.discard == Discard::On {
+        warn_of_freeing(path, &file);
+    }
     let opened = Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size };
     shared(path, options, opened)
 }
@@ -167,6 +207,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         read_only,
         is_device,
         can_discard,
+        discard: options.discard,
         map,
         journal,
         flush_delay,
@@ -188,13 +229,27 @@ fn locked(
     let size = raw_size(path, &buffered, raw)?;
     let is_device = metadata.file_type().is_block_device();
     if !read_only {
+        check_writable(path, &buffered, is_device)?;
         check_file_limit(path, is_device, size)?;
-        check_loop_devices(path, &buffered, is_device, patience)?;
+        beside::check(path, &buffered, is_device, patience)?;
     }
     if is_device {
         forget_pages(&buffered, size);
     }
     Ok((buffered, metadata, size))
+}
+
+/// Refuses to write to a device that is set read-only: it lets itself be opened for writing all the same.
+fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), EngineError> {
+    if !is_device || !device::is_read_only(file) {
+        return Ok(());
+    }
+    let text = format!(
+        "the device is set read-only (`blockdev --setro`, `losetup -r`, a switch of its own); serve it with --read-only, or make it \
+         writable: `blockdev --setrw {}`",
+        path.display()
+    );
+    Err(EngineError::new(ErrorKind::ReadOnly, Some(path), text))
 }
 
 /// An image through the page cache, and its size, whoever uses it.
@@ -283,59 +338,7 @@ fn claim(path: &Path, is_direct: bool, file: &File) -> Result<File, EngineError>
 
 /// Whether a file system on the device is mounted, as far as the system tells.
 fn is_mounted(device: &File) -> bool {
-    let Ok(metadata) = device.metadata() else { return false };
-    let number = format!("{}:{}", rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(&number))
-}
-
-fn open_error(path: &Path, read_only: bool, error: io::Error) -> EngineError {
-    let (kind, text) = match error.raw_os_error() {
-        Some(libc::ENOENT) => (
-            ErrorKind::NotFound,
-            "there is no such image; make one, for example with `truncate -s 10G` or `qemu-img create -f raw`".to_owned(),
-        ),
-        Some(libc::EACCES | libc::EPERM) if read_only => {
-            (ErrorKind::Permission, "no permission to read it; run vlane as its owner, or change its mode".to_owned())
-        }
-        Some(libc::EACCES | libc::EPERM) => (
-            ErrorKind::Permission,
-            "no permission to read and write it; run vlane as its owner, change its mode, or serve it with --read-only"
-                .to_owned(),
-        ),
-        Some(libc::EROFS) => {
-            (ErrorKind::ReadOnly, "lies on a read-only file system; serve it with --read-only".to_owned())
-        }
-        Some(libc::EMFILE | libc::ENFILE) => {
-            (ErrorKind::Limit, "no file descriptor left to open it; raise the limit (ulimit -n)".to_owned())
-        }
-        Some(libc::EBUSY) => {
-            (ErrorKind::Locked, "is in use (mounted, or part of an array); stop its other user".to_owned())
-        }
-        Some(libc::ETXTBSY) => (ErrorKind::Locked, "is a program that is being executed".to_owned()),
-        _ => (ErrorKind::Io, "cannot open it".to_owned()),
-    };
-    EngineError::new(kind, Some(path), text).with_source(error)
-}
-
-/// The image's size in bytes, if it is one that can be served.
-pub(super) fn checked_size(path: &Path, mut file: &File) -> Result<u64, EngineError> {
-    // Seeking gives the size of files and devices alike.
-    let size = file.seek(SeekFrom::End(0)).map_err(|error| {
-        EngineError::new(ErrorKind::Io, Some(path), "cannot find out its size").with_source(error)
-    })?;
-    if size == 0 {
-        let text = "is empty; give it a size first, for example with `truncate -s 10G`";
-        return Err(EngineError::new(ErrorKind::Empty, Some(path), text));
-    }
-    if !size.is_multiple_of(SECTOR) {
-        let text = format!(
-            "has {size} bytes, which is not a multiple of the sector size, 512; round it up with `truncate -s {}`",
-            size.next_multiple_of(SECTOR)
-        );
-        return Err(EngineError::new(ErrorKind::OddSize, Some(path), text));
-    }
-    Ok(size)
+    device.metadata().is_ok_and(|metadata| attached::mounted_at(metadata.rdev()).is_some())
 }
 
 /// Refuses an image of another format, unless its user says that it is raw.
@@ -345,70 +348,8 @@ fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineErr
     }
     let size = file.seek(SeekFrom::End(0)).unwrap_or(0);
     let Some(format) = format::other_than_raw(file, size) else { return Ok(()) };
-    let text = format!(
-        "looks like a {format} image, and only raw ones are served: the guest would see the format's own data, and its first write \
-         would destroy them; convert it with `qemu-img convert -O raw`, or say --format raw if it is a raw image in which the guest \
-         wrote this"
-    );
+    let text = format.in_words(path);
     Err(EngineError::new(ErrorKind::Format, Some(path), text))
-}
-
-/// Whether somebody has locked the file and keeps it: a lock outlives its process until its last request has ended.
-fn stays_locked(file: &File, patience: &mut lock::Patience<'_>) -> bool {
-    let mut wait = lock::Wait::new(patience);
-    while lock::is_locked(file) {
-        if wait.a_moment(file).is_err() {
-            return true;
-        }
-    }
-    false
-}
-
-/// The loop devices that are attached to the file, once none of them is in use, or some are for more than a moment.
-fn attached_devices(file: &File) -> Vec<attached::Attached> {
-    let begin = Instant::now();
-    loop {
-        let devices = attached::devices(file);
-        if devices.iter().all(|device| device.user.is_none()) || begin.elapsed() >= lock::MOMENT {
-            return devices;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Refuses to write to an image under a loop device that is in use, and to a loop device over an image that is served.
-fn check_loop_devices(
-    path: &Path,
-    file: &File,
-    is_device: bool,
-    patience: &mut lock::Patience<'_>,
-) -> Result<(), EngineError> {
-    let in_use = |text: String| Err(EngineError::new(ErrorKind::Locked, Some(path), text));
-    if is_device {
-        let Some(backing) = attached::backing_file(file) else { return Ok(()) };
-        return match File::open(&backing).is_ok_and(|file| stays_locked(&file, patience)) {
-            true => in_use(format!(
-                "is a loop device on {}, which another process has locked; stop that one, or serve this with --read-only",
-                backing.display()
-            )),
-            false => Ok(()),
-        };
-    }
-    for attached::Attached { device, user } in attached_devices(file) {
-        match user {
-            Some(user) => {
-                return in_use(format!(
-                    "is attached to /dev/{device}, which is {user}; two writers would ruin it: unmount that and `losetup -d \
-                     /dev/{device}`, or serve this with --read-only"
-                ));
-            }
-            None => tracing::warn!(
-                "{}: is attached to /dev/{device}; whoever mounts that while this is served ruins both: `losetup -d /dev/{device}`",
-                path.display()
-            ),
-        }
-    }
-    Ok(())
 }
 
 /// Why there is no direct I/O.
@@ -481,8 +422,9 @@ pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(
     }
     let text = format!(
         "has {size} bytes, which is not a multiple of the {block} in which the storage does direct I/O; round it up with `truncate -s \
-         {}`, or use --cache writeback",
-        size.next_multiple_of(block)
+         {} {}`, or use --cache writeback",
+        size.next_multiple_of(block),
+        format::shell_word(path)
     );
     Err(EngineError::new(ErrorKind::OddSize, Some(path), text))
 }
@@ -527,6 +469,19 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
             Err(EngineError::new(ErrorKind::Limit, Some(path), text))
         }
         _ => Ok(()),
+    }
+}
+
+/// Tells of a file that somebody has allocated as a whole, of which a guest's trim will free what it trims.
+fn warn_of_freeing(path: &Path, file: &File) {
+    let is_whole =
+        file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());
+    if is_whole {
+        tracing::warn!(
+            "{}: the file is fully allocated, and the guest's trim frees what it trims; --discard keep keeps it allocated, --discard \
+             off offers the guest no trim",
+            path.display()
+        );
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use vlane_ring::{Kind, Range, SECTOR};
 
 use super::channel::{FileChannel, Stage};
-use super::span;
 use super::transfer::{self, Data, Extent, Failure, Transfer};
+use super::{Discard, span};
 use crate::operation::{Decisions, Operation, Placement, What};
 use crate::{Outcome, Request, Slot, Status};
 
@@ -36,10 +36,12 @@ impl FileChannel {
     /// The ways for a range, the best one first. A WRITE_ZEROES without "unmap" must not deallocate (virtio 1.2,
     /// 5.2.6.2).
     fn ways(&self, kind: Kind, range: &Range) -> &'static [Way] {
-        match kind {
-            Kind::Discard if self.shared.is_device => &[Way::Device],
-            Kind::Discard => &[Way::Punch],
-            _ if range.unmap => &[Way::Punch, Way::Zero, Way::Write],
+        match (kind, self.shared.discard) {
+            (Kind::Discard, Discard::On) if self.shared.is_device => &[Way::Device],
+            (Kind::Discard, Discard::On) => &[Way::Punch],
+            (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[Way::Zero],
+            (Kind::Discard, _) => &[],
+            (_, Discard::On) if range.unmap => &[Way::Punch, Way::Zero, Way::Write],
             _ => &[Way::Zero, Way::Write],
         }
     }

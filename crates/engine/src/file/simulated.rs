@@ -56,6 +56,7 @@ impl FileEngine {
             read_only: false,
             is_device: false,
             can_discard: true,
+            discard: super::Discard::On,
             map: None,
             journal: None,
             flush_delay: Duration::ZERO,

@@ -110,6 +110,14 @@ impl Loop {
         Ok(Loop { device: PathBuf::from(device) })
     }
 
+    /// A device on `len` bytes of a file or device, from byte `offset` on.
+    pub fn part(backing: &Path, offset: u64, len: u64) -> Result<Loop, String> {
+        let (offset, len) = (format!("--offset={offset}"), format!("--sizelimit={len}"));
+        let path = backing.to_str().ok_or("a strange path")?;
+        let device = command("losetup", &["--find", "--show", &offset, &len, path])?;
+        Ok(Loop { device: PathBuf::from(device) })
+    }
+
     /// Flushes that the device was asked for (Documentation/block/stat.rst, field 16).
     pub fn flushes(&self) -> u64 {
         let name = self.device.file_name().and_then(|name| name.to_str()).expect("a name");

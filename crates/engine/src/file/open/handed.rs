@@ -9,13 +9,14 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use vlane_ring::SECTOR;
 
 use super::{Cache, EngineError, ErrorKind, FileOptions, JournalWay, Opened, Shared, TMPFS_MAGIC};
 use crate::file::FileEngine;
+use crate::file::astray::{self, is_same};
 
 /// The open files of an image, with its locks.
 #[derive(Debug)]
@@ -30,19 +31,13 @@ pub struct HandedFiles {
     pub sectors: u64,
 }
 
-fn is_same(a: &Metadata, b: &Metadata) -> bool {
-    match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
-        // Nodes of a device come and go.
-        (true, true) => a.rdev() == b.rdev(),
-        (false, false) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    }
-}
-
 /// Refuses an open image that is not the one at `path`.
 fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
     let fail = |text: &str| EngineError::new(ErrorKind::Io, Some(path), text);
     let served = file.metadata().map_err(|error| fail("cannot be looked at").with_source(error))?;
+    if let Some(astray) = astray::of(path, file) {
+        return Err(fail(&astray.in_words()));
+    }
     match std::fs::metadata(path) {
         Ok(found) if is_same(&found, &served) => Ok(served),
         Ok(_) => Err(fail("another file is at this path than the one that is served; move it back")),

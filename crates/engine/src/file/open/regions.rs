@@ -9,6 +9,7 @@ use crate::file::JournalWay;
 use crate::file::durability::Durability;
 use crate::file::journal::{self, Journal, Means};
 use crate::file::placements::Placements;
+use crate::file::rereads;
 use crate::file::transfer::Align;
 use crate::pages;
 
@@ -24,8 +25,9 @@ pub(super) fn open(
         return (None, Some("it is dropped from the page cache (--journal drop)".to_owned()));
     }
     let has_cachestat = pages::cached(buffered, &(0..1)).is_some();
-    let opened = match refusal(is_device, file_system, has_cachestat) {
-        Some(why) => Err(why.to_owned()),
+    let unsafe_there = || refusal(is_device, file_system, has_cachestat).map(str::to_owned);
+    let opened = match unsafe_there().or_else(|| rereads::reason(buffered)) {
+        Some(why) => Err(why),
         None => match open_direct(path, false, is_device, size) {
             Ok(Ok(direct)) => match is_device.then(|| empty(buffered, size)) {
                 Some(Err(error)) => {

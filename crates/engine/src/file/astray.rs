@@ -1,0 +1,139 @@
+//! An image that is not at its path any more: deleted, moved, or replaced by another file. It is served
+//! on, and nobody finds the guest's data where they are looked for.
+
+use std::fs::{File, Metadata};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use super::format::shell_word;
+
+/// Where an image is instead of at its path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Astray {
+    /// Another file is at the path.
+    pub is_replaced: bool,
+    /// Where it is; nothing if it was deleted and ends with this process.
+    pub now_at: Option<PathBuf>,
+    path: PathBuf,
+    descriptor: RawFd,
+}
+
+impl Astray {
+    /// Whether what the guest wrote is lost when this process ends.
+    pub fn is_lost_at_the_end(&self) -> bool {
+        self.now_at.is_none()
+    }
+
+    /// What happened, and the way back while this process runs.
+    pub fn in_words(&self) -> String {
+        let done = if self.is_replaced { "replaced by another file" } else { "removed" };
+        match &self.now_at {
+            Some(now_at) => format!(
+                "the image was moved to {}, and {done} at its path; the guest's data go on being written to where it is now; \
+                 move it back before the next start",
+                now_at.display()
+            ),
+            None => format!(
+                "the image was {done} while it is served, and all of the guest's data are lost when this process ends. Pause the \
+                 guest and copy them first: `cp --sparse=always /proc/{}/fd/{} {}`",
+                std::process::id(),
+                self.descriptor,
+                shell_word(&self.copy())
+            ),
+        }
+    }
+
+    /// What the end of this process means.
+    pub fn at_the_end(&self) -> String {
+        match &self.now_at {
+            Some(now_at) => {
+                format!("the image is not at its path: the guest's data are in {}; move it back", now_at.display())
+            }
+            None => "the image was deleted or replaced while it was served, and the guest's data are lost with this process"
+                .to_owned(),
+        }
+    }
+
+    /// A name for the copy.
+    fn copy(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".saved");
+        name.into()
+    }
+}
+
+/// Whether both are the same file, or the same device by whatever node.
+pub(super) fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
+        // Nodes of a device come and go.
+        (true, true) => a.rdev() == b.rdev(),
+        (false, false) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+/// Where an open image is, if not at its path. A device's data are in the device, whatever its node is called.
+pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
+    let served = file.metadata().ok().filter(|served| served.file_type().is_file())?;
+    let found = std::fs::metadata(path);
+    match &found {
+        Ok(found) if is_same(found, &served) => return None,
+        // What cannot be looked at (a directory's mode, a network) says nothing.
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
+        _ => {}
+    }
+    let descriptor = file.as_raw_fd();
+    // Of a file with several names the kernel knows the one by which it was opened, which may be the one that is gone.
+    let named = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok();
+    let is_there = |name: &PathBuf| std::fs::metadata(name).is_ok_and(|found| is_same(&found, &served));
+    let now_at = match served.nlink() {
+        0 => None,
+        _ => Some(named.filter(is_there).unwrap_or_else(|| PathBuf::from("another of its names"))),
+    };
+    Some(Astray { is_replaced: found.is_ok(), now_at, path: path.to_owned(), descriptor })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_is_astray_when_another_or_nothing_is_at_its_path() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        let path = at("disk.raw");
+        let new = || File::create(&path).expect("a file");
+        let file = new();
+        assert_eq!(of(&path, &file), None);
+        std::fs::rename(&path, at("moved")).expect("renamed");
+        let moved = of(&path, &file).expect("moved");
+        assert_eq!((moved.now_at.clone(), moved.is_replaced), (Some(at("moved")), false));
+        assert!(!moved.is_lost_at_the_end() && moved.in_words().contains(&at("moved").display().to_string()));
+        let other = new();
+        assert!(of(&path, &file).is_some_and(|astray| astray.is_replaced && !astray.is_lost_at_the_end()));
+        std::fs::rename(at("moved"), &path).expect("renamed");
+        assert_eq!(of(&path, &file), None, "back again");
+        let lost = of(&path, &other).expect("replaced");
+        assert!(lost.is_replaced && lost.is_lost_at_the_end());
+        let words = lost.in_words();
+        let copy = format!("/proc/{}/fd/{} {}.saved`", std::process::id(), other.as_raw_fd(), path.display());
+        assert!(words.contains(&copy), "{words}");
+        std::fs::remove_file(&path).expect("removed");
+        assert!(of(&path, &file).is_some_and(|astray| !astray.is_replaced && astray.is_lost_at_the_end()));
+        // What the message says works: the descriptor still leads to the file.
+        std::fs::copy(format!("/proc/self/fd/{}", file.as_raw_fd()), &path).expect("a copy");
+    }
+
+    #[test]
+    fn link_to_an_image_is_its_path() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, link) = (dir.path().join("disk.raw"), dir.path().join("link"));
+        let file = File::create(&path).expect("a file");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        assert_eq!(of(&link, &file), None);
+        std::fs::remove_file(&link).expect("removed");
+        let astray = of(&link, &file).expect("the link is gone");
+        assert_eq!(astray.now_at, Some(path));
+    }
+}
