@@ -1,42 +1,42 @@
 //! Tells when one of several sockets may have appeared, without looking for it again and again: an idle session is not to wake.
 
 use std::ffi::OsStr;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
+use rustix::event::EventfdFlags;
 use rustix::fs::inotify;
 use rustix::io::Errno;
+use vlane_socket::Changes;
 
 /// A watch on the directories in which the sockets would be, or in which these directories would be.
 #[derive(Debug)]
 pub(crate) struct Appear {
-    fd: OwnedFd,
-    sockets: Vec<PathBuf>,
+    changes: Changes,
+    /// Readable when something has appeared.
+    wake: Arc<OwnedFd>,
+    sockets: Arc<[PathBuf]>,
     /// Not all that is to be watched is.
     is_blind: bool,
-}
-
-/// A user has few of these (`fs.inotify.max_user_instances`, 128 by default), and other programs want some as well.
-const MOST: usize = 32;
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-
-impl Drop for Appear {
-    fn drop(&mut self) {
-        OPEN.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Appear {
     /// `None`: the kernel gives no watch (inotify(7): a limit of the user's, or a directory that may not be read).
     pub(crate) fn of(sockets: &[PathBuf]) -> Option<Self> {
-        let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok()?;
-        let others = OPEN.fetch_add(1, Ordering::Relaxed);
-        let mut this = Self { fd, sockets: sockets.to_vec(), is_blind: false };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).ok()?);
+        let sockets: Arc<[PathBuf]> = sockets.into();
+        let (told, wanted) = (Arc::clone(&wake), Arc::clone(&sockets));
+        let tell = move |name: Option<&OsStr>| {
+            // Without a name: a directory is gone, or events were lost.
+            if name.is_none_or(|name| wanted.iter().any(|path| path.iter().any(|part| part == name))) {
+                let _ = rustix::io::write(&told, &1u64.to_ne_bytes());
+            }
+        };
+        let mut this = Self { changes: Changes::tell(tell).ok()?, wake, sockets, is_blind: false };
         this.watch();
-        (!this.is_blind && others < MOST).then_some(this)
+        (!this.is_blind).then_some(this)
     }
 
     /// Something may appear without being told.
@@ -46,20 +46,12 @@ impl Appear {
 
     /// Readable when [`Appear::happened`] has something to say.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.wake.as_fd()
     }
 
-    /// Whether something has appeared since this was last asked. Who looks for the sockets then misses none.
+    /// Whether something has appeared since this was last asked. A look for the sockets after it misses none.
     pub(crate) fn happened(&mut self) -> bool {
-        let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut events = inotify::Reader::new(&self.fd, &mut buffer);
-        let mut happened = false;
-        while let Ok(event) = events.next() {
-            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-            // Without a name: a directory is gone, or events were lost.
-            happened |=
-                name.is_none_or(|name| self.sockets.iter().any(|path| path.iter().any(|part| part == name)));
-        }
+        let happened = rustix::io::read(&self.wake, &mut [0; 8]).is_ok();
         // A directory that is there now may be what is to be watched from now on. Before anybody looks.
         if happened {
             self.watch();
@@ -78,9 +70,9 @@ impl Appear {
             for directory in socket.ancestors().skip(1) {
                 // A path of one part is in the present directory.
                 let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-                match inotify::add_watch(&self.fd, directory, flags) {
-                    Ok(_) => return true,
-                    Err(Errno::NOENT | Errno::NOTDIR) => {}
+                match self.changes.watch(directory, flags) {
+                    Ok(()) => return true,
+                    Err(error) if is_absent(&error) => {}
                     // A directory above it tells nothing of what happens in it.
                     Err(_) => return false,
                 }
@@ -91,10 +83,22 @@ impl Appear {
     }
 }
 
+fn is_absent(error: &std::io::Error) -> bool {
+    let absent = [Errno::NOENT, Errno::NOTDIR].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|errno| absent.contains(&errno))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    fn waits_until_it_happens(appear: &mut Appear) {
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(appear.fd(), rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nothing was told");
+        assert!(appear.happened());
+    }
 
     #[test]
     fn a_socket_that_appears_is_told_also_when_its_directory_was_not_there() {
@@ -103,16 +107,15 @@ mod tests {
         let mut appear = Appear::of(&sockets).unwrap();
         assert!(!appear.happened());
         std::fs::write(home.path().join("of no concern"), []).unwrap();
-        assert!(!appear.happened());
         std::fs::create_dir(home.path().join("a")).unwrap();
-        assert!(appear.happened());
-        assert!(!appear.happened());
+        waits_until_it_happens(&mut appear);
+        assert!(!appear.happened(), "what is of no concern would be told here, too");
         std::fs::create_dir(home.path().join("a/b")).unwrap();
-        assert!(appear.happened());
+        waits_until_it_happens(&mut appear);
         std::fs::write(&sockets[0], []).unwrap();
-        assert!(appear.happened());
+        waits_until_it_happens(&mut appear);
         std::fs::write(&sockets[1], []).unwrap();
-        assert!(appear.happened());
+        waits_until_it_happens(&mut appear);
         assert!(!appear.happened());
     }
 }

@@ -2,55 +2,52 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::inotify::WatchFlags;
+use vlane_socket::Changes;
 
-/// Watches over sockets' files, in a thread that sleeps until something happens to one of them; says once of each that it is gone.
+/// A socket's file: its path, its device and inode.
+type SocketFile = (PathBuf, (u64, u64));
+
+/// Watches over sockets' files, and says once of each that it is gone.
 #[derive(Debug)]
 pub struct Vanishing {
-    is_over: Arc<AtomicBool>,
+    /// Those that are there.
+    left: Arc<Mutex<Vec<SocketFile>>>,
+    /// Nothing, without inotify.
+    _changes: Option<Changes>,
 }
 
 impl Vanishing {
     /// Begins to watch over sockets. Without inotify nothing is watched over.
     pub fn watch<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vanishing {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let watching = Vanishing { is_over: Arc::clone(&is_over) };
-        let Ok(inotify) = inotify::init(CreateFlags::CLOEXEC) else { return watching };
-        let mut left: Vec<(PathBuf, (u64, u64))> = Vec::new();
+        let left = Arc::<Mutex<Vec<SocketFile>>>::default();
+        let looked_at = Arc::clone(&left);
+        let tell = move |_: Option<&std::ffi::OsStr>| {
+            looked_at.lock().unwrap_or_else(PoisonError::into_inner).retain(|(path, was)| {
+                let is_there = identity(path) == Some(*was);
+                if !is_there {
+                    tell(path);
+                }
+                is_there
+            });
+        };
+        let changes = Changes::tell(tell).ok();
         for path in paths {
-            let Some(identity) = identity(path) else { continue };
+            let (Some(identity), Some(changes)) = (identity(path), &changes) else { continue };
             // The file itself and not its directory, in which there may be a lot of others. ATTRIB: the number of its names changed.
             let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
-            if inotify::add_watch(&inotify, path, events).is_ok() {
-                left.push((path.to_owned(), identity));
+            if changes.watch(path, events).is_ok() {
+                left.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), identity));
             }
         }
-        let body = move || {
-            let mut events = [0; 4096];
-            while !left.is_empty() && rustix::io::read(&inotify, &mut events).is_ok_and(|n| n > 0) {
-                if is_over.load(Ordering::SeqCst) {
-                    return;
-                }
-                left.retain(|(path, was)| {
-                    let is_there = identity(path) == Some(*was);
-                    if !is_there {
-                        tell(path);
-                    }
-                    is_there
-                });
-            }
-        };
-        // It ends with the process.
-        let _ = std::thread::Builder::new().name("sockets".to_owned()).spawn(body);
-        watching
+        Vanishing { left, _changes: changes }
     }
 
-    /// From now on, who removes them is this process itself.
+    /// From now on, this process itself removes them.
     pub fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

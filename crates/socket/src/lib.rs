@@ -5,10 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod error;
 mod file;
 mod printable;
 
+pub use changes::Changes;
 pub use error::ListenError;
 pub use file::{Access, Kind, Place, SocketFile};
 pub use printable::{Printable, printable};
