@@ -1,5 +1,6 @@
 //! `vlane serve`: one volume on one socket.
 
+mod astray;
 mod handed;
 mod signals;
 mod stop;
@@ -462,10 +463,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         return Ok(());
     };
     let (engine, recorder) = engine(args, &opened);
-    let name = volume_name(args);
-    let serial = args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref()));
-    let (poll, poll_max) = (args.poll.into(), Duration::from_micros(args.poll_us));
-    let config = VolumeConfig { name, serial, topology, poll, poll_max, express };
+    let config = config(args, topology, express);
     let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
     let limits = handed.as_ref().map_or(limits, |(handed, _)| (&handed.limits).into());
     volume.set_limits(limits).map_err(exit::as_usage)?;
@@ -475,11 +473,13 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let status = format!("serving {} on {}", volume_name(args), args.socket.display());
     notify::ready(&status);
     let sockets = Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.control.as_deref())));
-
+    let image = opened.file();
+    let _watch = astray::Watch::begin(&volume_name(args), image.as_ref());
     let ending = stop::Ending::new(args.stop_timeout);
     let remains = stop::Remains {
         name: volume_name(args),
         volume: Arc::clone(&volume),
+        image: image.clone(),
         listener: Arc::clone(&listener),
         sockets: Arc::clone(&sockets),
         control: control.as_ref().map(|control| Box::new(control.remover()) as Box<dyn Fn() + Send>),
@@ -491,7 +491,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         name: volume_name(args),
         status: status.clone(),
         volume: Arc::clone(&volume),
-        image: opened.file(),
+        image: image.clone(),
         control: control.as_ref().map(|control| Box::new(control.giver()) as upgrade::GiveControl),
         is_recorded: args.danger_record_storage.is_some(),
     })?;
@@ -511,9 +511,32 @@ fn serve(args: &ServeArgs) -> Result<()> {
     listener.close();
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-    synced.with_context(|| unwritten(args, &volume))?;
-    recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete")?;
-    result
+    all_of([
+        astray::at_the_end(&volume_name(args), image.as_ref()),
+        synced.with_context(|| unwritten(args, &volume)),
+        recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete"),
+        result,
+    ])
+}
+
+/// What the volume is, besides its engine.
+fn config(args: &ServeArgs, topology: Topology, express: Express) -> VolumeConfig {
+    VolumeConfig {
+        name: volume_name(args),
+        serial: args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref())),
+        topology,
+        poll: args.poll.into(),
+        poll_max: Duration::from_micros(args.poll_us),
+        express,
+    }
+}
+
+/// The last of several errors; those before it are told here.
+fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
+    let mut errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
+    let last = errors.pop();
+    errors.iter().for_each(|error| tracing::error!("{error:#}"));
+    last.map_or(Ok(()), Err)
 }
 
 /// Has a lost write end it, if that is asked.

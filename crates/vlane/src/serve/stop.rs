@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use vlane_engine::file::FileEngine;
 use vlane_server::{Listener, Vanishing, Volume};
 
 use crate::{logging, notify};
@@ -40,6 +41,7 @@ pub(super) struct Ending {
 pub(super) struct Remains {
     pub(super) name: String,
     pub(super) volume: Arc<Volume>,
+    pub(super) image: Option<Arc<FileEngine>>,
     pub(super) listener: Arc<Listener>,
     pub(super) sockets: Arc<Vanishing>,
     /// Removes the control socket.
@@ -138,7 +140,7 @@ impl Ending {
     }
 
     fn give_up(&self, stage: Stage, remains: &Remains) {
-        let Remains { name, volume, listener, sockets, control } = remains;
+        let Remains { name, volume, image, listener, sockets, control } = remains;
         let limit = self.limit;
         if stage == Stage::Closing {
             tracing::error!(
@@ -162,6 +164,9 @@ impl Ending {
             if left.len() > NAMED {
                 tracing::error!("{name}: unanswered: {} more", left.len() - NAMED);
             }
+        }
+        if let Err(lost) = super::astray::at_the_end(name, image.as_ref()) {
+            tracing::error!("{lost}");
         }
         tracing::error!(
             "{name}: ends now; threads that are inside a system call of the storage keep the process, and the image locked, until the \

@@ -1,0 +1,55 @@
+//! An image that is deleted, moved or replaced while it is served: told at once, with the way back, and at every end.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+use rustix::fs::inotify::WatchFlags;
+use vlane_engine::file::FileEngine;
+use vlane_socket::Changes;
+
+/// Watches over a volume's image until this is dropped. Nothing without inotify: then the end alone tells of it.
+#[derive(Debug)]
+pub(super) struct Watch {
+    _changes: Option<Changes>,
+}
+
+impl Watch {
+    pub(super) fn begin(name: &str, image: Option<&Arc<FileEngine>>) -> Watch {
+        let Some(image) = image else { return Watch { _changes: None } };
+        let (name, watched) = (name.to_owned(), Arc::downgrade(image));
+        let told = Mutex::new(None);
+        let look = Arc::new(move || {
+            let Some(image) = watched.upgrade() else { return };
+            let now = image.astray();
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            match &now {
+                Some(astray) if *told != now => tracing::warn!("{name}: {}", astray.in_words()),
+                None if told.is_some() => tracing::info!("{name}: the image is at its path again"),
+                _ => {}
+            }
+            *told = now;
+        });
+        // The file itself, and not its directory. ATTRIB: the number of its names changed.
+        let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
+        let watch = |changes: &Changes| changes.watch(&image.own_path(), events).is_ok();
+        let first = Arc::clone(&look);
+        let changes = Changes::tell(move |_: Option<&std::ffi::OsStr>| look()).ok().filter(watch);
+        // What happened since the image was opened.
+        first();
+        Watch { _changes: changes }
+    }
+}
+
+/// Tells of an image that is not at its path at the end.
+///
+/// # Errors
+/// When the guest's data are lost with this process.
+pub(super) fn at_the_end(name: &str, image: Option<&Arc<FileEngine>>) -> Result<()> {
+    let Some(astray) = image.and_then(|image| image.astray()) else { return Ok(()) };
+    let words = astray.at_the_end();
+    if astray.is_lost_at_the_end() {
+        bail!("{name}: {words}");
+    }
+    tracing::warn!("{name}: {words}");
+    Ok(())
+}
