@@ -280,6 +280,14 @@ impl IoQueue {
         self.kept.queue.request(slot)
     }
 
+    /// [`Queue::taken_since`].
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    pub fn taken_since(&self, slot: Slot) -> u32 {
+        self.kept.queue.taken_since(slot)
+    }
+
     /// As [`Queue::put_back`]; not for a request that the kernel works on.
     pub fn put_back(&mut self, slot: Slot) -> bool {
         self.lent.get(usize::from(slot.0)) == Some(&0) && self.kept.queue.put_back(slot)

@@ -18,6 +18,11 @@ pub const WAKE_TOKENS: u32 = 1 << 24;
 /// Files that a ring knows by a number of its own; more are used by their descriptors.
 const FIXED_FILES: u32 = 16;
 
+/// Before the kernel is asked again that lacked memory: at first, and at last. Memory comes back when operations complete, which takes
+/// the storage about as long.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
 const TAG: u64 = 0xf << 60;
 const TAG_WAKE: u64 = 1 << 60;
 const TAG_OP: u64 = 2 << 60;
@@ -181,6 +186,8 @@ pub struct Uring {
     ended: Vec<u32>,
     /// Where operations are handed to other threads, and come from them.
     post: Option<Box<Post>>,
+    /// After the kernel's last refusal for want of memory; zero: it did not refuse.
+    pause: Duration,
     /// Not `Send`: dropped by its thread, too.
     thread: PhantomData<*const ()>,
 }
@@ -226,6 +233,7 @@ impl Uring {
             in_flight: 0,
             ended: Vec::new(),
             post: None,
+            pause: Duration::ZERO,
             thread: PhantomData,
         })
     }
@@ -468,13 +476,20 @@ impl Uring {
 
     fn after_enter(&mut self, result: io::Result<usize>) -> io::Result<()> {
         self.unsubmitted = self.ring.submission().len();
-        match result {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                // Interrupted, timed out, or short of something for the moment: what is queued stays queued.
-                Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
-                _ => Err(error),
-            },
+        let Err(error) = result else {
+            self.pause = Duration::ZERO;
+            return Ok(());
+        };
+        match error.raw_os_error() {
+            // Interrupted or timed out: what is queued stays queued.
+            Some(libc::EINTR | libc::ETIME) => Ok(()),
+            // Short of memory for the moment. The kernel does not wait for it, and would be asked again at once.
+            Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => {
+                self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                std::thread::sleep(self.pause);
+                Ok(())
+            }
+            _ => Err(error),
         }
     }
 

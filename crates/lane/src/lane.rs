@@ -499,9 +499,16 @@ impl Lane {
     /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun.
     fn put_back_waiting(&mut self) {
         let mut slots: Vec<Slot> = std::iter::from_fn(|| self.next_waiting()).collect();
-        while let Some(at) = slots.iter().rposition(|slot| self.queue.put_back(*slot)) {
-            self.observers.put_back(slots.remove(at));
+        // The one that was taken last goes first. A queue may have 32,768 of them, so nothing is looked for.
+        let mut youngest_first = slots.clone();
+        youngest_first.sort_unstable_by_key(|slot| self.queue.taken_since(*slot));
+        for slot in youngest_first {
+            if !self.queue.put_back(slot) {
+                break;
+            }
+            self.observers.put_back(slot);
         }
+        slots.retain(|slot| self.queue.request(*slot).is_in_flight());
         slots.into_iter().for_each(|slot| self.wait(slot));
     }
 

@@ -92,6 +92,29 @@ fn what_waits_is_put_back_when_the_queue_stops_and_so_is_what_was_taken_for_it()
     assert_eq!(budget.waits().count, 1);
 }
 
+/// They wait by class, and not in the order in which they were taken.
+#[test]
+fn waiting_requests_of_all_classes_are_put_back() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest).len(), BURST);
+    // Idle, best effort 0, none.
+    for (slot, ioprio) in (0..).zip([3 << 13, 2 << 13, 0, 2 << 13, 3 << 13]) {
+        guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+    }
+    guest.driver.publish();
+    lane.serve(&mut uring, false);
+    assert_eq!(answered(&mut guest), []);
+    let (reply, stopped) = channel();
+    lane.stop(reply);
+    assert!(matches!(lane.settle(), Settled::Ends));
+    assert_eq!(stopped.recv().unwrap().unwrap().base, 5, "the eight that wait are the next ones");
+    assert!(is_used(&budget, BURST), "{:?}", budget.used());
+}
+
 #[test]
 fn exempt_express_requests_overtake_those_that_wait_and_use_nothing() {
     let budget = slow(ExpressBudget::Exempt);

@@ -107,6 +107,8 @@ pub struct Request {
     pub(crate) first: usize,
     /// Bytes in the buffers.
     pub(crate) len: u64,
+    /// Bytes before the status byte that the device may write.
+    pub(crate) room: u64,
     pub(crate) ranges: Vec<Range>,
     pub(crate) status: *mut u8,
     /// What the used entry must name: the head's index (split) or the buffer id (packed).
@@ -193,6 +195,7 @@ impl Request {
             lane: 0,
             epoch: 0,
             taken: 0,
+            room: 0,
         }
     }
 
@@ -418,6 +421,11 @@ impl Request {
         //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
+        self.room = match (has_in, has_out) {
+            (false, _) => 0,
+            (true, false) => self.len,
+            (true, true) => self.buffers[readable..].iter().map(|buffer| buffer.iov_len as u64).sum(),
+        };
         const MALFORMED: Kind = Kind::Refused(Status::IoErr);
         self.kind = match kind {
             _ if overlong => MALFORMED,

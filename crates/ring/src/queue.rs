@@ -314,6 +314,15 @@ impl Queue {
         true
     }
 
+    /// How many requests were taken since the one in `slot`, but for those that were put back. The one with the fewest is the one that
+    /// [`Queue::put_back`] can put back.
+    ///
+    /// # Panics
+    /// When `slot` is not from this queue.
+    pub fn taken_since(&self, slot: Slot) -> u32 {
+        self.taken.wrapping_sub(self.requests[usize::from(slot.0)].taken)
+    }
+
     /// Whether [`Queue::pop`] would find something.
     #[inline]
     pub fn has_available(&mut self) -> bool {
@@ -359,7 +368,12 @@ impl Queue {
             }
             _ => 0,
         };
-        let len = u32::try_from(written + 1).unwrap_or(u32::MAX);
+        //= virtio 2.7.8.2
+        //# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior
+        //# to updating the used idx.
+        // So the status byte, which is the last one, counts only if all before it was written, too.
+        let len = if written == request.room { written + 1 } else { written };
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
         let (id, descriptors, epoch) = (request.id, request.descriptors, request.epoch);
         if self.answers_otherwise {
             self.answer_otherwise(slot, id, len, descriptors);

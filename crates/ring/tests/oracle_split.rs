@@ -445,6 +445,7 @@ fn indices_wrap_at_65536_as_in_virtio_queue() {
                     data: Vec::new(),
                     ranges: Vec::new(),
                     status,
+                    room: 0,
                 };
                 assert_eq!(pair.ours.request(slot).kind(), expected.kind);
                 pair.in_flight.push((slot, head, expected));

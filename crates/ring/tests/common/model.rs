@@ -28,6 +28,8 @@ pub struct Expect {
     pub ranges: Vec<Range>,
     /// Guest physical address of the status byte.
     pub status: u64,
+    /// Bytes before it that the device may write.
+    pub room: u64,
 }
 
 impl Expect {
@@ -38,7 +40,9 @@ impl Expect {
     /// What the used entry must say.
     pub fn used_len(&self, status: Status) -> u32 {
         let reads = matches!(self.kind, Kind::In | Kind::GetId) && status == Status::Ok;
-        u32::try_from(if reads { self.len() + 1 } else { 1 }).unwrap_or(u32::MAX)
+        let written = if reads { self.len() } else { 0 };
+        // The status byte is behind the room: it is reached only when that is written.
+        u32::try_from(if written < self.room { written } else { written + 1 }).unwrap_or(u32::MAX)
     }
 
     /// Panics unless the request is this one.
@@ -154,6 +158,7 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     let (reads, writes) = (pieces.iter().any(|p| !p.writable), pieces.iter().any(|p| p.writable));
     let len: u64 = pieces.iter().map(|p| p.len).sum();
     let mut data: Vec<_> = pieces.iter().map(|p| (p.addr, p.len)).collect();
+    let room = pieces.iter().filter(|piece| piece.writable).map(|piece| piece.len).sum();
     let mut ranges = Vec::new();
     let malformed = Kind::Refused(Status::IoErr);
     let kind = match u32_at(0) {
@@ -202,7 +207,7 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     };
     let sector = u64::from_le_bytes(header[8..].try_into().unwrap());
     let ranges = ranges.into_iter().map(|(_, range)| range).collect();
-    Ok(Expect { kind, priority: u32_at(4), sector, data, ranges, status })
+    Ok(Expect { kind, priority: u32_at(4), sector, data, ranges, status, room })
 }
 
 /// The first `limit` bytes.
