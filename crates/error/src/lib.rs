@@ -1,9 +1,15 @@
 //! The error of a crate: a kind to match on, a context that says what failed, on what and what to do, and the cause.
 //!
+//! Beside it stands what every program of ours does first: [`raise_descriptor_limit`].
+//!
 //! Each crate has kinds of its own, so each has a type of its own; [`error!`] makes it. A type with the kind as its parameter would be foreign to
 //! the crates, which could not convert each other's errors into it.
 
 #![forbid(unsafe_code)]
+
+mod limit;
+
+pub use limit::raise_descriptor_limit;
 
 /// Makes `Error` and `Result` for a crate with these kinds.
 ///

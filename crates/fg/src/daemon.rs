@@ -46,6 +46,8 @@ pub struct Options {
 
 /// Runs until it is told to end.
 pub fn run(options: &Options) -> Result<()> {
+    // A user who holds many of its descriptors must not keep others out.
+    vlane_error::raise_descriptor_limit();
     let dir = Dir::make(&options.dir)?;
     let Some(_lock) = lock(&dir)? else {
         bail!("a daemon runs already in {} (vlane-fg status)", dir.path().display());

@@ -107,7 +107,7 @@ fn waiting_requests_of_all_classes_are_put_back() {
     }
     guest.driver.publish();
     lane.serve(&mut uring, false);
-    assert_eq!(answered(&mut guest), []);
+    assert!(answered(&mut guest).is_empty());
     let (reply, stopped) = channel();
     lane.stop(reply);
     assert!(matches!(lane.settle(), Settled::Ends));

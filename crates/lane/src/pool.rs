@@ -59,9 +59,9 @@ impl std::fmt::Debug for Outbox {
 #[derive(Debug)]
 pub struct Pool {
     /// Goes first: no lane begins to move any more.
-    steering: Option<Steering>,
+    steering: Mutex<Option<Steering>>,
     routes: Arc<Routes>,
-    threads: Vec<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     /// Held while a lane is told of it, so that none keeps the one before.
     limits: Mutex<(Limits, Option<Arc<Budget>>)>,
 }
@@ -80,7 +80,8 @@ impl Pool {
         let beginnings = (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
-        let mut pool = Pool { steering: None, routes, threads: Vec::new(), limits: Mutex::default() };
+        let pool =
+            Pool { steering: Mutex::default(), routes, threads: Mutex::default(), limits: Mutex::default() };
         let hands_over = config.hands_over && threads > 1;
         let mut seats = if hands_over { seats(threads)? } else { Vec::new() }.into_iter();
         for (number, inbox) in inboxes.into_iter().enumerate() {
@@ -94,23 +95,38 @@ impl Pool {
                 meters: meters.clone(),
                 seat: seats.next(),
             };
-            pool.threads.push(Some(birth.spawn()?));
+            pool.lock_threads().push(birth.spawn()?);
         }
         if let Some(meters) = meters {
-            pool.steering = Some(Steering::start(threads, Arc::clone(&pool.routes), meters)?);
+            let steering = Steering::start(threads, Arc::clone(&pool.routes), meters)?;
+            *pool.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
         }
         Ok(pool)
     }
 
     /// Threads that have ended by a fault of their own: their queues are not served any more.
     pub fn lost(&self) -> Vec<usize> {
-        let has_ended = |thread: &Option<JoinHandle<()>>| thread.as_ref().is_none_or(JoinHandle::is_finished);
-        self.threads
-            .iter()
-            .enumerate()
-            .filter(|(_, thread)| has_ended(thread))
-            .map(|(number, _)| number)
-            .collect()
+        let threads = self.lock_threads();
+        let ended = threads.iter().enumerate().filter(|(_, thread)| thread.is_finished());
+        ended.map(|(number, _)| number).collect()
+    }
+
+    /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and no file of the image's nor memory of the
+    /// guest's is held by one: a process that exits while it has a ring leaves that to the kernel, which does it some time later. No lane
+    /// can start any more.
+    pub fn end(&self) {
+        drop(self.steering.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.routes.end();
+        let threads = std::mem::take(&mut *self.lock_threads());
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a lane thread panicked");
+            }
+        }
+    }
+
+    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lanes that run, each with its thread.
@@ -338,15 +354,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.steering = None;
-        self.routes.end();
-        for thread in &mut self.threads {
-            if let Some(thread) = thread.take()
-                && thread.join().is_err()
-            {
-                tracing::error!("a lane thread panicked");
-            }
-        }
+        self.end();
     }
 }
 

@@ -77,6 +77,32 @@ pub(crate) fn offered(geometry: &Geometry) -> u64 {
     features
 }
 
+/// The features of `wanted` that keep a volume like this from serving the guest.
+///
+/// Storage changes between two back ends, and below one that runs. A guest keeps the features that it agreed on, and a front end repeats
+/// them to each back end. So a guest goes on that was told of discard, of write-zeroes or of a read-only disk, although they are not
+/// offered any more: a discard that the storage cannot do is answered OK, zeroes are written, and such a guest does not write.
+pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
+    let bygone = if geometry.read_only { BLK_RO } else { BLK_RO | BLK_DISCARD | BLK_WRITE_ZEROES };
+    wanted & !(offered(geometry) | bygone)
+}
+
+/// Why a guest with these features, which are [`in_the_way`], is not served.
+pub(crate) fn refusal(features: u64, geometry: &Geometry) -> String {
+    let named = names(features).join(", ");
+    let named = if named.is_empty() { format!("{features:#x}") } else { format!("{named} ({features:#x})") };
+    let writes = BLK_CONFIG_WCE | BLK_DISCARD | BLK_WRITE_ZEROES;
+    let why = match geometry.read_only && features & writes != 0 && features & !writes == 0 {
+        true => {
+            "it was started with a writable disk, which is now served --read-only: serve it without --read-only, or start the guest again"
+        }
+        false => {
+            "this vlane does not offer them: start the guest again, or serve it with the vlane that it was started with"
+        }
+    };
+    format!("the guest uses {named}, and its disk does not run: {why}")
+}
+
 /// VHOST_USER_PROTOCOL_F_GET_VRING_BASE_SKIP_DRAIN, which the `vhost` crate does not know.
 const SKIP_DRAIN: u64 = 1 << 23;
 

@@ -64,6 +64,16 @@ impl Descriptors {
         descriptor.map(|descriptor| self.put(descriptor)).transpose()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// All of them, by their places.
     pub fn into_inner(self) -> Vec<OwnedFd> {
         self.0

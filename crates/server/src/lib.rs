@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arriving;
 mod config_change;
 mod config_space;
 mod control;
@@ -30,6 +31,7 @@ mod vring;
 mod waiting;
 mod watch;
 
+pub use arriving::none_arrives;
 pub use config_space::ConfigSpace;
 pub use control::{Control, ControlError};
 pub use handover::{

@@ -89,7 +89,17 @@ impl Listener {
         volume: &Arc<Volume>,
     ) -> Result<Listener, HandoverError> {
         let HandedServer { socket, next, sessions, session, .. } = handed;
-        let restored = session.map(|session| Session::restore(volume, session, from)).transpose()?;
+        let restored = session.and_then(|session| match Session::restore(volume, session, from) {
+            Ok(restored) => Some(restored),
+            // Its front end sees a hang-up, and may connect again. Others are served in any case.
+            Err(error) => {
+                tracing::error!(
+                    "{}: the session ends, because it could not be taken over: {error}; a front end that connects again is served",
+                    path.display()
+                );
+                None
+            }
+        });
         let (socket, file) = socket.take(from, path)?;
         let stopper = Stopper::new().map_err(HandoverError::system("the socket"))?;
         let door = Door::new(socket).map_err(HandoverError::system("the socket"))?;

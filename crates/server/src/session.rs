@@ -22,6 +22,7 @@ mod relay;
 mod restore;
 mod tracking;
 
+use crate::arriving;
 use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, PATIENCE, Silence};
@@ -229,6 +230,7 @@ impl Session {
     }
 
     fn handle_message(&self, messages: &mut Messages, watched: &UnixStream) -> Result<()> {
+        let _handling = arriving::handling();
         if let Some(channel) = config_change::peek(watched) {
             self.lock().backend_channel = Some(channel);
         }
@@ -473,9 +475,11 @@ impl State {
 
     /// Checks a descriptor for kicks, calls or errors.
     fn signal_fd(&mut self, purpose: Use, index: u8, fd: Option<File>) -> Result<Option<File>> {
-        fd.map(|fd| self.signals.check(purpose, index, &fd).map(|()| fd))
-            .transpose()
-            .map_err(Error::ReqHandlerError)
+        let checked = |fd| {
+            let fd = arriving::closing(fd)?;
+            self.signals.check(purpose, index, &fd).map(|()| fd)
+        };
+        fd.map(checked).transpose().map_err(Error::ReqHandlerError)
     }
 
     /// Tells the front end that a ring is broken, if it wants to know. Does not wait, whatever it does to the descriptor.

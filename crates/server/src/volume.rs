@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::process::Resource;
 use vlane_engine::{Engine, Geometry, LostWrite};
 use vlane_lane::{
     Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology, Waits,
@@ -168,6 +167,13 @@ impl Volume {
         self
     }
 
+    /// Descriptors that a process needs which takes over with so many of them: these, the lanes' copies, and its own. It refuses to start
+    /// with less than any volume like this needs.
+    pub fn descriptors_with(&self, handed: usize) -> u64 {
+        let running = handed as u64 + 2 * u64::from(self.queues()) + of_threads(&self.config) + OTHERS;
+        running.max(needed(&self.config))
+    }
+
     /// What a guest sees.
     pub fn geometry(&self) -> Geometry {
         self.engine.geometry()
@@ -206,6 +212,11 @@ impl Volume {
             self.watch.look();
         }
         result
+    }
+
+    /// Ends the lanes' threads, with their io_urings: see [`Pool::end`]. For a process that ends next.
+    pub fn end(&self) {
+        self.pool.end();
     }
 
     /// Writes that were answered and are lost, if there are any. It was told, as an error; all writes and flushes since then were answered
@@ -266,21 +277,26 @@ impl Volume {
     }
 }
 
-/// Raises the soft limit as far as needed and possible.
+/// Descriptors that a volume needs beside its queues and threads: files, sockets, what comes with a message (at most 32 memory regions, for
+/// as long as they are mapped), and what the user passed.
+const OTHERS: u64 = 64;
+
+/// Of each thread: an io_uring and an inbox, its CPU time if somebody looks at it, and a bell if others hand it operations.
+fn of_threads(config: &VolumeConfig) -> u64 {
+    let Topology { threads, adapts, .. } = config.topology;
+    (2 + u64::from(adapts) + u64::from(config.express.mode.hands_over())) * u64::from(threads)
+}
+
+/// Of each queue: kick, call and error. The lane has copies of two while it runs; during an upgrade there are copies of all three.
+fn needed(config: &VolumeConfig) -> u64 {
+    6 * u64::from(config.topology.queues) + of_threads(config) + OTHERS
+}
+
+/// Refuses a volume that the limit of descriptors is too low for.
 fn check_descriptors(config: &VolumeConfig) -> Result<(), VolumeError> {
-    let Topology { queues, threads, adapts, .. } = config.topology;
-    // For each queue kick, call and error, and the lane's copies of kick and call; for each thread an io_uring and an
-    // inbox, its CPU time if somebody looks at it, and a bell if others hand it operations; files, sockets, and what comes with a message (at most 32 memory regions, for as long as they are mapped).
-    let per_thread = 2 + u64::from(adapts) + u64::from(config.express.mode.hands_over());
-    let needed = 5 * u64::from(queues) + per_thread * u64::from(threads) + 64;
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= needed) {
-        return Ok(());
-    }
-    limit.current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
-    let raised = rustix::process::setrlimit(Resource::Nofile, limit);
-    match rustix::process::getrlimit(Resource::Nofile).current {
-        Some(limit) if raised.is_err() || limit < needed => {
+    let (queues, needed) = (config.topology.queues, needed(config));
+    match vlane_error::raise_descriptor_limit() {
+        Some(limit) if limit < needed => {
             Err(VolumeError::Descriptors { name: config.name.clone(), queues, needed, limit })
         }
         _ => Ok(()),

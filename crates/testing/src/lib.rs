@@ -1,5 +1,5 @@
 //! What a test does when this machine lacks what it needs ([`skip`]), and how it waits for a server without being its client
-//! ([`listens`]).
+//! ([`listens`]). What another process has open: [`descriptors`].
 //!
 //! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line `SKIPPED: test: reason` goes to standard
 //! error, past the test harness, which hides what a passing test prints with `println!` or `eprintln!`. `./test` collects these
@@ -40,6 +40,38 @@ pub fn listens(path: &Path) -> bool {
         let mut fields = line.split_whitespace();
         fields.nth(3) == Some("00010000") && fields.nth(3).is_some_and(|at| Path::new(at) == path)
     })
+}
+
+/// An open descriptor of another process.
+#[derive(Debug)]
+pub struct Descriptor {
+    /// Its number there.
+    pub number: u32,
+    /// What it leads to: a path, or a kind such as `anon_inode:[eventfd]`.
+    pub file: String,
+    /// Whether it is closed when that process executes a program.
+    pub closes_on_exec: bool,
+}
+
+/// The open descriptors of a process; none of one that is gone.
+pub fn descriptors(pid: u32) -> Vec<Descriptor> {
+    let process = Path::new("/proc").join(pid.to_string());
+    let one = |name: &std::ffi::OsStr| {
+        // One that is closed meanwhile counts no more.
+        let file = std::fs::read_link(process.join("fd").join(name)).ok()?.to_string_lossy().into_owned();
+        let info = std::fs::read_to_string(process.join("fdinfo").join(name)).ok()?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?.trim();
+        let closes_on_exec = u32::from_str_radix(flags, 8).ok()? & 0o2_000_000 != 0;
+        Some(Descriptor { number: name.to_str()?.parse().ok()?, file, closes_on_exec })
+    };
+    let listed = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    listed.filter_map(|entry| one(&entry.file_name())).collect()
+}
+
+/// What a program would inherit that the process executes, standard streams apart.
+pub fn inherited(pid: u32) -> Vec<String> {
+    let open = descriptors(pid).into_iter().filter(|one| one.number > 2 && !one.closes_on_exec);
+    open.map(|one| one.file).collect()
 }
 
 #[cfg(test)]

@@ -448,6 +448,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
     //= vhost-user Backend program conventions
     //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
+    // Before anything is opened: an upgrade needs descriptors twice for a moment.
+    vlane_error::raise_descriptor_limit();
     // First: a signal that comes while the volume is opened ends it in order, too.
     let signals = signals::hold().context("cannot listen for signals")?;
     logging::tell_from_now_on();
@@ -507,6 +509,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
     // to nobody who did not flush, but ending in order means to leave nothing behind.
     let synced = volume.sync();
+    // When the process has ended, the image and the guest's memory are free at once.
+    volume.end();
     ending.done();
     listener.close();
     // After the last thing that is in it.

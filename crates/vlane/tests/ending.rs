@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
+mod frozen;
 mod served;
 
 use std::io::{BufRead, BufReader};
@@ -159,4 +160,91 @@ fn it_says_how_to_reach_it() {
         assert!(server.log().contains(part), "{part}: {}", server.log());
     }
     stop(server);
+}
+
+/// Serves an image on a file system of its own, twenty times, and ends. The file system can be unmounted at once each time, and the next
+/// server finds the image free.
+#[test]
+fn image_is_free_at_once_when_the_process_has_ended() {
+    let mut ext4 = match frozen::Ext4::new() {
+        Ok(ext4) => ext4,
+        Err(why) => return vlane_testing::skip(format!("no file system of its own: {why}")),
+    };
+    let place = Place::new(MIB);
+    let image = ext4.dir.path().join("disk.raw");
+    std::fs::File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+    for round in 0..20 {
+        let cache = if round % 2 == 0 { "none" } else { "writeback" };
+        let mut command = std::process::Command::new(served::vlane());
+        command.arg("serve").arg(&image).arg("--socket").arg(&place.socket).args(["--queues", "2"]);
+        command.args(["--cache", cache]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("listening on"), "{line}");
+        let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
+        let session = place.connect(&options);
+        let load = VerifyOptions {
+            size: Some(4 * MIB),
+            limit: Limit::Count(64),
+            flush_every: 16,
+            ..VerifyOptions::default()
+        };
+        let mut state = VerifyState::new(&session, &load).unwrap();
+        let report = verify_load(session, &mut state, &load, going_on()).unwrap();
+        assert!(report.is_clean(), "{report:?}");
+        kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+        let output = server.wait_with_output().unwrap();
+        let unmounted = ext4.remount();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(unmounted, Ok(()), "{round}, {cache}: {said}");
+        assert!(output.status.success() && !said.contains("WARN"), "{round}, {cache}: {said}");
+    }
+}
+
+/// A user has 128 of them, root included.
+#[test]
+fn a_server_uses_one_inotify_instance_at_most() {
+    let place = Place::new(MIB);
+    let control = place.path("disk.ctl");
+    let scheduler = place.path("nobody.sock");
+    let sched = format!("--sched={}", scheduler.display());
+    let server = place.serve(&["--queues", "1", "--control", control.to_str().unwrap(), &sched]);
+    let mut session = place.connect(&SessionOptions::default());
+    let _queues = session.start().unwrap();
+    let instances = || {
+        let open = vlane_testing::descriptors(server.id());
+        open.iter().filter(|one| one.file.contains("inotify")).count()
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(instances(), 1);
+    drop(session);
+    let _another = place.connect(&SessionOptions::default());
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(instances(), 1);
+    stop(server);
+}
+
+/// Another user namespace has limits of its own, which root there can lower.
+#[test]
+fn without_an_inotify_instance_it_serves_and_says_so() {
+    let place = Place::new(MIB);
+    let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", "--map-root-user"]);
+    let tried = std::process::Command::new(command.get_program())
+        .args(command.get_args())
+        .args(["sh", "-c", script, "sh", "true"])
+        .output();
+    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+        return vlane_testing::skip(format!("no limits of its own in a user namespace: {tried:?}"));
+    }
+    command.args(["sh", "-c", script, "sh", served::vlane(), "serve"]);
+    command.arg(&place.image).arg("--socket").arg(&place.socket).args(["--queues", "1"]);
+    let server = served::start(&command, &place.socket).unwrap();
+    let mut session = place.connect(&SessionOptions::default());
+    let _queues = session.start().unwrap();
+    let said = server.log().lines().filter(|line| line.contains("inotify instance")).count();
+    assert_eq!(said, 1, "{}", server.log());
+    assert!(server.log().contains("max_user_instances"), "{}", server.log());
 }

@@ -22,6 +22,7 @@ use vlane_driver::{
     Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want, Workload, run,
     verify_check, verify_load,
 };
+use vlane_testing::{descriptors, inherited};
 
 const MIB: u64 = 1 << 20;
 const UPGRADED: &str = "upgraded in place";
@@ -395,6 +396,115 @@ fn the_image_stays_locked_throughout() {
         assert_eq!(told(&server, REFUSED), 0, "{}", server.log());
         stop(server);
     }
+}
+
+/// Parts of a guest's memory that a server holds, as descriptors or mappings.
+fn held_memory(server: &Backend) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.id())).unwrap();
+    let is_guest = |text: &str| text.contains("vlane-guest");
+    descriptors(server.id()).iter().filter(|one| is_guest(&one.file)).count()
+        + maps.lines().filter(|line| is_guest(line)).count()
+}
+
+/// Three front ends, one after the other, and an upgrade under each of them. The user passed one descriptor on purpose.
+#[test]
+fn upgrades_keep_nothing_of_earlier_front_ends() {
+    let place = Place::new(16 * MIB);
+    let control = place.path("disk.ctl");
+    let serve = ["--queues", "2", "--cache", "none", "--control", control.to_str().unwrap()];
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 7</etc/hostname; exec \"$@\"", "sh", served::vlane(), "serve"]);
+    command.arg(&place.image).arg("--socket").arg(&place.socket).args(serve);
+    let server = served::start(&command, &place.socket).unwrap();
+    // With what the test itself was started with.
+    let passed = inherited(server.id());
+    assert!(passed.iter().any(|file| file == "/etc/hostname"), "{passed:?}");
+    let mut counted = Vec::new();
+    for number in 1..=3 {
+        let options = SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
+        let mut session = place.connect(&options);
+        let (mut queues, _waker) = session.start().unwrap();
+        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+        assert_eq!(inherited(server.id()), passed, "session {number}, before");
+        ask(&server, UPGRADED);
+        queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+        assert_eq!(inherited(server.id()), passed, "session {number}, after");
+        assert!(held_memory(&server) > 0, "it is looked for by another name");
+        drop((queues, session));
+        let ended = format!("session {number} ended");
+        until(&server, &ended, || told(&server, &ended) == 1);
+        until(&server, "the guest's memory is free", || held_memory(&server) == 0);
+        counted.push(descriptors(server.id()).len());
+    }
+    assert_eq!(counted, [counted[0]; 3], "descriptors after each session");
+    stop(server);
+}
+
+/// The soft limit is the usual one and the hard one is no higher, or the hard one is raised to.
+#[test]
+fn many_queues_are_upgraded_under_the_usual_limit_of_descriptors() {
+    for limit in ["1024:1024", "256:4096"] {
+        let place = Place::new(16 * MIB);
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={limit}")).arg(served::vlane()).arg("serve").arg(&place.image);
+        command.arg("--socket").arg(&place.socket).args(["--queues", "128", "--threads", "2"]);
+        let server = served::start(&command, &place.socket).unwrap();
+        let options = SessionOptions { queues: 128, inflight: Want::Must, ..SessionOptions::default() };
+        let mut session = place.connect(&options);
+        let (mut queues, _waker) = session.start().unwrap();
+        for _ in 0..2 {
+            ask(&server, UPGRADED);
+            queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+        }
+        drop((queues, session));
+        stop(server);
+    }
+}
+
+/// The limit is lowered while it serves: whatever it is, the upgrade succeeds or is refused, and the queues are served.
+#[test]
+fn upgrade_that_lacks_descriptors_is_refused_before_it_begins() {
+    let place = Place::new(16 * MIB);
+    let server = place.serve(&["--queues", "16", "--threads", "2"]);
+    let options = SessionOptions { queues: 16, inflight: Want::Must, ..SessionOptions::default() };
+    let mut session = place.connect(&options);
+    let (mut queues, _waker) = session.start().unwrap();
+    let own = descriptors(server.id()).into_iter().filter(|one| one.closes_on_exec);
+    let highest = own.map(|one| one.number).max().unwrap();
+    let (process, mut refused) = (server.id().to_string(), 0);
+    for more in [200, 100, 80, 60, 40, 20, 0] {
+        let limit = format!("--nofile={0}:{0}", highest + 1 + more);
+        assert!(Command::new("prlimit").args(["--pid", &process, &limit]).status().unwrap().success());
+        let (before, upgraded) = (told(&server, REFUSED), told(&server, UPGRADED));
+        signal(&server, Signal::USR2);
+        until(&server, "an answer", || told(&server, REFUSED) + told(&server, UPGRADED) > before + upgraded);
+        refused += told(&server, REFUSED) - before;
+        queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+    }
+    assert!((1..7).contains(&refused), "{refused}: {}", server.log());
+    drop((queues, session));
+    stop(server);
+}
+
+/// The program that is asked whether it can take over is a child, and may be any program.
+#[test]
+fn asked_program_inherits_no_guest() {
+    let replaceable = Replaceable::new();
+    let list = replaceable.place.path("list");
+    let server = replaceable.serve(&["--queues", "2", "--cache", "none"]);
+    let options = SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
+    let mut session = replaceable.place.connect(&options);
+    let (mut queues, _waker) = session.start().unwrap();
+    queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+    replaceable.replace(&format!("#!/bin/sh\nls -l /proc/$$/fd > {}\n", list.display()));
+    ask(&server, REFUSED);
+    let listed = std::fs::read_to_string(&list).unwrap();
+    assert!(listed.contains(" -> "), "{listed}");
+    for kind in ["vlane-guest", "inflight", "eventfd", "socket:", "disk.raw"] {
+        assert!(!listed.contains(kind), "{kind}: {listed}");
+    }
+    drop((queues, session));
+    stop(server);
 }
 
 /// The guest may have written what looks like another format since, and the size may be another one.

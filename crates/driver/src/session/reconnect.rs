@@ -22,7 +22,11 @@ pub(super) fn share_marks(
     if inflight.is_none() {
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
         let size = queues.iter().map(|queue| queue.layout.size).max().unwrap_or(0);
-        *inflight = Some(frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, count, size))?);
+        let (shape, file) = frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, count, size))?;
+        // The crate receives it without: a program that is started meanwhile would keep it.
+        rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|errno| vhost::vhost_user::Error::ReqHandlerError(errno.into()))?;
+        *inflight = Some((shape, file));
     }
     match inflight {
         Some((shape, file)) => Ok(frontend.set_inflight_fd(shape, file.as_raw_fd())?),

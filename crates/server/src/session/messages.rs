@@ -2,6 +2,7 @@
 
 use super::tracking::Tracking;
 use super::{State, refuse, refuse_for_good};
+use crate::arriving;
 use crate::features;
 use crate::signal_fd::Use;
 use crate::vring::Addresses;
@@ -19,12 +20,15 @@ use vlane_memory::{GuestMemory, Region, RegionSpec};
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;
 
+/// An error and what caused it, in one line.
+pub(super) fn with_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+}
+
 /// Maps memory of the front end's, and keeps its file.
 pub(super) fn map(spec: RegionSpec, file: File) -> Result<Region> {
-    let mapped = Region::map(spec, &file).map_err(|error| match std::error::Error::source(&error) {
-        Some(source) => refuse(format_args!("{error}: {source}")),
-        None => refuse(error),
-    });
+    let file = arriving::closing(file).map_err(Error::ReqHandlerError)?;
+    let mapped = Region::map(spec, &file).map_err(|error| refuse(with_cause(&error)));
     mapped.map(|region| region.keeping(file))
 }
 
@@ -58,9 +62,10 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_features(&mut self, wanted: u64) -> Result<()> {
         self.talked.features = Some(wanted);
-        let unknown = wanted & !features::offered(&self.volume.geometry());
-        if unknown != 0 {
-            return Err(refuse(format_args!("features {unknown:#x} were not offered")));
+        let geometry = self.volume.geometry();
+        let in_the_way = features::in_the_way(wanted, &geometry);
+        if in_the_way != 0 {
+            return Err(refuse(features::refusal(in_the_way, &geometry)));
         }
         let changed = self.features ^ wanted;
         let running = self.running();
@@ -258,6 +263,7 @@ impl VhostUserBackendReqHandlerMut for State {
         if !self.running().is_empty() {
             return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
         }
+        let file = arriving::closing(file).map_err(Error::ReqHandlerError)?;
         self.tracking = Some(Tracking::open(*inflight, file)?);
         Ok(())
     }
@@ -310,6 +316,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let file = arriving::closing(file).map_err(Error::ReqHandlerError).map_err(refuse_for_good)?;
         self.use_log(file, log.mmap_offset, log.mmap_size).map_err(refuse_for_good)?;
         self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
     }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Error, Result};
-use vlane_memory::{DirtyLog, GuestMemory, RegionSpec};
+use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 
+use super::messages::with_cause;
 use super::relay::Messages;
 use super::tracking::Tracking;
 use super::{End, Session, Standing, State, messages, refuse};
@@ -135,6 +136,33 @@ impl State {
         })
     }
 
+    /// Whether a guest with these features is served.
+    fn check_features(&self, features: u64) -> std::result::Result<(), String> {
+        let geometry = self.volume.geometry();
+        match features::in_the_way(features, &geometry) {
+            0 => Ok(()),
+            in_the_way => Err(features::refusal(in_the_way, &geometry)),
+        }
+    }
+
+    /// Does what [`State::restore`] does in the next process and what can fail there, without its effects: nothing leads back from
+    /// there. Says what failed.
+    fn rehearse(&self) -> std::result::Result<(), String> {
+        self.check_features(self.features)?;
+        let refused = |error: Error| format!("the session could not go on: {error}");
+        let mut regions = Vec::new();
+        for region in self.memory.regions() {
+            let file = region.file().ok_or("a part of the guest's memory has no file")?;
+            regions
+                .push(Region::map(region.spec(), file).map_err(|error| refused(refuse(with_cause(&error))))?);
+        }
+        GuestMemory::new(regions).map_err(|error| refused(refuse(error)))?;
+        if let Some(LogFile { file, offset, size }) = &self.log_file {
+            DirtyLog::map(file, *offset, *size).map_err(|error| refused(refuse(with_cause(&error))))?;
+        }
+        self.tracking.as_ref().map_or(Ok(()), Tracking::rehearse).map_err(refused)
+    }
+
     /// Becomes what another process was, and starts its rings.
     fn restore(
         &mut self,
@@ -143,11 +171,7 @@ impl State {
     ) -> std::result::Result<(), HandoverError> {
         let session = |error: Error| HandoverError::Session(error.to_string());
         let nonsense = HandoverError::Nonsense;
-        if handed.features & !features::offered(&self.volume.geometry()) != 0 {
-            return Err(HandoverError::Session(
-                "it uses features that this version does not offer".to_owned(),
-            ));
-        }
+        self.check_features(handed.features).map_err(HandoverError::Session)?;
         if handed.vrings.len() != self.vrings.len() {
             return Err(nonsense("another number of queues"));
         }
@@ -218,6 +242,7 @@ impl Session {
         let mut state = self.lock();
         let has_spoken = silence.is_none();
         relief.hand_over(silence.and_then(Silence::waiting), &mut |descriptors| {
+            state.rehearse()?;
             state.stop_in_time()?;
             let handed = state.give(number, refused, has_spoken, stream, descriptors);
             handed.map(Some).map_err(|error| format!("the session's descriptors cannot be copied: {error}"))
@@ -245,7 +270,10 @@ impl Session {
         };
         let messages = messages.map_err(HandoverError::system("the session's messages"))?;
         let standing = Standing { number, peer: session.meet(number, &stream), refused };
-        session.lock().restore(handed, from)?;
+        session.lock().restore(handed, from).inspect_err(|_| {
+            // The front end learns of it, whatever else holds its connection.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        })?;
         Ok(Restored { session, stream, messages, standing })
     }
 }

@@ -8,6 +8,7 @@ use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
+use super::messages::with_cause;
 use super::{State, refuse, refuse_for_good};
 
 /// What SET_INFLIGHT_FD gave.
@@ -25,10 +26,7 @@ impl std::fmt::Debug for Tracking {
 }
 
 fn refused(error: InflightError) -> vhost::vhost_user::Error {
-    match std::error::Error::source(&error) {
-        Some(source) => refuse(format_args!("{error}: {source}")),
-        None => refuse(error),
-    }
+    refuse(with_cause(&error))
 }
 
 impl Tracking {
@@ -45,6 +43,13 @@ impl Tracking {
         let region =
             InflightRegion::map(&file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
         Ok(Tracking { region, shape, file })
+    }
+
+    /// Maps it once more, as the next process does.
+    pub(super) fn rehearse(&self) -> Result<()> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = self.shape;
+        let mapped = InflightRegion::map(&self.file, mmap_offset, mmap_size, num_queues, queue_size);
+        mapped.map(drop).map_err(refused)
     }
 
     /// Nothing is in flight any more.

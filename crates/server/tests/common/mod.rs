@@ -157,8 +157,13 @@ impl Server {
 
     /// The one that takes over from this one, on a storage of its own.
     pub fn hand_over(self, relief: &Relief, engine: Arc<dyn Engine>) -> Server {
-        rustix::io::write(&relief.wanted, &1u64.to_ne_bytes()).unwrap();
-        let (written, descriptors) = relief.given.recv_timeout(LIMIT).unwrap();
+        self.hand_over_after(relief, engine, || ())
+    }
+
+    /// The same; something happens when nothing leads back any more.
+    pub fn hand_over_after(self, relief: &Relief, engine: Arc<dyn Engine>, event: impl FnOnce()) -> Server {
+        let (written, descriptors) = relief.ask().unwrap();
+        event();
         // Its threads do nothing any more.
         self.stopped.set(true);
         let handed: HandedServer = serde_json::from_str(&written).unwrap();
@@ -251,14 +256,29 @@ impl Server {
 /// What it takes to take over from a server.
 pub struct Relief {
     wanted: Arc<OwnedFd>,
-    given: Receiver<(String, Vec<OwnedFd>)>,
+    given: Receiver<Given>,
+}
+
+/// What is handed over, or why that cannot be.
+type Given = Result<(String, Vec<OwnedFd>), String>;
+
+impl Relief {
+    fn ask(&self) -> Given {
+        rustix::io::write(&self.wanted, &1u64.to_ne_bytes()).unwrap();
+        self.given.recv_timeout(LIMIT).unwrap()
+    }
+
+    /// Asks a server that cannot be relieved; says why not.
+    pub fn refused(&self) -> String {
+        self.ask().unwrap_err()
+    }
 }
 
 /// Stands for the process that takes over.
 #[derive(Debug)]
 struct Heir {
     wanted: Arc<OwnedFd>,
-    sender: Sender<(String, Vec<OwnedFd>)>,
+    sender: Sender<Given>,
 }
 
 impl Successor for Heir {
@@ -268,8 +288,13 @@ impl Successor for Heir {
 
     fn take_over(&self, give: &mut dyn FnMut(&mut Descriptors) -> Result<HandedServer, String>) {
         let mut descriptors = Descriptors::default();
-        let handed = give(&mut descriptors).unwrap();
-        self.sender.send((serde_json::to_string(&handed).unwrap(), descriptors.into_inner())).unwrap();
+        rustix::io::read(&self.wanted, &mut [0; 8]).unwrap();
+        let handed = match give(&mut descriptors) {
+            Ok(handed) => handed,
+            Err(why) => return self.sender.send(Err(why)).unwrap(),
+        };
+        let written = serde_json::to_string(&handed).unwrap();
+        self.sender.send(Ok((written, descriptors.into_inner()))).unwrap();
         // As a process that is not there any more.
         loop {
             std::thread::park();

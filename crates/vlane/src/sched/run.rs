@@ -335,6 +335,8 @@ fn restore_what_was_left(state_dir: &Path) -> anyhow::Result<()> {
 /// Whatever keeps it from scheduling, in words; nothing is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     crate::logging::tell_from_now_on();
+    // Each machine and each session needs some.
+    vlane_error::raise_descriptor_limit();
     output::check_json(args.json.as_deref(), args.overwrite)?;
     let (settings, completions) = args.settings()?;
     // Before anything is made or bound. The other vehicle has its own needs, and says them.

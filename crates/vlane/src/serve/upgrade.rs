@@ -84,9 +84,12 @@ impl Program {
         }
         command.env_remove(VARIABLE).env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("{path} cannot be executed; put the new program there"))?;
+        let spawned = {
+            let _quiet = vlane_server::none_arrives(MOMENT).with_context(not_over)?;
+            command.spawn()
+        };
+        let mut child =
+            spawned.with_context(|| format!("{path} cannot be executed; put the new program there"))?;
         let begin = Instant::now();
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -137,6 +140,13 @@ impl Program {
         let _ = rustix::stdio::dup2_stdin(before);
         failed.with_context(|| format!("{} cannot be executed", self.path.display()))
     }
+}
+
+/// Why the thread that serves does not come to it.
+fn not_over() -> String {
+    format!(
+        "the front end's last message is not over after {MOMENT:?}: it has not been sent to its end, or waits for the storage; ask again"
+    )
 }
 
 /// The beginning of a file.
@@ -259,9 +269,7 @@ impl Upgrade {
             self.over.wait_timeout_while(turn, MOMENT, |turn| turn.wanted.is_some() && !turn.is_ending);
         let (mut turn, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match turn.wanted.take() {
-            Some(_) if !turn.is_ending => bail!(
-                "the front end's last message is not over after {MOMENT:?}: it has not been sent to its end, or waits for the storage; ask again"
-            ),
+            Some(_) if !turn.is_ending => bail!(not_over()),
             _ => Ok(()),
         }
     }
@@ -286,6 +294,14 @@ impl Upgrade {
             control(&mut server, &mut descriptors)?;
         }
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
+        let (count, limit) = (descriptors.len(), vlane_error::raise_descriptor_limit());
+        let needed = volume.descriptors_with(count);
+        ensure!(
+            limit.is_none_or(|limit| limit >= needed),
+            "the next program needs {needed} file descriptors, with {count} that it is handed, and the limit is {}; raise it (prlimit --nofile, or \
+             LimitNOFILE= of the service) and ask again",
+            limit.unwrap_or(0)
+        );
         let state = handed.send(descriptors).context("what is handed over cannot be written down")?;
         logging::tell_left_out();
         self.program.execute(state)

@@ -54,6 +54,12 @@ impl Ext4 {
         self.dir.path().to_str().unwrap()
     }
 
+    /// Takes it off its place, which works only while nobody has a file of it open, and mounts it again.
+    pub fn remount(&mut self) -> Result<(), String> {
+        run("umount", &[self.at()])?;
+        run("mount", &[&self.device, self.at()]).map(drop)
+    }
+
     pub fn freeze(&mut self) -> Result<(), String> {
         // First who ends it. Its own process group: Ctrl-C of the tests is not for it.
         let script = "trap '' INT HUP; sleep 60; exec fsfreeze -u \"$0\"";

@@ -1,0 +1,146 @@
+//! A session goes from one process to the next, when the storage or the guest's memory is not what it was: it goes on, or it stays where it
+//! is, and the volume is served in any case.
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use vlane_engine::null::NullEngine;
+use vlane_engine::{Channel, Engine, EngineError, Geometry};
+
+const READ_ONLY: u64 = 1 << 5;
+const DISCARD: u64 = 1 << 13;
+const WRITE_ZEROES: u64 = 1 << 14;
+const WRITE_ZEROES_REQUEST: u32 = 13;
+
+/// A null device that tells another geometry.
+#[derive(Debug)]
+struct Changed(Arc<NullEngine>, fn(&mut Geometry));
+
+impl Engine for Changed {
+    fn geometry(&self) -> Geometry {
+        let mut geometry = self.0.geometry();
+        (self.1)(&mut geometry);
+        geometry
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.0.sync()
+    }
+
+    fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {
+        self.0.channel(slots)
+    }
+}
+
+fn changed(change: fn(&mut Geometry)) -> Arc<dyn Engine> {
+    Arc::new(Changed(null(None), change))
+}
+
+fn takes_nothing_away(geometry: &mut Geometry) {
+    (geometry.discard, geometry.write_zeroes) = (false, false);
+}
+
+fn becomes_read_only(geometry: &mut Geometry) {
+    takes_nothing_away(geometry);
+    geometry.read_only = true;
+}
+
+#[test]
+fn guest_goes_on_with_features_that_the_storage_lost() {
+    let all = USUAL | DISCARD | WRITE_ZEROES;
+    let (server, relief) = Server::relievable(null(None));
+    let (wire, memory) = server.guest(all);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    let next = server.hand_over(&relief, changed(takes_nothing_away));
+    for (slot, kind) in [(1, IN), (2, OUT), (3, FLUSH_REQUEST)] {
+        ring.submit(slot, kind, 0, if kind == FLUSH_REQUEST { 0 } else { 512 });
+        ring.wait(1);
+        assert_eq!(ring.status(slot), 0);
+    }
+    // The upgrade's messages repeat what was negotiated; a restart has the front end repeat it.
+    assert!(wire.is_alive());
+    drop(wire);
+    let wire = next.connect();
+    wire.negotiate(USUAL);
+    assert_eq!(wire.ask_word(code::GET_FEATURES) & (DISCARD | WRITE_ZEROES), 0);
+    assert!(wire.set_features(all));
+    drop(wire);
+    next.serves_the_next();
+}
+
+#[test]
+fn read_only_guest_goes_on_when_the_disk_becomes_writable() {
+    let server = Server::new(null(None), 1, 1);
+    let (wire, _memory) = server.guest(USUAL);
+    assert!(wire.set_features(USUAL & !CONFIG_WCE | READ_ONLY));
+}
+
+#[test]
+fn writing_guest_is_refused_a_disk_that_became_read_only() {
+    for feature in [CONFIG_WCE, DISCARD, WRITE_ZEROES] {
+        let server = Server::new(changed(becomes_read_only), 1, 1);
+        let (wire, _memory) = server.guest(USUAL & !CONFIG_WCE | READ_ONLY);
+        assert!(!wire.set_features(USUAL & !CONFIG_WCE | feature), "{feature:#x}");
+    }
+}
+
+/// The guest never looks at what was cut off. The next process would have to map it.
+#[test]
+fn memory_that_was_shortened_keeps_the_session_where_it_is() {
+    let (server, relief) = Server::relievable(null(None));
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    let mut works = |slot| {
+        ring.submit(slot, IN, 0, 512);
+        ring.wait(1);
+        assert_eq!(ring.status(slot), 0);
+    };
+    works(0);
+    memory.file.set_len(memory.size - 0x1000).unwrap();
+    for slot in 1..3 {
+        let why = relief.refused();
+        assert!(why.contains("memory region") && why.contains("could not go on"), "{why}");
+        works(slot);
+    }
+    memory.file.set_len(memory.size).unwrap();
+    let next = server.hand_over(&relief, null(None));
+    works(3);
+    drop(wire);
+    next.serves_the_next();
+}
+
+/// What nobody could foresee costs the session, and not the volume.
+#[test]
+fn session_that_cannot_be_taken_over_ends_and_the_next_is_served() {
+    let (server, relief) = Server::relievable(null(None));
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    ring.submit(0, IN, 0, 512);
+    ring.wait(1);
+    let shorten = || memory.file.set_len(0x1000).unwrap();
+    let next = server.hand_over_after(&relief, null(None), shorten);
+    assert!(wire.is_hung_up(LIMIT));
+    next.serves_the_next();
+}
+
+#[test]
+fn zeroes_are_written_for_a_guest_that_was_told_so() {
+    let server = Server::new(changed(takes_nothing_away), 1, 1);
+    let (wire, memory) = server.guest(USUAL | WRITE_ZEROES);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    // One range: 8 sectors from the first one on.
+    ring.set_data(0, &[0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+    ring.submit(0, WRITE_ZEROES_REQUEST, 0, 16);
+    ring.wait(1);
+    assert_eq!(ring.status(0), 0);
+}
