@@ -38,7 +38,7 @@ pub fn none_arrives(limit: Duration) -> Option<RwLockWriteGuard<'static, ()>> {
 /// Has a descriptor that a message brought close on execution.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn closing(file: File) -> io::Result<File> {
     rustix::io::fcntl_setfd(&file, FdFlags::CLOEXEC)?;
     Ok(file)

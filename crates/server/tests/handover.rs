@@ -117,7 +117,7 @@ fn memory_that_was_shortened_keeps_the_session_where_it_is() {
     next.serves_the_next();
 }
 
-/// What nobody could foresee costs the session, and not the volume.
+/// A fault that could not be foreseen costs the session, and not the volume.
 #[test]
 fn session_that_cannot_be_taken_over_ends_and_the_next_is_served() {
     let (server, relief) = Server::relievable(null(None));

@@ -19,7 +19,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 /// watched file itself changed or changes were lost.
 type Tell = dyn Fn(Option<&OsStr>) + Send + Sync;
 
-/// What the process watches. It is made when it is first needed, and stays.
+/// The watches of the process. It is made when it is first needed, and stays.
 static HUB: Mutex<Option<Arc<Hub>>> = Mutex::new(None);
 /// The lack of an instance was told.
 static WAS_TOLD: AtomicBool = AtomicBool::new(false);
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Changes {
 }
 
 impl Changes {
-    /// Has `tell` called for each change of what is watched from now on. It must not wait for long: others are told after it.
+    /// Calls `tell` for each change of a watched file from now on. It must not wait for long: others are told after it.
     ///
     /// # Errors
     /// When the system gives no inotify instance or no thread. The first time that is said as a warning.
@@ -78,7 +78,7 @@ impl Changes {
     /// Watches a file or a directory. To watch the same once more changes nothing.
     ///
     /// # Errors
-    /// What inotify_add_watch(2) says.
+    /// The error of inotify_add_watch(2).
     pub fn watch(&self, path: &Path, events: WatchFlags) -> io::Result<()> {
         // Locked first: an event of it is dealt with after this.
         let mut watchers = self.hub.watchers();

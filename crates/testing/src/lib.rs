@@ -1,5 +1,5 @@
 //! What a test does when this machine lacks what it needs ([`skip`]), and how it waits for a server without being its client
-//! ([`listens`]). What another process has open: [`descriptors`].
+//! ([`listens`]). Another process's open files: [`descriptors`].
 //!
 //! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line `SKIPPED: test: reason` goes to standard
 //! error, past the test harness, which hides what a passing test prints with `println!` or `eprintln!`. `./test` collects these
@@ -47,7 +47,7 @@ pub fn listens(path: &Path) -> bool {
 pub struct Descriptor {
     /// Its number there.
     pub number: u32,
-    /// What it leads to: a path, or a kind such as `anon_inode:[eventfd]`.
+    /// Its file: a path, or a kind such as `anon_inode:[eventfd]`.
     pub file: String,
     /// Whether it is closed when that process executes a program.
     pub closes_on_exec: bool,
@@ -68,7 +68,7 @@ pub fn descriptors(pid: u32) -> Vec<Descriptor> {
     listed.filter_map(|entry| one(&entry.file_name())).collect()
 }
 
-/// What a program would inherit that the process executes, standard streams apart.
+/// The files that a program would inherit if the process executed it, standard streams apart.
 pub fn inherited(pid: u32) -> Vec<String> {
     let open = descriptors(pid).into_iter().filter(|one| one.number > 2 && !one.closes_on_exec);
     open.map(|one| one.file).collect()
