@@ -155,6 +155,8 @@ fn upgrades(change: impl Fn(&mut Qemu)) {
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(128 * MIB);
     let backend = volume.serve(&["--queues", "2"]);
+    // With what the test itself was started with.
+    let passed = vlane_testing::inherited(backend.id());
     let mut machine = bed.machine(&volume.socket);
     change(&mut machine);
     let guest = bed.start(machine, &work(16, size(TIMES)), PROGRAMS);
@@ -170,6 +172,8 @@ fn upgrades(change: impl Fn(&mut Qemu)) {
             assert!(begin.elapsed() < common::LIMIT, "{}", backend.log());
             std::thread::sleep(Duration::from_millis(10));
         }
+        // Nothing of the guest's would survive the next upgrade by itself.
+        assert_eq!(vlane_testing::inherited(backend.id()), passed);
     }
     let stopped = finishes(&bed, &volume, backend, guest);
     assert_eq!(stopped.log.matches(": front end pid").count(), 1, "{}", stopped.log);
@@ -184,4 +188,81 @@ fn a_guest_notices_nothing_of_upgrades() {
 #[test]
 fn a_guest_with_packed_rings_notices_nothing_of_upgrades() {
     upgrades(|machine| machine.disks[0].packed = true);
+}
+
+const TRIMS: &str = r#"
+set -e
+mkfs.ext4 -q -F /dev/vda
+mount /dev/vda /mnt
+trim() {
+    dd if=/dev/urandom of=/mnt/file bs=64k count=64 conv=fsync 2>/dev/null
+    sha256sum /mnt/file > /tmp/sum
+    dd if=/dev/zero of=/mnt/gone bs=64k count=64 conv=fsync 2>/dev/null
+    rm /mnt/gone
+    fstrim /mnt
+    sha256sum -c /tmp/sum >/dev/null
+    echo "RESULT $1=1"
+}
+trim first
+read -r go
+trim second
+read -r go
+trim third
+umount /mnt
+e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
+"#;
+
+/// A loop device over a file.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &std::path::Path) -> Option<Loop> {
+        let attach = ["--find", "--show", file.to_str()?];
+        let output = std::process::Command::new("losetup").args(attach).output().ok()?;
+        let device = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| Loop(device.trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a device without it.
+#[test]
+fn guest_keeps_its_disk_when_the_device_loses_discard() {
+    let _turn = one_at_a_time();
+    let Some(bed) = QemuBed::find() else { return };
+    let volume = Volume::new(64 * MIB);
+    let Some(device) = Loop::over(&volume.image) else { return vlane_testing::skip("no loop devices") };
+    // A real device would keep the limit for whoever uses it next. So the server alone sees another one.
+    let limit = volume.beside("discard_max_bytes");
+    std::fs::write(&limit, "1073741824\n").unwrap();
+    let seen = device.0.replace("/dev/", "/sys/block/") + "/queue/discard_max_bytes";
+    let script = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
+    let serve = || {
+        let mut words = vec!["--mount", "sh", "-c", script, limit.to_str().unwrap(), &seen];
+        words.extend([common::vlane(), "serve", &device.0, "--socket", volume.socket.to_str().unwrap()]);
+        words.extend(OPTIONS);
+        let spec = vlane_boot::Spec::new("unshare", words);
+        Backend::start(&spec, &volume.socket, vlane_boot::Ready::Line("listening on"), None).unwrap()
+    };
+    let backend = serve();
+    let mut machine = bed.machine(&volume.socket);
+    machine.disks[0].reconnect = true;
+    let mut guest = bed.start(machine, TRIMS, &["mkfs.ext4", "e2fsck", "fstrim", "dd", "sha256sum"]);
+    guest.wait_result("first", common::LIMIT).unwrap();
+    std::fs::write(&limit, "0\n").unwrap();
+    let pid = rustix::process::Pid::from_raw(backend.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+    assert!(backend.wait_log("upgraded in place", common::LIMIT), "{}", backend.log());
+    guest.send("go\n").unwrap();
+    guest.wait_result("second", common::LIMIT).unwrap();
+    backend.kill();
+    let backend = serve();
+    guest.send("go\n").unwrap();
+    common::finished(guest);
+    stop(backend);
 }
