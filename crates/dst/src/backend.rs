@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use vlane_engine::Engine;
-use vlane_engine::file::{FileEngine, Simulated};
+use vlane_engine::file::{FileEngine, Simulated, SimulatedSyncs};
 use vlane_lane::simulated::Threads;
 use vlane_lane::{ClassBoard, Counters, EventReceiver, LaneConfig, LaneError, Stopped, event_channel};
 
@@ -23,6 +23,7 @@ type Given<T> = Result<T, Box<dyn std::error::Error>>;
 pub(crate) struct Backend {
     engine: Arc<FileEngine>,
     pub(crate) threads: Threads,
+    pub(crate) syncs: SimulatedSyncs,
     events: EventReceiver,
     board: Option<Arc<ClassBoard>>,
     starts: Vec<Receiver<Result<(), LaneError>>>,
@@ -77,7 +78,8 @@ impl Backend {
         write_through: bool,
     ) -> Given<Backend> {
         let engine = engine(plan, sectors, kernel)?;
-        Backend::with(engine, plan, guest, bases, write_through)
+        let syncs = engine.simulated_syncs();
+        Backend::with((engine, syncs), plan, guest, bases, write_through)
     }
 
     /// The same image goes on with other lanes.
@@ -88,13 +90,12 @@ impl Backend {
         bases: &[u32],
         write_through: bool,
     ) -> Given<Backend> {
-        let engine = Arc::clone(&self.engine);
         self.threads.die();
-        Backend::with(engine, plan, guest, bases, write_through)
+        Backend::with((self.engine, self.syncs), plan, guest, bases, write_through)
     }
 
     fn with(
-        engine: Arc<FileEngine>,
+        (engine, syncs): (Arc<FileEngine>, SimulatedSyncs),
         plan: &Plan,
         guest: &Guest,
         bases: &[u32],
@@ -125,6 +126,7 @@ impl Backend {
         Ok(Backend {
             engine,
             threads,
+            syncs,
             events,
             board,
             starts,

@@ -218,8 +218,7 @@ impl Kernel {
         if self.is_misaligned(call) {
             fate = Fate::Refused(libc::EINVAL);
         }
-        let asked =
-            if matches!(call.what, What::Sync | What::WriteBack) { 0 } else { call.len / SECTOR as u64 };
+        let asked = if call.what == What::Sync { 0 } else { call.len / SECTOR as u64 };
         let there = if call.what == What::Read { self.disk.size.saturating_sub(first) } else { asked };
         let count = match fate {
             Fate::Whole | Fate::Fails(_) => asked.min(there),
@@ -284,7 +283,7 @@ impl Kernel {
                 self.put(sector, &bytes);
             }
             What::Clear => self.disk.write(sector, ZERO),
-            What::Sync | What::WriteBack => {}
+            What::Sync => {}
         }
     }
 
@@ -314,7 +313,7 @@ impl Kernel {
         let mut result = match (call.what, fate) {
             (_, Fate::Refused(errno) | Fate::Fails(errno)) => -errno,
             (What::Sync, _) => self.sync(call.fd, covers),
-            (What::Clear | What::WriteBack, _) => 0,
+            (What::Clear, _) => 0,
             (_, Fate::Short(count)) => moved.min(i32::try_from(count * SECTOR as u64).unwrap_or(i32::MAX)),
             (_, Fate::Whole) => moved,
         };

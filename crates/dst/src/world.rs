@@ -221,7 +221,11 @@ impl World {
 
     fn step_thread(&mut self) {
         let Some(backend) = &mut self.backend else { return };
-        let thread = self.rng.usize(0..backend.threads.count());
+        let thread = self.rng.usize(0..=backend.threads.count());
+        if thread == backend.threads.count() {
+            self.step_syncs();
+            return;
+        }
         if !backend.threads.can_step(thread) {
             return;
         }
@@ -230,6 +234,15 @@ impl World {
         if step == Step::Dies {
             self.kill();
         }
+    }
+
+    /// The thread that does the `fdatasync`s; says whether it had something to do.
+    fn step_syncs(&mut self) -> bool {
+        let did = self.backend.as_mut().is_some_and(|backend| backend.syncs.step());
+        if did {
+            self.log.say(&[43], || "the thread of the flushes goes on".to_owned());
+        }
+        did
     }
 
     fn reap(&mut self, queue: u16) {
@@ -537,6 +550,7 @@ impl World {
             self.step_kernel();
             any = true;
         }
+        any |= self.step_syncs();
         let Some(backend) = &mut self.backend else { return Ok(any) };
         for thread in 0..backend.threads.count() {
             if backend.threads.can_step(thread) {

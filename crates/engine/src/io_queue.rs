@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use io_uring::{opcode, squeue, types};
+use io_uring::{opcode, squeue};
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_ring::{Broken, Kind, Queue, QueueConfig, QueueError, Request, SECTOR, Slot, Status};
 
@@ -380,10 +380,6 @@ impl Drop for IoQueue {
     }
 }
 
-/// All of a range's dirty pages, those included that are being written with what they held before.
-const WRITE_BACK: u32 =
-    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-
 /// RWF flags of an operation.
 fn rw_flags(operation: &Operation) -> i32 {
     if operation.durable { libc::RWF_DSYNC } else { 0 }
@@ -399,11 +395,6 @@ impl Kept {
             opcode::Fallocate::new(fd, len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build()
         };
         let entry = match &operation.what {
-            What::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            What::WriteBack => {
-                let len = u32::try_from(len).unwrap_or(u32::MAX);
-                opcode::SyncFileRange::new(fd, len).offset(offset).flags(WRITE_BACK).build()
-            }
             What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
             What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
             What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
@@ -445,7 +436,7 @@ impl Kept {
             _ => {}
         }
         let entry = vectored_of(&buffers, operation, target);
-        let piece = match std::mem::replace(&mut operation.what, What::Sync) {
+        let piece = match std::mem::replace(&mut operation.what, What::Punch) {
             What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
             _ => None,
         };

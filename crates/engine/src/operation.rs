@@ -37,11 +37,6 @@ pub enum What {
     Read(Memory),
     /// From memory into the file.
     Write(Memory),
-    /// Makes durable what was written to the file (`fdatasync`). Has no extent.
-    Sync,
-    /// Writes the extent's dirty pages of the page cache to the device, and waits for that (`sync_file_range`). That makes nothing durable by itself: what the file system
-    /// needs to find them is not written, nor is the device's own cache.
-    WriteBack,
     /// Deallocates the extent, which reads as zeroes then (`fallocate`).
     Punch,
     /// Zeroes the extent and keeps it allocated (`fallocate`).

@@ -1,6 +1,7 @@
 //! A file's pages in the page cache: how many there are, and dropping them. Both by a descriptor that is open for reading.
 
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -76,18 +77,37 @@ pub(crate) fn drop(file: &File, range: &Range<u64>) {
     }
 }
 
+/// Begins to write a range's dirty pages back.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn begin_write_back(file: &File, range: &Range<u64>) -> io::Result<()> {
+    sync_range(file, range, libc::SYNC_FILE_RANGE_WRITE)
+}
+
 /// Writes a range's dirty pages back, and waits for that. Whether it went well is for an `fdatasync` to say.
-pub(crate) fn write_back(file: &File, range: &Range<u64>) {
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn write_back(file: &File, range: &Range<u64>) -> io::Result<()> {
+    let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(file, range, libc::SYNC_FILE_RANGE_WRITE | wait)
+}
+
+fn sync_range(file: &File, range: &Range<u64>, flags: u32) -> io::Result<()> {
     let (Ok(start), Ok(len)) =
         (i64::try_from(range.start), i64::try_from(range.end.saturating_sub(range.start)))
     else {
-        return;
+        return Ok(());
     };
-    let flags =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    if len > 0 {
-        // SAFETY: an open descriptor and plain numbers.
-        unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) };
+    // No bytes would be all that follow.
+    if len == 0 {
+        return Ok(());
+    }
+    // SAFETY: an open descriptor and plain numbers.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -45,8 +45,6 @@ pub enum What {
     Write,
     /// `fdatasync`
     Sync,
-    /// `sync_file_range`, with all its waits.
-    WriteBack,
     /// `fallocate`, so that the extent reads as zeroes.
     Clear,
 }
@@ -56,8 +54,8 @@ pub enum What {
 pub struct Call {
     /// What it does.
     pub what: What,
-    /// Whose io_uring it is in.
-    pub ring: u32,
+    /// Whose io_uring it is in; none for a sync, which is a thread's own.
+    pub ring: Option<u32>,
     /// The open file.
     pub fd: RawFd,
     /// Where, bytes.
@@ -97,6 +95,8 @@ struct Kernel {
     operations: BTreeMap<u64, Operation>,
     /// Of whose end nobody is told before the process dies: ring and user data.
     forgotten: Vec<(u32, u64)>,
+    /// By number, what came of syncs that have ended.
+    synced: BTreeMap<u64, i32>,
     numbers: u64,
     ring_numbers: u32,
 }
@@ -184,8 +184,13 @@ fn walk(number: u64, at: u64, len: usize, mut each: impl FnMut(*mut u8, usize, u
 pub fn finish(number: u64, result: i32) {
     kernel(|kernel| {
         let Some(Operation { call, user_data, .. }) = kernel.operations.remove(&number) else { return };
-        if let Some(ring) = kernel.rings.get_mut(&call.ring) {
-            ring.ended.push_back(Completion { user_data, result, flags: 0 });
+        match call.ring {
+            None => drop(kernel.synced.insert(number, result)),
+            Some(ring) => {
+                if let Some(ring) = kernel.rings.get_mut(&ring) {
+                    ring.ended.push_back(Completion { user_data, result, flags: 0 });
+                }
+            }
         }
     });
 }
@@ -194,8 +199,34 @@ pub fn finish(number: u64, result: i32) {
 pub fn forget(number: u64) {
     kernel(|kernel| {
         let operation = kernel.operations.remove(&number);
-        kernel.forgotten.extend(operation.map(|operation| (operation.call.ring, operation.user_data)));
+        let of_ring = |operation: Operation| Some((operation.call.ring?, operation.user_data));
+        kernel.forgotten.extend(operation.and_then(of_ring));
     });
+}
+
+/// A thread begins an `fdatasync`; its number, for [`synced`].
+pub fn sync(fd: RawFd) -> u64 {
+    kernel(|kernel| {
+        let call = Call {
+            what: What::Sync,
+            ring: None,
+            fd,
+            offset: 0,
+            len: 0,
+            durable: false,
+            patient: false,
+            addresses: 0,
+            lengths: 0,
+        };
+        kernel.numbers += 1;
+        kernel.operations.insert(kernel.numbers, Operation { call, user_data: 0, buffers: Vec::new() });
+        kernel.numbers
+    })
+}
+
+/// What came of an `fdatasync`, once it has ended: 0, or a negative error number.
+pub fn synced(number: u64) -> Option<i32> {
+    kernel(|kernel| kernel.synced.remove(&number))
 }
 
 /// Whether a ring's thread has been told something, or would be if it asked.
@@ -566,7 +597,7 @@ impl Drop for IoUring {
 impl Kernel {
     /// Cancels what a ring has under way.
     fn cancel(&mut self, number: u32) {
-        let of_ring = |(_, operation): &(&u64, &mut Operation)| operation.call.ring == number;
+        let of_ring = |(_, operation): &(&u64, &mut Operation)| operation.call.ring == Some(number);
         let numbers: Vec<u64> =
             self.operations.iter_mut().filter(of_ring).map(|(number, _)| *number).collect();
         let Some(ring) = self.rings.get_mut(&number) else { return };
@@ -582,10 +613,8 @@ impl Kernel {
     fn take(&mut self, number: u32, [first, offset, address, lengths, user_data, ..]: [u64; 8]) {
         const READV: u8 = 1;
         const WRITEV: u8 = 2;
-        const FSYNC: u8 = 3;
         const POLL_ADD: u8 = 6;
         const POLL_REMOVE: u8 = 7;
-        const SYNC_FILE_RANGE: u8 = 8;
         const FALLOCATE: u8 = 17;
         const READ: u8 = 22;
         const WRITE: u8 = 23;
@@ -597,8 +626,6 @@ impl Kernel {
             POLL_REMOVE => return ring.watches.retain(|(watch, _)| *watch != address),
             READ | READV => What::Read,
             WRITE | WRITEV => What::Write,
-            FSYNC => What::Sync,
-            SYNC_FILE_RANGE => What::WriteBack,
             FALLOCATE => What::Clear,
             _ => {
                 let result = -libc::EINVAL;
@@ -622,12 +649,11 @@ impl Kernel {
         };
         let call = Call {
             what,
-            ring: number,
+            ring: Some(number),
             fd,
             offset,
             len: match what {
                 What::Clear => address,
-                What::WriteBack => len.into(),
                 _ => buffers.iter().map(|buffer| buffer.iov_len as u64).sum(),
             },
             durable: what == What::Write && how & libc::RWF_DSYNC.cast_unsigned() != 0,

@@ -2,7 +2,7 @@
 
 pub(crate) use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Wakes whoever waits for the eventfd, which does not block.
 pub(crate) fn wake(waker: &Waker) {

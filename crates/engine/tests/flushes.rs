@@ -123,11 +123,12 @@ fn the_first_write_after_the_switch_to_write_through_makes_durable_what_any_lane
         assert_eq!(fdatasyncs(&mut other, write()), 1, "what the other lane wrote");
         assert_eq!(fdatasyncs(&mut one, write()), 0, "which is done");
         assert_eq!(fdatasyncs(&mut other, write()), 0);
-        // A flush that began before the switch, and ends after it, does not cover what was answered between the two.
+        // A flush whose fdatasync ended before the switch, and that is told of it later, does not cover what was answered between the two.
         one.set_write_through(false);
         other.set_write_through(false);
         one.ok(write());
         start(&mut other, Op::Flush);
+        until_told(&mut other);
         one.ok(write());
         other.set_write_through(true);
         other.drain();
@@ -135,8 +136,17 @@ fn the_first_write_after_the_switch_to_write_through_makes_durable_what_any_lane
     });
 }
 
+/// Waits until the fdatasync of a flush of `rig` has ended; the lane does not look.
+fn until_told(rig: &mut Rig) {
+    let begin = Instant::now();
+    while rig.channel().deadline().is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it hangs: {:?}", rig.stats());
+        rig.lane.wait(Duration::from_millis(1));
+    }
+}
+
 #[test]
-fn flushes_that_arrive_while_one_runs_share_the_next_one() {
+fn flushes_that_arrive_together_are_all_answered() {
     volumes(|engine| {
         let mut lanes: Vec<_> = (0..5).map(|_| lane(engine)).collect();
         for rig in &mut lanes {
@@ -148,15 +158,15 @@ fn flushes_that_arrive_while_one_runs_share_the_next_one() {
         lanes[4].set_write_through(true);
         start(&mut lanes[4], zeroes());
         assert_eq!(drain(&mut lanes), vec![Status::Ok; 7]);
+        // How many share one depends on how fast the storage is.
         let ChannelStats { fdatasyncs, flushes_skipped, flushes_shared, .. } = sum(&lanes);
-        // The zeroes may be ready when the second one has begun.
-        assert!((2..=3).contains(&fdatasyncs) && flushes_skipped == 0, "{:?}", sum(&lanes));
-        assert_eq!(fdatasyncs + flushes_shared, 7);
+        assert!(fdatasyncs > 0, "{:?}", sum(&lanes));
+        assert_eq!(fdatasyncs + flushes_shared + flushes_skipped, 7);
     });
 }
 
 #[test]
-fn when_a_lane_goes_whose_fdatasync_others_wait_for_one_of_them_begins_another() {
+fn lane_that_goes_keeps_no_other_lanes_flush_waiting() {
     volumes(|engine| {
         for gone in 0..3 {
             let mut lanes: Vec<_> = (0..4).map(|_| lane(engine)).collect();
@@ -164,7 +174,7 @@ fn when_a_lane_goes_whose_fdatasync_others_wait_for_one_of_them_begins_another()
                 rig.ok(write());
                 start(rig, Op::Flush);
             }
-            // The one that runs it; one that waits; and one that was told to begin the next and has not looked.
+            // The one that asked first; one that waits; and one after the first was answered.
             if gone == 2 {
                 let mut first = lanes.remove(0);
                 first.drain();
@@ -178,12 +188,31 @@ fn when_a_lane_goes_whose_fdatasync_others_wait_for_one_of_them_begins_another()
     });
 }
 
+/// A thread that is held up, in a write for example, serves its lane no more.
+#[test]
+fn lane_that_is_held_up_delays_no_other_lanes_flush() {
+    volumes(|engine| {
+        let (mut held, mut others) = (lane(engine), [lane(engine), lane(engine)]);
+        for _ in 0..3 {
+            held.ok(write());
+            start(&mut held, Op::Flush);
+            for rig in &mut others {
+                rig.ok(write());
+                start(rig, Op::Flush);
+            }
+            assert_eq!(drain(&mut others), [Status::Ok; 2]);
+            // It goes on, and finds its answer.
+            assert_eq!(held.drain()[0].status, Status::Ok);
+        }
+    });
+}
+
 #[test]
 fn a_request_that_is_put_back_keeps_no_flush_waiting() {
     volumes(|engine| {
         let mut lanes: Vec<_> = (0..3).map(|_| lane(engine)).collect();
         lanes[0].set_write_through(true);
-        // Put back when it was to begin an fdatasync.
+        // Put back when it waits for its fdatasync.
         start(&mut lanes[0], zeroes());
         lanes[0].lane.put_back_after_an_operation();
         start(&mut lanes[1], Op::Flush);
@@ -234,84 +263,34 @@ fn where_a_flush_means_nothing_there_is_no_fdatasync() {
     assert_eq!(fdatasyncs(&mut rig, Op::Flush), 0, "in memory");
 }
 
-/// What of `rig` is answered at `now`.
-fn answered(rig: &mut Rig, now: Instant) -> usize {
-    rig.reap(now);
-    let answers = rig.collect();
-    assert!(answers.iter().all(|answer| answer.status == Status::Ok));
-    answers.len()
-}
-
-/// Serves `rig` until its fdatasync has ended, and is not told of.
-fn until_delayed(rig: &mut Rig) -> Instant {
-    let begin = Instant::now();
-    loop {
-        assert_eq!(answered(rig, begin), 0, "it is not due");
-        if let Some(due) = rig.channel().deadline() {
-            return due;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(60), "it hangs: {:?}", rig.stats());
-        rig.lane.wait(Duration::from_millis(10));
-    }
-}
-
 #[test]
-fn a_delayed_flush_is_answered_when_it_is_due_and_holds_up_nothing_else() {
-    // No test looks at the clock: the time that a delayed flush is due is told.
-    const DELAY: Duration = Duration::from_secs(3600);
+fn delayed_flush_is_answered_late_and_delays_nothing_else() {
     let dir = on_disk();
-    let path = image(dir.path(), SIZE);
-    let options = FileOptions { cache: Cache::Writeback, flush_delay: DELAY, ..FileOptions::default() };
-    let engine = common::places::open_with(&path, options);
-    let (mut one, mut other) = (lane(&engine), lane(&engine));
-    one.ok(write());
+    let with = |flush_delay| FileOptions { cache: Cache::Writeback, flush_delay, ..FileOptions::default() };
+    let delay = Duration::from_millis(30);
+    let engine = common::places::open_with(&image(dir.path(), SIZE), with(delay));
+    let mut rig = lane(&engine);
     let begin = Instant::now();
+    rig.ok(Op::Flush);
+    assert!(begin.elapsed() >= delay);
+    drop((rig, engine));
+
+    let engine = common::places::open_with(&image(dir.path(), SIZE), with(Duration::from_secs(3600)));
+    let (mut one, mut other) = (lane(&engine), lane(&engine));
     start(&mut one, Op::Flush);
-    let due = until_delayed(&mut one);
-    assert!(due >= begin + DELAY);
-    // Reads and writes of the same lane are answered meanwhile, and a flush of another one waits for the next fdatasync.
+    start(&mut other, Op::Flush);
+    // Reads and writes of the same lane are answered meanwhile.
     for op in [write(), Op::read(8, 4096)] {
         start(&mut one, op);
-        while answered(&mut one, begin) == 0 {
+        let mut answers = Vec::new();
+        while answers.is_empty() {
             one.lane.wait(Duration::from_millis(10));
+            one.reap(Instant::now());
+            answers = one.collect();
         }
+        assert_eq!((answers.len(), answers[0].status), (1, Status::Ok));
     }
-    start(&mut other, Op::Flush);
-    assert_eq!(answered(&mut other, due), 0);
-    assert_eq!(answered(&mut one, due - Duration::from_nanos(1)), 0);
-    assert_eq!(answered(&mut one, due), 1);
-    assert_eq!(one.channel().deadline(), None);
-    let mut next = None;
-    for _ in 0..6000 {
-        assert_eq!(answered(&mut other, due), 0, "what was written since is not durable");
-        next = other.channel().deadline().filter(|at| *at > due);
-        if next.is_some() {
-            break;
-        }
-        other.lane.wait(Duration::from_millis(10));
-    }
-    assert_eq!(answered(&mut other, next.expect("it hangs")), 1);
-    let stats = (one.stats(), other.stats());
-    assert_eq!((stats.0.fdatasyncs, stats.1.fdatasyncs), (1, 1));
-}
-
-#[test]
-fn a_delayed_flush_that_is_put_back_is_forgotten() {
-    let dir = on_disk();
-    let path = image(dir.path(), SIZE);
-    let flush_delay = Duration::from_secs(3600);
-    let options = FileOptions { cache: Cache::Writeback, flush_delay, ..FileOptions::default() };
-    let engine = common::places::open_with(&path, options);
-    let mut rig = lane(&engine);
-    rig.ok(write());
-    rig.start(Op::Flush);
-    let slot = rig.lane.take().expect("the flush");
-    rig.lane.begin(slot);
-    until_delayed(&mut rig);
-    rig.lane.put_back(slot);
-    assert_eq!(rig.channel().deadline(), None);
-    // Another lane need not wait for it.
-    let mut other = lane(&engine);
-    start(&mut other, Op::Flush);
-    until_delayed(&mut other);
+    assert_eq!((one.in_flight(), other.in_flight()), (1, 1));
+    // Nobody waits for the end of an hour when the volume ends.
+    drop((one, other, engine));
 }

@@ -22,6 +22,9 @@ mod handing;
 #[path = "../../hint/src/lane.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod lane;
+#[path = "../../engine/src/lost.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod lost;
 #[path = "../../lane/src/mail.rs"]
 mod mail;
 #[path = "../../engine/src/file/placements.rs"]
@@ -45,6 +48,7 @@ use crate::board::{Board, Classes};
 pub use crate::changes::{Task, no_change_undoes_a_write};
 pub use crate::handing::{Plan, every_operation_that_is_handed_over_comes_back_once};
 use crate::lane::LaneHint;
+use crate::lost::Writeback;
 use crate::mail::{mailbox, news};
 pub use crate::placing::{Step as PlacedStep, Turn, no_byte_goes_both_ways};
 pub use crate::sharing::{Work, no_answered_write_is_missed};

@@ -1,4 +1,4 @@
-//! Lanes of one volume that write, flush, and go while others wait for them.
+//! Lanes of one volume that write, flush, and go; and the thread that does their `fdatasync`s.
 
 use std::array;
 use std::mem::ManuallyDrop;
@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use loom::thread;
 use vlane_ring::Slot;
 
-use crate::flushes::{Asked, Flusher, Flushes, Told};
+use crate::flushes::{Asked, End, Flusher, Flushes, Syncer};
+use crate::lost::Writeback;
 use crate::sync::{Arc, AtomicU64, Ordering, Wake};
 
 /// What a lane does.
@@ -20,14 +21,10 @@ pub enum Work {
     Flush,
     /// Has two flushes at a time.
     Flushes,
-    /// Its `fdatasync` fails, if it is the one that begins it.
-    Fail,
     /// Asks for a flush, and puts the request back.
     Forget,
-    /// Ends when it has asked for a flush, whether it begins an `fdatasync` or waits for one.
+    /// Ends when it has asked for a flush.
     FlushAndEnd,
-    /// Ends when it has begun an `fdatasync`, for itself and for whoever waits with it; or when another lane's has ended.
-    BeginAndEnd,
 }
 
 /// Lanes at most; and, behind them, whoever had the image before.
@@ -50,14 +47,13 @@ struct Lane {
     doorbell: Arc<Wake>,
     disk: Arc<Disk>,
     number: usize,
-    fails: bool,
 }
 
 impl Lane {
     fn new(flushes: &Arc<Flushes>, disk: &Arc<Disk>, number: usize) -> Lane {
         let doorbell = Arc::new(Wake::new());
         let flusher = ManuallyDrop::new(Flusher::new(flushes, Arc::clone(&doorbell)));
-        Lane { flusher, doorbell, disk: Arc::clone(disk), number, fails: false }
+        Lane { flusher, doorbell, disk: Arc::clone(disk), number }
     }
 
     /// What is left of it in the end.
@@ -67,26 +63,12 @@ impl Lane {
                 Work::Write => self.write(),
                 Work::Flush => self.flush(1),
                 Work::Flushes => self.flush(2),
-                Work::Fail => {
-                    self.fails = true;
-                    self.flush(1);
-                    self.fails = false;
-                }
                 Work::Forget => {
-                    let _asked = self.flusher.ask(Slot(0));
+                    let _asked = self.flusher.ask(Slot(0), Writeback::Flush);
                     self.flusher.forget(Slot(0));
                 }
                 Work::FlushAndEnd => {
-                    let _asked = self.flusher.ask(Slot(0));
-                    return self.end();
-                }
-                Work::BeginAndEnd => {
-                    if self.flusher.ask(Slot(0)) == Asked::Wait {
-                        self.doorbell.wait();
-                        if let Some((_, Told::Begin)) = self.flusher.told() {
-                            assert_eq!(self.flusher.ask(Slot(0)), Asked::Begin, "it was its turn");
-                        }
-                    }
+                    let _asked = self.flusher.ask(Slot(0), Writeback::Flush);
                     return self.end();
                 }
             }
@@ -110,46 +92,22 @@ impl Lane {
     fn flush(&mut self, count: u16) {
         let promised: [u64; LANES + 1] = array::from_fn(|at| self.disk.shown[at].load(Ordering::Acquire));
         let mut left = count;
-        let asked: Vec<_> = (0..count).map(|slot| (Slot(slot), self.flusher.ask(Slot(slot)))).collect();
-        for (slot, asked) in asked {
-            match asked {
-                Asked::Durable => self.answer(promised, &mut left),
-                Asked::Begin => self.sync(slot, promised, &mut left),
-                Asked::Wait => {}
+        for slot in 0..count {
+            if self.flusher.ask(Slot(slot), Writeback::Flush) == Asked::Durable {
+                self.answer(promised, &mut left);
             }
         }
-        // As a lane's thread waits: it sleeps unless it has something to do, reads the eventfd, and looks.
+        // As a lane's thread waits: it sleeps, reads the eventfd, and looks.
         while left > 0 {
-            if !self.flusher.is_told() {
-                self.doorbell.wait();
-            }
+            self.doorbell.wait();
             self.doorbell.clear();
-            while let Some((slot, told)) = self.flusher.told() {
-                match told {
-                    Told::Begin => {
-                        assert_eq!(self.flusher.ask(slot), Asked::Begin, "it was its turn");
-                        self.sync(slot, promised, &mut left);
-                    }
-                    Told::Over { ok: true } => self.answer(promised, &mut left),
-                    Told::Over { ok: false } => left -= 1,
+            while let Some((_, told)) = self.flusher.told() {
+                match told.end {
+                    End::Well => self.answer(promised, &mut left),
+                    End::Lost | End::Failed(_) => left -= 1,
                 }
             }
         }
-    }
-
-    /// An `fdatasync`.
-    fn sync(&mut self, slot: Slot, promised: [u64; LANES + 1], left: &mut u16) {
-        let met: [u64; LANES + 1] = array::from_fn(|at| self.disk.cached[at].load(Ordering::Relaxed));
-        if self.fails {
-            self.flusher.end(slot, false);
-            *left -= 1;
-            return;
-        }
-        for (stable, met) in self.disk.stable.iter().zip(met) {
-            stable.fetch_max(met, SeqCst);
-        }
-        self.flusher.end(slot, true);
-        self.answer(promised, left);
     }
 
     fn answer(&self, promised: [u64; LANES + 1], left: &mut u16) {
@@ -164,13 +122,34 @@ impl Lane {
     }
 }
 
+/// The thread that does the `fdatasync`s; the first ones end like this, and all others well.
+fn sync(flushes: &Arc<Flushes>, disk: &Disk, ends: &[End]) {
+    let mut syncer = Syncer::new(flushes);
+    let mut ends = ends.iter().copied();
+    while syncer.next().is_some() {
+        let met: [u64; LANES + 1] = array::from_fn(|at| disk.cached[at].load(Ordering::Relaxed));
+        let end = ends.next().unwrap_or(End::Well);
+        if end == End::Well {
+            for (stable, met) in disk.stable.iter().zip(met) {
+                stable.fetch_max(met, SeqCst);
+            }
+        }
+        syncer.ended(end);
+    }
+}
+
 /// Several lanes, each with its work. No flush is answered although what was answered before it is not durable, and nobody waits for ever.
-pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]]) {
+pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]], first_fails: bool) {
     let flushes = Flushes::new();
     let numbers = |last: u64| array::from_fn(|at| AtomicU64::new(if at == LANES { last } else { 0 }));
     // The one before has written something, and is gone.
     let disk =
         Arc::new(Disk { cached: numbers(1), shown: numbers(1), stable: array::from_fn(|_| Plain::new(0)) });
+    let syncs = thread::spawn({
+        let (flushes, disk) = (Arc::clone(&flushes), Arc::clone(&disk));
+        let ends: &[End] = if first_fails { &[End::Failed(5)] } else { &[] };
+        move || sync(&flushes, &disk, ends)
+    });
     let mut running = Vec::new();
     let mut first = None;
     for (number, works) in lanes.iter().enumerate() {
@@ -183,6 +162,7 @@ pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]]) {
     let first = first.and_then(|(lane, works)| lane.run(works));
     let left: Vec<Lane> =
         running.into_iter().filter_map(|lane| lane.join().expect("a lane")).chain(first).collect();
-    // Not before: who is dropped wakes others.
     left.into_iter().for_each(|lane| drop(lane.end()));
+    flushes.end();
+    syncs.join().expect("the thread");
 }

@@ -12,12 +12,13 @@ use vlane_ring::Kind;
 use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
-use super::flushes::{Asked, Flusher, Told};
+use super::flushes::{Asked, End, Flusher, Told};
 use super::journal::Sense;
 use super::placements::Placer;
+use super::sync_thread::SyncThread;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::{Cache, PART, Shared, inline, span};
-use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile, What};
+use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
@@ -86,10 +87,16 @@ pub(super) struct FileChannel {
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
+    /// As long as flushes may wait for it.
+    _syncs: Arc<SyncThread>,
 }
 
 impl FileChannel {
-    pub(super) fn new(shared: Arc<Shared>, slots: u16) -> Result<FileChannel, EngineError> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        slots: u16,
+        syncs: Arc<SyncThread>,
+    ) -> Result<FileChannel, EngineError> {
         let discards_by_thread = shared.is_device && shared.can_discard && !shared.read_only;
         let doorbell = Arc::new(doorbell(&shared.path)?);
         let rung = || Arc::clone(&doorbell);
@@ -107,6 +114,7 @@ impl FileChannel {
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
             past: Instant::now(),
             stats: ChannelStats::default(),
+            _syncs: syncs,
             shared,
         })
     }
@@ -259,7 +267,7 @@ impl FileChannel {
             Next::Done if self.has_next_part(slot, request) => {
                 self.next_part(slot, request, decisions, operations)
             }
-            Next::Done => self.all_done(slot, request, decisions, operations),
+            Next::Done => self.all_done(slot, request, decisions),
             Next::Failed(failure) => self.fail(slot, request, decisions, failure),
         }
     }
@@ -273,13 +281,7 @@ impl FileChannel {
     }
 
     /// All that a request was to do is done: it is answered, if it need not be made durable.
-    pub(super) fn all_done(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
+    pub(super) fn all_done(&mut self, slot: Slot, request: &Request, decisions: Decisions) -> Outcome {
         if request.kind() == Kind::In {
             return self.answer(slot, Status::Ok);
         }
@@ -291,33 +293,24 @@ impl FileChannel {
             return self.answer(slot, Status::Ok);
         }
         if self.debt || !is_durable {
-            return self.flush(slot, operations);
+            return self.flush(slot, Writeback::Write);
         }
         let status = self.proven(Writeback::Write);
         self.answer(slot, status)
     }
 
     /// Makes everything durable that was answered before.
-    fn flush(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
+    fn flush(&mut self, slot: Slot, asks: Writeback) -> Outcome {
         let progress = self.at(slot);
-        (progress.stage, progress.pays, progress.retries) = (Stage::Sync, true, 0);
-        match self.flusher.ask(slot) {
+        (progress.stage, progress.pays) = (Stage::Sync, true);
+        match self.flusher.ask(slot, asks) {
             Asked::Durable => {
                 self.stats.flushes_skipped += 1;
-                let is_lost = self.shared.durability.ask(Writeback::Flush);
+                let is_lost = self.shared.durability.ask(asks);
                 self.flushed(slot, !is_lost)
             }
-            Asked::Begin => self.begin_sync(slot, operations),
             Asked::Wait => Outcome::Pending,
         }
-    }
-
-    fn begin_sync(&mut self, slot: Slot, operations: &mut Vec<Operation>) -> Outcome {
-        self.stats.fdatasyncs += 1;
-        let patient = self.at(slot).retries > 0;
-        let what = What::Sync;
-        operations.push(Operation { number: 0, what, file: 0, offset: 0, len: 0, durable: false, patient });
-        Outcome::Pending
     }
 
     /// The answer to a flush, or a durable write, of which the system says that it went well: so it does to one of two that go on
@@ -395,8 +388,8 @@ impl FileChannel {
         let Progress { stage, durable, .. } = *self.at(slot);
         let durability = &self.shared.durability;
         match stage {
-            Stage::Sync if request.kind() == Kind::Flush => durability.fail(errno, Writeback::Flush),
-            Stage::Sync => durability.fail(errno, Writeback::Write),
+            // Noted before anybody was told.
+            Stage::Sync => {}
             // Its own transfer, or the writeback after it, which may be that of any page: the system does not say which.
             _ if durable && request.kind() != Kind::In && kind == IoErrorKind::Device => {
                 durability.fail(errno, Writeback::Write);
@@ -443,26 +436,24 @@ impl FileChannel {
                 self.proceed(slot, request, decisions, Some(completion), operations)
             }
             Stage::Range => self.range_completed(slot, request, decisions, completion.result, operations),
-            Stage::Sync => {
-                let errno = completion.result.saturating_neg();
-                if errno > 0 && self.may_retry(slot, errno) {
-                    return self.begin_sync(slot, operations);
-                }
-                // What is lost is noted before the others are told.
-                let (outcome, ok) = match errno {
-                    1.. => (self.fail(slot, request, decisions, Failure::System(errno)), false),
-                    _ => {
-                        let is_lost = self.shared.durability.ask(Writeback::Flush);
-                        (self.flushed(slot, !is_lost), !is_lost)
-                    }
-                };
-                self.flusher.end(slot, ok);
-                outcome
-            }
+            // It has no operation: a thread does the `fdatasync`.
+            Stage::Sync => Outcome::Pending,
         }
     }
 
-    /// The end of a flush: an `fdatasync` that covers it ended, whether well.
+    /// An `fdatasync` that covers it has ended.
+    fn synced(&mut self, slot: Slot, request: &Request, decisions: Decisions, told: Told) -> Outcome {
+        match told.is_own {
+            true => self.stats.fdatasyncs += 1,
+            false => self.stats.flushes_shared += 1,
+        }
+        match told.end {
+            End::Failed(errno) if told.is_own => self.fail(slot, request, decisions, Failure::System(errno)),
+            end => self.flushed(slot, end == End::Well),
+        }
+    }
+
+    /// The end of a flush, and whether it is one that went well.
     fn flushed(&mut self, slot: Slot, ok: bool) -> Outcome {
         if !ok || self.shared.durability.is_lost() {
             let status = self.lost();
@@ -496,7 +487,7 @@ impl FileChannel {
             //= virtio 5.2.6.2
             //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed
             //# to it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
-            Kind::Flush => self.flush(slot, operations),
+            Kind::Flush => self.flush(slot, Writeback::Flush),
             //= virtio 5.2.6.2
             //# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
             Kind::Discard | Kind::WriteZeroes => {
@@ -535,7 +526,7 @@ impl FileChannel {
             self.flusher.count();
             return Outcome::Done(Status::Ok);
         }
-        self.all_done(slot, request, decisions, operations)
+        self.all_done(slot, request, decisions)
     }
 
     /// See [`Channel::go_on`].
@@ -553,11 +544,7 @@ impl FileChannel {
                 None => self.next_range(slot, request, decisions, operations),
             },
             Stage::Sync => match self.at(slot).told.take() {
-                Some(Told::Begin) => self.flush(slot, operations),
-                Some(Told::Over { ok }) => {
-                    self.stats.flushes_shared += 1;
-                    self.flushed(slot, ok)
-                }
+                Some(told) => self.synced(slot, request, decisions, told),
                 None => Outcome::Pending,
             },
             // Nobody named it.

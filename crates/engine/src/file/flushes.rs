@@ -5,20 +5,21 @@
 //! * **Skipped**: a flush needs none if nothing was answered since the last successful one *began*. Each channel counts its writes, discards and
 //!   zeroings that are answered and not durable by themselves ([`Flusher::count`]). The sum of these counts, looked at before an `fdatasync`
 //!   begins, stands for what it covers. As long as the sum is that, all that was answered is durable.
-//! * **Shared**: one runs at a time. Who asks meanwhile waits for the next one, whose begin is later than whatever they were answered before. The first
-//!   that can begins it for all ([`Asked::Begin`], [`Told::Begin`]); when it ends, all who waited when it began are told.
+//! * **Shared**: one runs at a time. Who asks meanwhile waits for the next one, whose begin is later than whatever they were answered before.
+//!   When it ends, all who waited when it began are told.
 //!
 //! The first flush of a volume that was just opened finds something to do: whoever had the image before may have left it in the page cache.
+//!
+//! # Who begins it
+//! A thread of the volume that does nothing else ([`Syncer`]; `sync_thread.rs`). It begins as soon as the first channel asks, and
+//! tells the others of the end. So no flush waits for a lane's thread that is held up elsewhere. An io_uring of a lane cannot do that:
+//! only its own thread begins operations in it, and sees their ends.
 //!
 //! # Why no answered write is missed
 //! The count is stored before the request's used entry is (a lane shows what a channel has answered). A guest that flushes because it saw the
 //! entry does so after both, and so does the lane that takes the flush, in whatever thread: it finds the count. The other way round, whoever reads
 //! the count reads it after the write has ended, so an `fdatasync` that begins after the look covers the write. Every interleaving is tried by
 //! the models (crates/models). A write pays a store to a cache line of its channel's own; the mutex is for flushes, which wait for the device.
-//!
-//! # Who begins it, and when that one goes
-//! It is an operation of one of the requests that wait, on its own lane's io_uring. If that request is put back, or its channel goes, the others
-//! wait for another `fdatasync`, which one of them begins: how the first one ended nobody knows.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -26,12 +27,15 @@ use std::sync::PoisonError;
 
 use vlane_ring::Slot;
 
-use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Waker, wake};
+use crate::Writeback;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Waker, wake};
 
 /// What the channels of one volume share. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Flushes {
     state: Mutex<State>,
+    /// The thread has something to do.
+    called: Condvar,
 }
 
 /// What a channel shows the others.
@@ -49,13 +53,19 @@ struct Gate {
 #[repr(align(128))]
 struct Answered(AtomicU64);
 
-/// A channel's way to flushes. Dropped, it waits for nothing any more, and somebody else begins what it was to begin.
+/// A channel's way to flushes. Dropped, it waits for nothing any more.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     shared: Arc<Flushes>,
     gate: Arc<Gate>,
     channel: u64,
     told: VecDeque<(Slot, Told)>,
+}
+
+/// The end of the thread that does the `fdatasync`s. There is one of a volume.
+#[derive(Debug)]
+pub(crate) struct Syncer {
+    shared: Arc<Flushes>,
     /// Whom to wake once the mutex is free; empty in between.
     ring: Vec<Arc<Gate>>,
 }
@@ -65,19 +75,27 @@ pub(crate) struct Flusher {
 pub(crate) enum Asked {
     /// It is.
     Durable,
-    /// The request begins an `fdatasync`, now; to be told with [`Flusher::end`].
-    Begin,
-    /// Others do: [`Flusher::told`] names the request once there is news.
+    /// [`Flusher::told`] names the request when it is, or when it cannot be.
     Wait,
 }
 
 /// What a request that waited is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// It is its turn to begin one: [`Flusher::ask`] again.
-    Begin,
-    /// The `fdatasync` that it waited for has ended; whether well.
-    Over { ok: bool },
+pub(crate) struct Told {
+    pub(crate) end: End,
+    /// It was begun for this request, and has served others besides.
+    pub(crate) is_own: bool,
+}
+
+/// What came of an `fdatasync`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All that it covers is durable.
+    Well,
+    /// It went well, and something had been lost before.
+    Lost,
+    /// The system refused it: an error number.
+    Failed(i32),
 }
 
 /// A request of a channel.
@@ -85,16 +103,17 @@ pub(crate) enum Told {
 struct Who {
     channel: u64,
     slot: Slot,
+    asks: Writeback,
 }
 
 /// The `fdatasync` of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Nobody,
-    /// Was told to begin it, and has not.
-    Called(Who),
+    /// Somebody waits for one that is to begin.
+    Called,
     /// With what was answered when it began.
-    UnderWay(Who, u64),
+    UnderWay(u64),
 }
 
 #[derive(Debug)]
@@ -109,7 +128,9 @@ struct State {
     turn: Turn,
     /// Who waits for the one that is under way, and who for the next one.
     group: Vec<Who>,
-    waiting: VecDeque<Who>,
+    waiting: Vec<Who>,
+    /// No channel is left, nor will there be one.
+    is_over: bool,
 }
 
 #[derive(Debug)]
@@ -130,14 +151,79 @@ impl Flushes {
             durable: 0,
             turn: Turn::Nobody,
             group: Vec::new(),
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
+            is_over: false,
         };
-        Arc::new(Flushes { state: Mutex::new(state) })
+        Arc::new(Flushes { state: Mutex::new(state), called: Condvar::new() })
+    }
+
+    /// Ends the thread, when it has done what it is at.
+    pub(crate) fn end(&self) {
+        self.lock().is_over = true;
+        self.called.notify_all();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing in here panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Syncer {
+    /// The volume's.
+    pub(crate) fn new(shared: &Arc<Flushes>) -> Syncer {
+        Syncer { shared: Arc::clone(shared), ring: Vec::new() }
+    }
+
+    /// Waits until an `fdatasync` is to begin; says for what. Nothing, if there will be none any more.
+    pub(crate) fn next(&self) -> Option<Writeback> {
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(asks) = state.begin() {
+                return Some(asks);
+            }
+            if state.is_over {
+                return None;
+            }
+            state = self.shared.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether [`Syncer::next`] will have nothing any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.shared.lock().is_over
+    }
+
+    /// As [`Syncer::next`], without waiting.
+    #[cfg(any(test, vlane_simulated))]
+    pub(crate) fn try_next(&self) -> Option<Writeback> {
+        self.shared.lock().begin()
+    }
+
+    /// The `fdatasync` has ended. What is lost was noted before.
+    pub(crate) fn ended(&mut self, end: End) {
+        let mut state = self.shared.lock();
+        let Turn::UnderWay(covers) = state.turn else { return };
+        state.turn = Turn::Nobody;
+        if end == End::Well {
+            state.durable = covers;
+        }
+        let mut is_own = true;
+        for who in mem::take(&mut state.group) {
+            state.tell(who, Told { end, is_own: mem::take(&mut is_own) }, &mut self.ring);
+        }
+        // After a failure none ends well any more.
+        if end != End::Well || state.durable == state.answered() {
+            for who in mem::take(&mut state.waiting) {
+                state.tell(who, Told { end, is_own: false }, &mut self.ring);
+            }
+        }
+        if !state.waiting.is_empty() {
+            state.turn = Turn::Called;
+        }
+        drop(state);
+        // Not under the mutex: it is a system call each.
+        self.ring.drain(..).for_each(|gate| wake(&gate.doorbell));
     }
 }
 
@@ -152,7 +238,7 @@ impl Flusher {
         state.members.push(Member { number, gate: Arc::clone(&gate), told: VecDeque::new() });
         drop(state);
         let shared = Arc::clone(shared);
-        Flusher { shared, gate, channel: number, told: VecDeque::new(), ring: Vec::new() }
+        Flusher { shared, gate, channel: number, told: VecDeque::new() }
     }
 
     /// A write, discard or zeroing has ended, is not durable, and is about to be answered.
@@ -163,48 +249,22 @@ impl Flusher {
         answered.store(answered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// `slot` wants everything to be durable that was answered before; or it was told to begin.
-    pub(crate) fn ask(&mut self, slot: Slot) -> Asked {
-        let who = Who { channel: self.channel, slot };
+    /// `slot` wants everything to be durable that was answered before; and for what.
+    pub(crate) fn ask(&mut self, slot: Slot, asks: Writeback) -> Asked {
         let mut state = self.shared.lock();
-        let answered = state.answered();
-        let is_called = state.turn == Turn::Called(who);
-        if !is_called && state.durable == answered {
+        if state.durable == state.answered() {
             return Asked::Durable;
         }
-        if !is_called && state.turn != Turn::Nobody {
-            state.waiting.push_back(who);
-            return Asked::Wait;
+        state.waiting.push(Who { channel: self.channel, slot, asks });
+        let calls = state.turn == Turn::Nobody;
+        if calls {
+            state.turn = Turn::Called;
         }
-        state.turn = Turn::UnderWay(who, answered);
-        state.group = mem::take(&mut state.waiting).into();
-        Asked::Begin
-    }
-
-    /// The `fdatasync` that `slot` has begun has ended; whether well, which a failure that was noted before is not.
-    pub(crate) fn end(&mut self, slot: Slot, ok: bool) {
-        let who = Who { channel: self.channel, slot };
-        let mut state = self.shared.lock();
-        let Turn::UnderWay(by, covers) = state.turn else { return };
-        if by != who {
-            return;
-        }
-        state.turn = Turn::Nobody;
-        if ok {
-            state.durable = covers;
-        }
-        for who in mem::take(&mut state.group) {
-            state.tell(who, Told::Over { ok }, &mut self.ring);
-        }
-        // After a failure none ends well any more.
-        if !ok || state.durable == state.answered() {
-            for who in mem::take(&mut state.waiting) {
-                state.tell(who, Told::Over { ok }, &mut self.ring);
-            }
-        }
-        state.call(self.channel, &mut self.ring);
         drop(state);
-        self.ring();
+        if calls {
+            self.shared.called.notify_one();
+        }
+        Asked::Wait
     }
 
     /// The next request that was told something. To be called until there is nothing, after the doorbell's eventfd was read: what is told
@@ -220,13 +280,13 @@ impl Flusher {
         self.told.pop_front()
     }
 
-    /// Whether [`Flusher::told`] has something. Certain only about what this channel has caused itself: for that the doorbell is not rung.
+    /// Whether [`Flusher::told`] has something, as far as is known.
     #[inline]
     pub(crate) fn is_told(&self) -> bool {
         !self.told.is_empty() || self.gate.rung.load(Ordering::Relaxed)
     }
 
-    /// `slot` waits for nothing any more, and no `fdatasync` of its is under way.
+    /// `slot` waits for nothing any more.
     #[cold]
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.told.retain(|(told, _)| *told != slot);
@@ -234,16 +294,8 @@ impl Flusher {
         if let Some(member) = state.member(self.channel) {
             member.told.retain(|(told, _)| *told != slot);
         }
-        state.remove(|who| *who == Who { channel: self.channel, slot });
-        state.call(self.channel, &mut self.ring);
-        drop(state);
-        self.ring();
-    }
-
-    /// Wakes those that were told something. Not under the mutex: it is a system call each.
-    fn ring(&mut self) {
-        let others = self.ring.drain(..).filter(|gate| !Arc::ptr_eq(gate, &self.gate));
-        others.for_each(|gate| wake(&gate.doorbell));
+        let channel = self.channel;
+        state.remove(|who| who.channel == channel && who.slot == slot);
     }
 }
 
@@ -253,9 +305,6 @@ impl Drop for Flusher {
         state.gone = state.gone.wrapping_add(self.gate.answered.0.load(Ordering::Relaxed));
         state.members.retain(|member| member.number != self.channel);
         state.remove(|who| who.channel == self.channel);
-        state.call(self.channel, &mut self.ring);
-        drop(state);
-        self.ring();
     }
 }
 
@@ -281,29 +330,23 @@ impl State {
         }
     }
 
-    /// If it is nobody's turn and somebody waits: it is theirs. A request of the calling channel need not be woken for it.
-    fn call(&mut self, caller: u64, ring: &mut Vec<Arc<Gate>>) {
-        if self.turn != Turn::Nobody {
-            return;
+    /// Begins an `fdatasync` for those who wait, if one was called for; says for what.
+    fn begin(&mut self) -> Option<Writeback> {
+        if self.turn != Turn::Called {
+            return None;
         }
-        let own = self.waiting.iter().position(|who| who.channel == caller);
-        if let Some(who) = self.waiting.remove(own.unwrap_or(0)) {
-            self.turn = Turn::Called(who);
-            self.tell(who, Told::Begin, ring);
-        }
+        let asks = self.waiting.first()?.asks;
+        self.turn = Turn::UnderWay(self.answered());
+        self.group = mem::take(&mut self.waiting);
+        Some(asks)
     }
 
-    /// Takes requests out. Who waits for one of theirs waits for another one.
+    /// Takes requests out.
     fn remove(&mut self, is_gone: impl Fn(&Who) -> bool) {
-        if let Turn::Called(by) | Turn::UnderWay(by, _) = self.turn
-            && is_gone(&by)
-        {
-            self.turn = Turn::Nobody;
-            for who in mem::take(&mut self.group).into_iter().rev() {
-                self.waiting.push_front(who);
-            }
-        }
         self.group.retain(|who| !is_gone(who));
         self.waiting.retain(|who| !is_gone(who));
+        if self.waiting.is_empty() && self.turn == Turn::Called {
+            self.turn = Turn::Nobody;
+        }
     }
 }

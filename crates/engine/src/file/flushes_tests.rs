@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use vlane_ring::Slot;
 
-use super::flushes::{Asked, Flusher, Flushes, Told};
+use super::flushes::{Asked, End, Flusher, Flushes, Syncer};
+use crate::Writeback;
 use crate::sync::Waker;
 
 /// Requests of a lane at a time.
@@ -37,6 +38,8 @@ struct Lane {
 enum Step {
     Write(usize),
     Ask(usize),
+    /// The thread begins an `fdatasync`, if one is called for.
+    Begin,
     /// The `fdatasync` that is under way ends.
     End(bool),
     /// A lane's thread wakes up, if there is a reason.
@@ -49,13 +52,14 @@ enum Step {
 /// A volume that is watched: each answer is held against what was written, and against the `fdatasync`s that there were.
 struct World {
     flushes: Arc<Flushes>,
+    syncer: Syncer,
     lanes: Vec<Lane>,
     now: Moment,
     /// When each write was answered; the first is of whoever had the image before.
     writes: Vec<Moment>,
     syncs: Vec<Sync>,
-    /// Whose the last of them is, if it has not ended.
-    under_way: Option<(usize, u16)>,
+    /// The last of them has not ended.
+    is_under_way: bool,
     answered: usize,
 }
 
@@ -71,7 +75,9 @@ impl World {
     fn new(lanes: usize) -> World {
         let flushes = Flushes::new();
         let lanes = (0..lanes).map(|_| Lane::new(&flushes)).collect();
-        World { flushes, lanes, now: 0, writes: vec![0], syncs: Vec::new(), under_way: None, answered: 0 }
+        let syncer = Syncer::new(&flushes);
+        let (writes, syncs) = (vec![0], Vec::new());
+        World { flushes, syncer, lanes, now: 0, writes, syncs, is_under_way: false, answered: 0 }
     }
 
     fn step(&mut self, step: Step) {
@@ -86,34 +92,24 @@ impl World {
                     return;
                 };
                 self.lanes[lane].out.insert(slot, self.now);
-                match self.lanes[lane].flusher.ask(Slot(slot)) {
+                match self.lanes[lane].flusher.ask(Slot(slot), Writeback::Flush) {
                     Asked::Durable => self.answer(lane, slot, true),
-                    Asked::Begin => self.begin(lane, slot),
                     Asked::Wait => assert!(!self.is_durable(self.now), "it waits for nothing"),
                 }
             }
+            Step::Begin => self.begin(),
             Step::End(ok) => {
-                let Some((lane, slot)) = self.under_way.take() else { return };
-                self.syncs.last_mut().unwrap().ended = Some((self.now, ok));
-                self.lanes[lane].flusher.end(Slot(slot), ok);
-                self.answer(lane, slot, ok);
-                self.own_news(lane);
+                if std::mem::take(&mut self.is_under_way) {
+                    self.syncs.last_mut().unwrap().ended = Some((self.now, ok));
+                    self.syncer.ended(if ok { End::Well } else { End::Failed(libc::EIO) });
+                }
             }
             Step::Look(lane) => self.look(lane),
             Step::Forget(lane) => {
                 let Some((slot, _)) = self.lanes[lane].out.pop_first() else { return };
-                if self.under_way == Some((lane, slot)) {
-                    self.under_way = None;
-                }
                 self.lanes[lane].flusher.forget(Slot(slot));
-                self.own_news(lane);
             }
-            Step::Replace(lane) => {
-                if self.under_way.is_some_and(|(of, _)| of == lane) {
-                    self.under_way = None;
-                }
-                self.lanes[lane] = Lane::new(&self.flushes);
-            }
+            Step::Replace(lane) => self.lanes[lane] = Lane::new(&self.flushes),
         }
     }
 
@@ -124,32 +120,22 @@ impl World {
         }
     }
 
-    /// What a lane does before it sleeps: nobody tells it of what it caused itself.
-    fn own_news(&mut self, lane: usize) {
-        if self.lanes[lane].flusher.is_told() {
-            self.read_news(lane);
-        }
-    }
-
     fn read_news(&mut self, lane: usize) {
         while let Some((Slot(slot), told)) = self.lanes[lane].flusher.told() {
             assert!(self.lanes[lane].out.contains_key(&slot), "{slot} waits for nothing");
-            match told {
-                Told::Begin => {
-                    assert_eq!(self.lanes[lane].flusher.ask(Slot(slot)), Asked::Begin);
-                    self.begin(lane, slot);
-                }
-                Told::Over { ok } => self.answer(lane, slot, ok),
-            }
+            self.answer(lane, slot, told.end == End::Well);
         }
     }
 
-    fn begin(&mut self, lane: usize, slot: u16) {
-        assert_eq!(self.under_way, None, "one at a time");
-        assert!(!self.is_durable(self.now), "an fdatasync with nothing to do");
-        self.now += 1;
-        self.syncs.push(Sync { began: self.now, ended: None });
-        self.under_way = Some((lane, slot));
+    fn begin(&mut self) {
+        if self.is_under_way {
+            assert_eq!(self.syncer.try_next(), None, "one at a time");
+        } else if self.syncer.try_next().is_some() {
+            assert!(!self.is_durable(self.now), "an fdatasync with nothing to do");
+            self.now += 1;
+            self.syncs.push(Sync { began: self.now, ended: None });
+            self.is_under_way = true;
+        }
     }
 
     /// The rule, in plain words: a successful one that began after each write that was answered before `asked`, and has ended.
@@ -180,6 +166,7 @@ impl World {
         let out: usize = self.lanes.iter().map(|lane| lane.out.len()).sum();
         for _ in 0..=2 * out {
             self.step(Step::End(true));
+            self.step(Step::Begin);
             (0..self.lanes.len()).for_each(|lane| self.look(lane));
         }
         let left: Vec<_> = self.lanes.iter().map(|lane| &lane.out).collect();
@@ -192,6 +179,7 @@ fn step(lanes: usize) -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => lane().prop_map(Step::Write),
         6 => lane().prop_map(Step::Ask),
+        5 => Just(Step::Begin),
         4 => prop::bool::weighted(0.9).prop_map(Step::End),
         6 => lane().prop_map(Step::Look),
         1 => lane().prop_map(Step::Forget),
@@ -220,6 +208,7 @@ fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
     for lane in 0..8 {
         world.step(Step::Write(lane));
         world.step(Step::Ask(lane));
+        world.step(Step::Begin);
     }
     world.settle();
     assert_eq!((world.answered, world.syncs.len()), (8, 2));
@@ -228,7 +217,10 @@ fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
 #[test]
 fn what_waits_needs_none_if_the_one_that_ran_covers_it() {
     let mut world = World::new(3);
-    (0..3).for_each(|lane| world.step(Step::Ask(lane)));
+    for lane in 0..3 {
+        world.step(Step::Ask(lane));
+        world.step(Step::Begin);
+    }
     world.settle();
     assert_eq!((world.answered, world.syncs.len()), (3, 1));
 }

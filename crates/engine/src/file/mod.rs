@@ -38,7 +38,7 @@ mod rereads;
 #[cfg(vlane_simulated)]
 mod simulated;
 mod stack;
-mod syncs;
+mod sync_thread;
 mod transfer;
 
 use std::fs::File;
@@ -56,7 +56,7 @@ pub use self::journal::{DirectReport, JournalReport};
 pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
 #[cfg(vlane_simulated)]
-pub use self::simulated::Simulated;
+pub use self::simulated::{Simulated, SimulatedSyncs};
 use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
@@ -154,6 +154,7 @@ pub fn look_into(path: &std::path::Path, raw: bool) -> Result<(File, u64), Engin
 #[derive(Debug)]
 pub struct FileEngine {
     shared: Arc<Shared>,
+    syncs: Arc<sync_thread::SyncThread>,
 }
 
 /// What the channels of one volume share.
@@ -195,6 +196,11 @@ struct Shared {
 }
 
 impl FileEngine {
+    fn new(shared: Shared) -> FileEngine {
+        let syncs = sync_thread::SyncThread::new(&shared.flushes);
+        FileEngine { shared: Arc::new(shared), syncs }
+    }
+
     /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another vlane see
     /// that the image is in use. For what a dead process has left of it, it waits two seconds.
     ///
@@ -214,7 +220,7 @@ impl FileEngine {
         options: FileOptions,
         patience: &mut dyn FnMut(&Leftover) -> bool,
     ) -> Result<FileEngine, EngineError> {
-        open::open(path, options, patience).map(|shared| FileEngine { shared: Arc::new(shared) })
+        open::open(path, options, patience).map(FileEngine::new)
     }
 
     /// The same, with everything that reaches the storage written down from now on: for tests and research. [`StorageRecorder::finish`] ends
@@ -352,12 +358,8 @@ impl Engine for FileEngine {
         let channel: Box<dyn Channel> = match shared.map {
             Some(_) => Box::new(mapped::MappedChannel::new(shared, slots)),
             None => {
-                let is_usual = shared.flush_delay.is_zero() && !shared.danger_flush_journal_only;
-                let channel = Box::new(channel::FileChannel::new(Arc::clone(&shared), slots)?);
-                match is_usual {
-                    true => channel,
-                    false => Box::new(syncs::Syncs::new(channel, slots, shared)),
-                }
+                self.syncs.start(&shared)?;
+                Box::new(channel::FileChannel::new(shared, slots, Arc::clone(&self.syncs))?)
             }
         };
         Ok(match recorder {

@@ -59,7 +59,7 @@ impl FileChannel {
             progress.stage = Stage::Range;
             let (index, way, done) = (progress.range, progress.way, progress.done);
             let Some(range) = request.ranges().get(index) else {
-                return self.all_done(slot, request, decisions, operations);
+                return self.all_done(slot, request, decisions);
             };
             let Some((start, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
                 self.flusher.count();

@@ -81,9 +81,7 @@ impl Recorded {
 fn told(request: &Request, operation: &Operation) -> Option<Told> {
     let Operation { file, offset, len, durable, .. } = *operation;
     let data = match &operation.what {
-        // What is written back is not durable by that.
-        What::Read(_) | What::WriteBack => return None,
-        What::Sync => return Some(Told::Sync),
+        What::Read(_) => return None,
         What::Punch => return Some(Told::Clear { how: Clear::Punch, offset, len }),
         What::Zero => return Some(Told::Clear { how: Clear::Zero, offset, len }),
         What::Write(Memory::Request(from)) => recorder::data(request, *from, len),

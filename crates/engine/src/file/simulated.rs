@@ -1,6 +1,7 @@
 //! A volume for the deterministic simulator (crates/dst): what [`super::open`] makes of an image, made of what the simulator says.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -9,10 +10,11 @@ use std::time::Duration;
 use vlane_ring::SECTOR;
 
 use super::exclusion::Exclusion;
-use super::flushes::Flushes;
+use super::flushes::{Flushes, Syncer};
 use super::transfer::Align;
-use super::{Cache, FileEngine, Shared, discard, durability};
+use super::{Cache, FileEngine, Shared, discard, durability, sync_thread, transfer};
 use crate::operation::StorageFile;
+use crate::{Writeback, system};
 
 /// What the image is like. The files are descriptors for the simulated kernel, which never reads or writes them.
 #[derive(Debug)]
@@ -63,11 +65,55 @@ impl FileEngine {
             danger_flush_journal_only: false,
             recorder: None,
         };
-        FileEngine { shared: Arc::new(shared) }
+        FileEngine::new(shared)
+    }
+
+    /// The thread that does its `fdatasync`s. There must be only one.
+    pub fn simulated_syncs(&self) -> SimulatedSyncs {
+        let syncer = Syncer::new(&self.shared.flushes);
+        SimulatedSyncs { shared: Arc::clone(&self.shared), syncer, under_way: None }
     }
 
     /// The image has another size: as [`FileEngine::refresh`].
     pub fn set_sectors(&self, sectors: u64) {
         self.shared.sectors.store(sectors, Ordering::Relaxed);
+    }
+}
+
+/// The thread that does a volume's `fdatasync`s, in steps.
+#[derive(Debug)]
+pub struct SimulatedSyncs {
+    shared: Arc<Shared>,
+    syncer: Syncer,
+    /// For what, its number, and how often it was begun before.
+    under_way: Option<(Writeback, u64, u32)>,
+}
+
+impl SimulatedSyncs {
+    /// Begins one, or tells of its end; says whether there was something to do.
+    pub fn step(&mut self) -> bool {
+        let begin = |asks, times| Some((asks, system::sync(self.shared.file().as_raw_fd()), times));
+        let Some((asks, number, times)) = self.under_way else {
+            self.under_way = self.syncer.try_next().and_then(|asks| begin(asks, 0));
+            return self.under_way.is_some();
+        };
+        let Some(result) = system::synced(number) else { return false };
+        let errno = result.saturating_neg();
+        if transfer::is_momentary(errno) && times < transfer::MAX_RETRIES {
+            self.under_way = begin(asks, times + 1);
+            return true;
+        }
+        self.under_way = None;
+        self.syncer.ended(sync_thread::settle(&self.shared, asks, errno));
+        true
+    }
+}
+
+impl Drop for SimulatedSyncs {
+    fn drop(&mut self) {
+        // Nobody is told of its end.
+        if let Some((_, number, _)) = self.under_way {
+            system::finish(number, -libc::ECANCELED);
+        }
     }
 }

@@ -152,7 +152,8 @@ impl Direct {
         let ranges = self.regions.difference(&self.wanted);
         let durability = &self.means.durability;
         if !durability.is_lost() {
-            ranges.ranges().iter().for_each(|range| pages::write_back(file, range));
+            // How it went is for the `fdatasync` to say.
+            ranges.ranges().iter().for_each(|range| drop(pages::write_back(file, range)));
         }
         // For ever: what was not written is found in the cache only, where it counts as clean.
         if durability.ask(Writeback::Sync) {

@@ -109,6 +109,6 @@ impl FileEngine {
             in_memory,
             size: sectors.saturating_mul(SECTOR),
         };
-        super::shared(path, options, opened).map(|shared| FileEngine { shared: shared.into() })
+        super::shared(path, options, opened).map(FileEngine::new)
     }
 }

@@ -1,0 +1,160 @@
+//! The thread that does the `fdatasync`s of a volume ([`super::flushes`]).
+//!
+//! It is there from the first channel to the last one, and sleeps while nobody flushes. For experiments, its `fdatasync`s are not what they are elsewhere:
+//!
+//! * their success is told later than it comes ([`FileOptions::flush_delay`]);
+//! * of the page cache only the guest's journal is written to the device ([`FileOptions::danger_flush_journal_only`]): **other data that was flushed can be
+//!   lost**.
+//!
+//! Flushes that come meanwhile wait for the next one, as they would on a device that is that slow.
+//!
+//! [`FileOptions::flush_delay`]: super::FileOptions::flush_delay
+//! [`FileOptions::danger_flush_journal_only`]: super::FileOptions::danger_flush_journal_only
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vlane_policy::journal::{Kind, Map};
+
+use super::flushes::{End, Flushes, Syncer};
+use super::{Shared, transfer};
+use crate::recorder::Told;
+use crate::{EngineError, ErrorKind, Writeback, pages};
+
+/// Pieces of a journal that are written one beside the other; of one that has more, the whole file is.
+const MOST_PIECES: usize = 64;
+
+/// The thread, once there is a channel. Dropped, it waits for the thread.
+#[derive(Debug)]
+pub(super) struct SyncThread {
+    flushes: Arc<Flushes>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl SyncThread {
+    pub(super) fn new(flushes: &Arc<Flushes>) -> Arc<SyncThread> {
+        Arc::new(SyncThread { flushes: Arc::clone(flushes), thread: Mutex::default() })
+    }
+
+    /// Begins, unless it has begun, or nothing can be written.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(&self, shared: &Arc<Shared>) -> Result<(), EngineError> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.read_only || shared.map.is_some() || thread.is_some() || cfg!(vlane_simulated) {
+            return Ok(());
+        }
+        let of = Arc::clone(shared);
+        let started = thread::Builder::new().name("flush".to_owned()).spawn(move || run(&of));
+        let refused = |error: io::Error| {
+            let text = "no thread for the flushes; raise the limit of threads (ulimit -u, or pids.max of the cgroup)";
+            EngineError::new(ErrorKind::Limit, Some(&shared.path), text).with_source(error)
+        };
+        *thread = Some(started.map_err(refused)?);
+        Ok(())
+    }
+}
+
+impl Drop for SyncThread {
+    fn drop(&mut self) {
+        self.flushes.end();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // From a delay.
+            thread.thread().unpark();
+            // It has the image open.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut syncer = Syncer::new(&shared.flushes);
+    while let Some(asks) = syncer.next() {
+        let end = settle(shared, asks, sync(shared));
+        if end == End::Well {
+            rest(&syncer, shared.flush_delay);
+        }
+        syncer.ended(end);
+    }
+}
+
+/// Waits that long, or until nobody needs the thread any more.
+fn rest(syncer: &Syncer, delay: Duration) {
+    let begin = Instant::now();
+    while let Some(left) = delay.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
+        if syncer.is_over() {
+            return;
+        }
+        thread::park_timeout(left);
+    }
+}
+
+/// Makes durable what was answered; 0, or an error number.
+fn sync(shared: &Shared) -> i32 {
+    let journal = shared.journal.as_ref().filter(|_| shared.danger_flush_journal_only);
+    if let Some(pieces) = journal.and_then(|journal| pieces(&journal.map())) {
+        return errno(&write_back(shared, &pieces));
+    }
+    let told = Told::sync(shared.recorder.as_ref());
+    let mut synced = shared.file().sync_data();
+    for _ in 0..transfer::MAX_RETRIES {
+        if !transfer::is_momentary(errno(&synced)) {
+            break;
+        }
+        synced = shared.file().sync_data();
+    }
+    told.end_with(&synced);
+    errno(&synced)
+}
+
+fn errno(result: &io::Result<()>) -> i32 {
+    result.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Writes parts of the page cache to the device, one beside the other.
+fn write_back(shared: &Shared, pieces: &[Range<u64>]) -> io::Result<()> {
+    let file = shared.file();
+    pieces.iter().try_for_each(|piece| pages::begin_write_back(file, piece))?;
+    pieces.iter().try_for_each(|piece| pages::write_back(file, piece))
+}
+
+/// Notes what is lost, before anybody is told.
+pub(super) fn settle(shared: &Shared, asks: Writeback, errno: i32) -> End {
+    if errno != 0 {
+        shared.durability.fail(errno, asks);
+        return End::Failed(errno);
+    }
+    // The system says that it went well to one of two that go on together, whatever happened to the pages of both.
+    if shared.durability.ask(asks) { End::Lost } else { End::Well }
+}
+
+/// Where the journals lie; nothing if none is known, or there are too many.
+fn pieces(map: &Map) -> Option<Vec<Range<u64>>> {
+    let pieces = map.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal);
+    let pieces: Vec<_> = pieces.map(|piece| piece.range.clone()).take(MOST_PIECES + 1).collect();
+    (1..=MOST_PIECES).contains(&pieces.len()).then_some(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vlane_policy::journal::{FileSystem, Journal, Way};
+
+    #[test]
+    fn journal_of_few_pieces_is_written_by_itself() {
+        let journal = |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
+        let of = |kind, ranges| pieces(&Map::new(&[journal(kind, ranges)]));
+        let two = vec![4096..8192, 16384..20480];
+        assert_eq!(of(Kind::Journal, two.clone()), Some(two));
+        assert_eq!(of(Kind::Log, vec![Range { start: 4096, end: 8192 }]), None, "no journal");
+        assert_eq!(pieces(&Map::default()), None);
+        let many = |count: u64| (0..count).map(|at| at * 8192..at * 8192 + 4096).collect();
+        assert!(of(Kind::Journal, many(64)).is_some());
+        assert_eq!(of(Kind::Journal, many(65)), None);
+    }
+}
