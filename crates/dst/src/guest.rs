@@ -193,6 +193,11 @@ impl Guest {
         self.queues.iter().flat_map(|queue| queue.slots.iter().flatten()).count()
     }
 
+    /// Those of a queue.
+    pub(crate) fn out_of(&self, queue: u16) -> usize {
+        self.queues[usize::from(queue)].slots.iter().flatten().count()
+    }
+
     /// Puts a request into a slot. The device does not see it yet.
     pub(crate) fn submit(
         &mut self,

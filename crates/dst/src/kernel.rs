@@ -26,6 +26,8 @@ pub(crate) struct Faults {
     pub(crate) writeback: u32,
     /// Writes to the page cache that take longer than they should.
     pub(crate) slow: u32,
+    /// Writes to the page cache can be asked not to wait.
+    pub(crate) refuses_to_wait: bool,
 }
 
 /// What the files demand, and which they are.
@@ -91,8 +93,8 @@ pub(crate) struct Kernel {
 pub(crate) struct Handle(pub(crate) Rc<RefCell<Kernel>>);
 
 impl Storage for Handle {
-    fn write(&mut self, fd: RawFd, offset: u64, bytes: &[u8]) -> Result<usize, i32> {
-        self.0.borrow_mut().write_now(fd, offset, bytes)
+    fn write(&mut self, _fd: RawFd, offset: u64, bytes: &[u8], nowait: bool) -> Result<usize, i32> {
+        self.0.borrow_mut().write_now(offset, bytes, nowait)
     }
 
     fn look(&mut self, fd: RawFd) -> Result<(), i32> {
@@ -355,10 +357,17 @@ impl Kernel {
     }
 
     /// A write through the page cache, at once.
-    fn write_now(&mut self, _fd: RawFd, offset: u64, bytes: &[u8]) -> Result<usize, i32> {
+    fn write_now(&mut self, offset: u64, bytes: &[u8], nowait: bool) -> Result<usize, i32> {
         let first = offset / SECTOR as u64;
+        if nowait && !self.faults.refuses_to_wait {
+            return Err(libc::EOPNOTSUPP);
+        }
         if self.happens(self.faults.slow) {
-            system::pass(Duration::from_micros(self.rng.u64(400..900)));
+            if nowait {
+                return Err(libc::EAGAIN);
+            }
+            let most = if self.rng.u32(0..4) == 0 { 50_000 } else { 900 };
+            system::pass(Duration::from_micros(self.rng.u64(400..most)));
         }
         if self.happens(self.faults.momentary) {
             return Err([libc::EAGAIN, libc::EINTR, libc::ENOSPC][self.rng.usize(0..3)]);

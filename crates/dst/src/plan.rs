@@ -28,6 +28,7 @@ pub(crate) struct Rates {
     pub(crate) cut: u32,
     pub(crate) stop: u32,
     pub(crate) change: u32,
+    pub(crate) hold: u32,
 }
 
 /// See the [module](self).
@@ -91,9 +92,11 @@ impl Plan {
             momentary: some(100),
             writeback: if bug == Some(Bug::HiddenLoss) { 200 } else { some(100) },
             slow: some(50),
+            refuses_to_wait: rng.u32(0..4) == 0,
         };
         let mut often = |most: u32| if rng.bool() { rng.u32(1..most) } else { 0 };
-        let rates = Rates { kill: often(30), cut: often(10), stop: often(20), change: often(30) };
+        let rates =
+            Rates { kill: often(30), cut: often(10), stop: often(20), change: often(30), hold: often(8) };
         Plan {
             cache,
             block,

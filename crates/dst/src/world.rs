@@ -9,6 +9,7 @@ use vlane_engine::Instant;
 use vlane_engine::file::Cache;
 use vlane_engine::system;
 use vlane_lane::simulated::Step;
+use vlane_policy::express::Mode;
 
 use crate::backend::Backend;
 use crate::bug::Bug;
@@ -45,12 +46,14 @@ pub struct Tally {
     pub changes: u64,
     /// Restarts on the ring that was there, with requests in it.
     pub resumed: u64,
+    /// Threads that stood still while all others came to rest.
+    pub held: u64,
 }
 
 impl Tally {
     /// Adds another run's.
     pub fn add(&mut self, other: Tally) {
-        let Tally { steps, answers, flushes, errors, kills, cuts, stops, changes, resumed } = other;
+        let Tally { steps, answers, flushes, errors, kills, cuts, stops, changes, resumed, held } = other;
         self.steps += steps;
         self.answers += answers;
         self.flushes += flushes;
@@ -60,6 +63,7 @@ impl Tally {
         self.stops += stops;
         self.changes += changes;
         self.resumed += resumed;
+        self.held += held;
     }
 }
 
@@ -184,6 +188,9 @@ impl World {
         }
         if self.happens(rates.cut) {
             return self.cut();
+        }
+        if self.happens(rates.hold) {
+            return self.hold();
         }
         match self.rng.u32(0..100) {
             0..35 => self.step_thread(),
@@ -521,7 +528,7 @@ impl World {
             if self.log.has_failed() {
                 return Ok(());
             }
-            if !self.goes_on()? {
+            if !self.goes_on(None)? {
                 self.check_rest();
                 return Ok(());
             }
@@ -531,8 +538,45 @@ impl World {
         Ok(())
     }
 
-    /// Whether anybody had something to do.
-    fn goes_on(&mut self) -> Given<bool> {
+    /// A thread stands still, as in a write that does not end. All requests of lanes on other threads are answered without it.
+    fn hold(&mut self) -> Given<()> {
+        let Plan { cache, block, express, .. } = self.plan;
+        // A change of part of a block keeps writes of that block waiting, and a class keeps others waiting; that is as it should be.
+        let is_exclusive = cache == Cache::None && block > 512;
+        let Some(backend) = &self.backend else { return Ok(()) };
+        let count = backend.threads.count();
+        if count < 2 || is_exclusive || express.mode != Mode::Off || backend.is_asked() {
+            return Ok(());
+        }
+        self.spare();
+        let held = self.rng.usize(0..count);
+        self.tally.held += 1;
+        self.log.say(&[44, held as u64], || format!("thread {held} stands still"));
+        for _ in 0..PATIENCE {
+            if self.log.has_failed() {
+                return Ok(());
+            }
+            if !self.goes_on(Some(held))? {
+                break;
+            }
+            self.tally.steps += 1;
+        }
+        for queue in 0..self.plan.queues {
+            let Some(backend) = &self.backend else { return Ok(()) };
+            let out = self.guest.out_of(queue);
+            if out > 0 && backend.threads.of_lane(queue) != Some(held) {
+                self.log.fail(|| {
+                    format!(
+                        "{out} requests of queue {queue} are never answered while thread {held} stands still"
+                    )
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells if somebody had something to do, but for a thread that stands still.
+    fn goes_on(&mut self, held: Option<usize>) -> Given<bool> {
         let mut any = false;
         for queue in 0..self.plan.queues {
             if self.guest.owes(queue) {
@@ -552,7 +596,8 @@ impl World {
         }
         any |= self.step_syncs();
         let Some(backend) = &mut self.backend else { return Ok(any) };
-        for thread in 0..backend.threads.count() {
+        let awake = |thread: &usize| Some(*thread) != held;
+        for thread in (0..backend.threads.count()).filter(awake) {
             if backend.threads.can_step(thread) {
                 let step = backend.threads.step(thread);
                 self.log.say(&[30, thread as u64, step.number()], || format!("thread {thread} {step:?}"));
@@ -560,8 +605,8 @@ impl World {
             }
         }
         if !any {
-            let deadline =
-                (0..backend.threads.count()).filter_map(|thread| backend.threads.deadline(thread)).min();
+            let threads = (0..backend.threads.count()).filter(awake);
+            let deadline = threads.filter_map(|thread| backend.threads.deadline(thread)).min();
             if let Some(deadline) = deadline {
                 system::pass(deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1));
                 any = true;

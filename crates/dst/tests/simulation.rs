@@ -105,7 +105,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
     let (runs, tally) = sum.into_inner().unwrap();
     println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
     if is_sample {
-        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, .. } = tally;
+        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, held, .. } = tally;
         // What is not done is not tested.
         for (what, count) in [
             ("answers", answers / 10),
@@ -116,6 +116,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
             ("stops", stops),
             ("changes", changes),
             ("restarts with requests in flight", resumed),
+            ("threads that stood still", held),
         ] {
             assert!(count > RUNS / 5, "too few {what}: {tally:?}");
         }

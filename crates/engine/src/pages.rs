@@ -80,7 +80,7 @@ pub(crate) fn drop(file: &File, range: &Range<u64>) {
 /// Begins to write a range's dirty pages back.
 ///
 /// # Errors
-/// What the system says.
+/// As the system says.
 pub(crate) fn begin_write_back(file: &File, range: &Range<u64>) -> io::Result<()> {
     sync_range(file, range, libc::SYNC_FILE_RANGE_WRITE)
 }
@@ -88,7 +88,7 @@ pub(crate) fn begin_write_back(file: &File, range: &Range<u64>) -> io::Result<()
 /// Writes a range's dirty pages back, and waits for that. Whether it went well is for an `fdatasync` to say.
 ///
 /// # Errors
-/// What the system says.
+/// As the system says.
 pub(crate) fn write_back(file: &File, range: &Range<u64>) -> io::Result<()> {
     let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     sync_range(file, range, libc::SYNC_FILE_RANGE_WRITE | wait)

@@ -16,11 +16,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What stands for the files.
 pub trait Storage {
-    /// A write through the page cache that is done when this returns: how many bytes it took, or an error number.
+    /// A write through the page cache that is done when this returns: how many bytes it took, or an
+    /// error number. With `nowait` it must not wait (`RWF_NOWAIT`).
     ///
     /// # Errors
     /// An error number.
-    fn write(&mut self, fd: RawFd, offset: u64, bytes: &[u8]) -> Result<usize, i32>;
+    fn write(&mut self, fd: RawFd, offset: u64, bytes: &[u8], nowait: bool) -> Result<usize, i32>;
 
     /// Whether this open file was told of each failure to write back.
     ///
@@ -54,7 +55,7 @@ pub enum What {
 pub struct Call {
     /// What it does.
     pub what: What,
-    /// Whose io_uring it is in; none for a sync, which is a thread's own.
+    /// The io_uring that it is in; none for a sync, which is a thread's own.
     pub ring: Option<u32>,
     /// The open file.
     pub fd: RawFd,
@@ -224,7 +225,7 @@ pub fn sync(fd: RawFd) -> u64 {
     })
 }
 
-/// What came of an `fdatasync`, once it has ended: 0, or a negative error number.
+/// The outcome of an `fdatasync` that has ended: 0, or a negative error number.
 pub fn synced(number: u64) -> Option<i32> {
     kernel(|kernel| kernel.synced.remove(&number))
 }
@@ -260,7 +261,13 @@ fn failed(errno: i32) -> i32 {
 ///
 /// # Safety
 /// As the system's.
-pub(crate) unsafe fn pwritev(fd: RawFd, buffers: *const libc::iovec, count: i32, offset: i64) -> isize {
+pub(crate) unsafe fn pwritev2(
+    fd: RawFd,
+    buffers: *const libc::iovec,
+    count: i32,
+    offset: i64,
+    flags: i32,
+) -> isize {
     here();
     // SAFETY: as the caller promises.
     let buffers = unsafe { std::slice::from_raw_parts(buffers, usize::try_from(count).unwrap_or(0)) };
@@ -271,7 +278,8 @@ pub(crate) unsafe fn pwritev(fd: RawFd, buffers: *const libc::iovec, count: i32,
             std::slice::from_raw_parts(buffer.iov_base.cast::<u8>().cast_const(), buffer.iov_len)
         });
     }
-    let written = storage(|storage| storage.write(fd, offset.cast_unsigned(), &bytes));
+    let nowait = flags & libc::RWF_NOWAIT != 0;
+    let written = storage(|storage| storage.write(fd, offset.cast_unsigned(), &bytes, nowait));
     here();
     match written.unwrap_or(Err(libc::EIO)) {
         Ok(n) => n.cast_signed(),

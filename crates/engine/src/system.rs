@@ -2,5 +2,5 @@
 //! second time, with `simulated.rs` in the place of this file.
 
 pub(crate) use io_uring::IoUring;
-pub(crate) use libc::{pwritev, sync_file_range};
+pub(crate) use libc::{pwritev2, sync_file_range};
 pub use std::time::Instant;

@@ -13,6 +13,7 @@ use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, End, Flusher, Told};
+use super::inline::Attempt;
 use super::journal::Sense;
 use super::placements::Placer;
 use super::sync_thread::SyncThread;
@@ -52,6 +53,8 @@ pub(super) struct Progress {
     /// What its flush was told.
     told: Option<Told>,
     pub(super) retries: u32,
+    /// When it left the thread, if it has and has not come back.
+    left_at: Option<u64>,
     /// What it has for itself of the volume.
     pub(super) hold: Option<Hold>,
     pub(super) transfer: Transfer,
@@ -105,7 +108,7 @@ impl FileChannel {
             write_through: shared.cache == Cache::WriteThrough,
             debt: false,
             flusher: Flusher::new(&shared.flushes, rung()),
-            writes: inline::Writes::default(),
+            writes: inline::Writes::new(&shared.pace),
             pool: Pool::default(),
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
@@ -165,16 +168,17 @@ impl FileChannel {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
             let told = recorder::Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
             // SAFETY: the request's buffers are mapped as long as it is in flight.
-            let taken = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
-            told.end(taken.cast_signed());
-            match taken {
-                n if n == len => {
+            let attempt = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
+            told.end(if let Attempt::Took(n) = attempt { n.cast_signed() } else { 0 });
+            match attempt {
+                Attempt::Took(n) if n == len => {
                     self.stats.inline += 1;
                     self.flusher.count();
                     return Outcome::Done(Status::Ok);
                 }
-                0 => {}
-                n => return self.begin_otherwise(slot, request, decisions, n, operations),
+                Attempt::Took(0) => {}
+                Attempt::Took(n) => return self.begin_otherwise(slot, request, decisions, n, operations),
+                Attempt::Leaves => return self.leave(slot, request, decisions, operations),
             }
         }
         if len > PART {
@@ -218,6 +222,30 @@ impl FileChannel {
     ) -> Outcome {
         self.note(slot, request, decisions, done);
         self.proceed(slot, request, decisions, None, operations)
+    }
+
+    /// A write to the page cache leaves the thread: a worker, who can wait, does it.
+    #[cold]
+    fn leave(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
+        self.note(slot, request, decisions, 0);
+        let left_at = self.writes.leaves();
+        let progress = self.at(slot);
+        progress.left_at = Some(left_at);
+        progress.transfer.may_wait();
+        self.proceed(slot, request, decisions, None, operations)
+    }
+
+    /// An operation of a request has ended, if there was one: of a write that had left the thread it tells how long writes take.
+    fn comes_back(&mut self, slot: Slot) {
+        if let Some(left_at) = self.at(slot).left_at.take() {
+            self.writes.ended(left_at);
+        }
     }
 
     /// The blocks of a write are being changed: it waits for them.
@@ -433,6 +461,7 @@ impl FileChannel {
                 self.proceed(slot, request, decisions, Some(completion), operations)
             }
             Stage::Transfer | Stage::Zeroes => {
+                self.comes_back(slot);
                 self.proceed(slot, request, decisions, Some(completion), operations)
             }
             Stage::Range => self.range_completed(slot, request, decisions, completion.result, operations),
@@ -616,6 +645,7 @@ impl Channel for FileChannel {
     }
 
     fn forget(&mut self, slot: Slot) {
+        self.comes_back(slot);
         let (progress, mut means) = self.means(slot, Placement::Direct);
         progress.transfer.forget(&mut means);
         self.flusher.forget(slot);

@@ -5,15 +5,17 @@
 //! * **Skipped**: a flush needs none if nothing was answered since the last successful one *began*. Each channel counts its writes, discards and
 //!   zeroings that are answered and not durable by themselves ([`Flusher::count`]). The sum of these counts, looked at before an `fdatasync`
 //!   begins, stands for what it covers. As long as the sum is that, all that was answered is durable.
-//! * **Shared**: one runs at a time. Who asks meanwhile waits for the next one, whose begin is later than whatever they were answered before.
-//!   When it ends, all who waited when it began are told.
+//! * **Shared**: one runs at a time. A flush that comes meanwhile waits for the next
+//!   one, which begins later than whatever was answered before. All that waited when it began
+//!   are told of its end.
 //!
 //! The first flush of a volume that was just opened finds something to do: whoever had the image before may have left it in the page cache.
 //!
 //! # Who begins it
-//! A thread of the volume that does nothing else ([`Syncer`]; `sync_thread.rs`). It begins as soon as the first channel asks, and
-//! tells the others of the end. So no flush waits for a lane's thread that is held up elsewhere. An io_uring of a lane cannot do that:
-//! only its own thread begins operations in it, and sees their ends.
+//! A thread of the volume that does nothing else ([`Syncer`]; `sync_thread.rs`). It begins one as
+//! soon as the first channel asks, and tells all who waited of the end. So no flush waits for a
+//! lane's thread that is held up elsewhere. A lane's io_uring cannot do that: only its own thread
+//! begins operations in it, and sees their ends.
 //!
 //! # Why no answered write is missed
 //! The count is stored before the request's used entry is (a lane shows what a channel has answered). A guest that flushes because it saw the
@@ -87,7 +89,7 @@ pub(crate) struct Told {
     pub(crate) is_own: bool,
 }
 
-/// What came of an `fdatasync`.
+/// The outcome of an `fdatasync`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// All that it covers is durable.
@@ -110,7 +112,7 @@ struct Who {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Nobody,
-    /// Somebody waits for one that is to begin.
+    /// One is to begin.
     Called,
     /// With what was answered when it began.
     UnderWay(u64),
@@ -175,7 +177,7 @@ impl Syncer {
         Syncer { shared: Arc::clone(shared), ring: Vec::new() }
     }
 
-    /// Waits until an `fdatasync` is to begin; says for what. Nothing, if there will be none any more.
+    /// Waits until an `fdatasync` is to begin, and tells for what. None: there will be none any more.
     pub(crate) fn next(&self) -> Option<Writeback> {
         let mut state = self.shared.lock();
         loop {
@@ -189,7 +191,7 @@ impl Syncer {
         }
     }
 
-    /// Whether [`Syncer::next`] will have nothing any more.
+    /// True once [`Syncer::next`] will have nothing any more.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.lock().is_over
     }
@@ -200,7 +202,7 @@ impl Syncer {
         self.shared.lock().begin()
     }
 
-    /// The `fdatasync` has ended. What is lost was noted before.
+    /// The `fdatasync` has ended. A loss was noted before.
     pub(crate) fn ended(&mut self, end: End) {
         let mut state = self.shared.lock();
         let Turn::UnderWay(covers) = state.turn else { return };
@@ -280,7 +282,7 @@ impl Flusher {
         self.told.pop_front()
     }
 
-    /// Whether [`Flusher::told`] has something, as far as is known.
+    /// True if [`Flusher::told`] has something, as far as is known.
     #[inline]
     pub(crate) fn is_told(&self) -> bool {
         !self.told.is_empty() || self.gate.rung.load(Ordering::Relaxed)

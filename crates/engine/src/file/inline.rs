@@ -1,52 +1,242 @@
 //! Writes to the page cache without io_uring, where that is likely to end at once.
 //!
-//! File systems do buffered writes without waiting only in part (ext4 not at all), so io_uring hands each one to a
-//! worker thread; the lane's own `pwritev` costs less. It can turn out wrong, when the page cache is full of what the
-//! disk has not written yet, and learns from it.
+//! File systems do buffered writes without waiting only in part (ext4 not at all), so io_uring
+//! hands each one to a worker thread; the lane's own `pwritev2` costs less. It can turn out wrong:
+//! the page cache is full of what the disk has not written yet, a journal is full, the file system
+//! is frozen. The thread then stands still, with all of its lanes.
 //!
-//! Reads have no such way: io_uring itself answers a page-cache hit while it is submitted, a batch with one system
-//! call, which costs less than a `preadv2(RWF_NOWAIT)` for each (measured: docs/src/engines.md).
+//! * **Where the file system can refuse to wait** (`RWF_NOWAIT`: XFS, btrfs) it is asked to. A
+//!   write that it refuses leaves the thread. The first writes show whether it can; no version is
+//!   asked.
+//! * **Elsewhere** a write leaves the thread before it begins, while there is a reason to expect
+//!   that it would wait:
+//!     * One took long not long ago, in the thread of any lane or after it had left one. For twenty
+//!       times as long as it took, all writes leave. So a thread waits for a twentieth of its time
+//!       at most, but for the first one.
+//!     * One has not ended for long: another thread stands still, or a worker does.
+//!
+//! A write that leaves goes to a worker of io_uring (`IOSQE_ASYNC`), and tells by its end how long
+//! writes take now. There it is as safe as here: the copy into a page is the kernel's in both
+//! cases, and no signal stops it within a sector.
+//!
+//! Reads have no such way: io_uring itself answers a page-cache hit while it is submitted, a batch
+//! with one system call, which costs less than a `preadv2(RWF_NOWAIT)` for each (measured:
+//! docs/src/engines.md).
 
+use std::io;
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use crate::system::{Instant, pwritev};
+use crate::system::{Instant, pwritev2};
 
-/// Bytes of the largest write that is tried; a longer copy would keep other lanes of the thread waiting.
+/// Bytes of the largest write that is tried; a longer copy would keep other lanes of the thread
+/// waiting.
 pub(super) const LARGEST: u64 = 512 << 10;
-/// A write that takes longer than this met a full page cache: the next ones go through io_uring's workers.
-const SLOW: Duration = Duration::from_micros(500);
-/// For how long.
-const PAUSE: Duration = Duration::from_millis(50);
 
-/// Whether writes are worth an attempt, by how long the last one took.
+/// Nanoseconds.
+type Nanos = u64;
+
+/// A write that takes longer than this in the thread has waited.
+const SLOW: Nanos = 500_000;
+/// As [`SLOW`], of one that left the thread: it may also have waited for other writes, and for a
+/// worker.
+const SLOW_ELSEWHERE: Nanos = 5_000_000;
+/// For how many times as long as a slow write took the next ones leave; and for how long at least,
+/// and at most.
+const SHARE: Nanos = 20;
+const SHORTEST: Nanos = 50_000_000;
+const LONGEST: Nanos = 10_000_000_000;
+/// How often a lane looks whether another one stands still.
+const LOOK: Nanos = 250_000;
+/// Lanes that others look at; more share.
+const GATES: usize = 64;
+
+/// In [`Said::nowait`]: the file system can refuse to wait, or cannot. Below: so many writes were
+/// refused, and none was done.
+const CAN: u8 = 254;
+const CANNOT: u8 = 255;
+const MOST_REFUSED: u8 = 32;
+
+/// How long a volume's writes take, as its channels know it.
+#[derive(Debug)]
+pub(super) struct Pace {
+    epoch: Instant,
+    said: Said,
+    gates: Box<[Gate]>,
+    channels: AtomicUsize,
+}
+
+/// Read for each write, and seldom written. Relaxed: hints, of which nothing else depends.
 #[derive(Debug, Default)]
+#[repr(align(128))]
+struct Said {
+    /// Until then writes leave their threads.
+    leave_until: AtomicU64,
+    nowait: AtomicU8,
+}
+
+/// A channel shows here the others that a write has not ended: since when, and in the lowest bit
+/// that it has left the thread. 0: there is none.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Gate(AtomicU64);
+
+impl Pace {
+    pub(super) fn new() -> Arc<Pace> {
+        Arc::new(Pace {
+            epoch: Instant::now(),
+            said: Said::default(),
+            gates: (0..GATES).map(|_| Gate::default()).collect(),
+            channels: AtomicUsize::new(0),
+        })
+    }
+
+    fn now(&self) -> Nanos {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A write took so long, and ended now.
+    #[cold]
+    fn took(&self, time: Nanos, now: Nanos) {
+        let pause = time.saturating_mul(SHARE).clamp(SHORTEST, LONGEST);
+        self.said.leave_until.fetch_max(now + pause, Ordering::Relaxed);
+    }
+
+    /// True if a write of any lane has not ended for long.
+    #[cold]
+    fn is_held_up(&self, now: Nanos) -> bool {
+        let count = self.channels.load(Ordering::Relaxed).min(GATES);
+        self.gates[..count].iter().any(|gate| {
+            let word = gate.0.load(Ordering::Relaxed);
+            let longest = if word & 1 == 1 { SLOW_ELSEWHERE } else { SLOW };
+            word != 0 && now.saturating_sub(word >> 1) > longest
+        })
+    }
+}
+
+/// The outcome of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// The page cache took so many bytes of it; after an error none.
+    Took(u64),
+    /// It would wait, or might: it is for a worker.
+    Leaves,
+}
+
+/// A channel's writes.
+#[derive(Debug)]
 pub(super) struct Writes {
-    /// None until then.
-    slow_until: Option<Instant>,
+    pace: Arc<Pace>,
+    gate: usize,
+    looked: Nanos,
+    /// Writes that have left and not ended, and since when none of them has.
+    left: usize,
+    since: Nanos,
 }
 
 impl Writes {
-    /// Writes to the page cache; says how many bytes it took.
+    pub(super) fn new(pace: &Arc<Pace>) -> Writes {
+        let gate = pace.channels.fetch_add(1, Ordering::Relaxed) % GATES;
+        Writes { pace: Arc::clone(pace), gate, looked: 0, left: 0, since: 0 }
+    }
+
+    /// Writes to the page cache, if that is likely to end at once.
     ///
     /// # Safety
     /// The buffers must be mapped.
-    pub(super) unsafe fn attempt(&mut self, fd: RawFd, buffers: &[libc::iovec], offset: u64) -> u64 {
-        let begin = Instant::now();
-        if self.slow_until.is_some_and(|until| begin < until) {
-            return 0;
+    pub(super) unsafe fn attempt(&mut self, fd: RawFd, buffers: &[libc::iovec], offset: u64) -> Attempt {
+        let begin = self.pace.now();
+        if begin < self.pace.said.leave_until.load(Ordering::Relaxed) {
+            return Attempt::Leaves;
         }
-        let count = i32::try_from(buffers.len().min(1024)).unwrap_or(1024);
-        let Ok(offset) = i64::try_from(offset) else { return 0 };
-        // SAFETY: at least `count` buffers, mapped as the caller promises.
-        let n = unsafe { pwritev(fd, buffers.as_ptr(), count, offset) };
-        self.learn(begin, begin.elapsed());
-        // An error comes again through io_uring, and is dealt with there.
-        u64::try_from(n).unwrap_or(0)
+        if begin.saturating_sub(self.looked) >= LOOK {
+            self.looked = begin;
+            if self.pace.is_held_up(begin) {
+                self.pace.took(0, begin);
+                return Attempt::Leaves;
+            }
+        }
+        self.show(begin << 1);
+        // SAFETY: as the caller promises.
+        let attempt = unsafe { self.write(fd, buffers, offset) };
+        self.show_left();
+        let end = self.pace.now();
+        if end.saturating_sub(begin) > SLOW {
+            self.pace.took(end - begin, end);
+        }
+        attempt
     }
 
-    fn learn(&mut self, begin: Instant, took: Duration) {
-        self.slow_until = (took > SLOW).then(|| begin + took + PAUSE);
+    /// # Safety
+    /// The buffers must be mapped.
+    unsafe fn write(&self, fd: RawFd, buffers: &[libc::iovec], offset: u64) -> Attempt {
+        let count = i32::try_from(buffers.len().min(1024)).unwrap_or(1024);
+        let Ok(offset) = i64::try_from(offset) else { return Attempt::Took(0) };
+        let nowait = &self.pace.said.nowait;
+        let known = nowait.load(Ordering::Relaxed);
+        let flags = if known == CANNOT { 0 } else { libc::RWF_NOWAIT };
+        // SAFETY: at least `count` buffers, mapped as the caller promises.
+        let n = unsafe { pwritev2(fd, buffers.as_ptr(), count, offset, flags) };
+        // An error comes again through io_uring, and is dealt with there.
+        let taken = |n: isize| Attempt::Took(u64::try_from(n).unwrap_or(0));
+        if known == CANNOT || (known == CAN && n >= 0) {
+            return taken(n);
+        }
+        if n >= 0 {
+            nowait.store(CAN, Ordering::Relaxed);
+            return taken(n);
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EAGAIN) => {
+                // One that refuses everything is no better than one that does not know how.
+                let refused = if known + 1 < MOST_REFUSED { known + 1 } else { CANNOT };
+                nowait.store(if known == CAN { CAN } else { refused }, Ordering::Relaxed);
+                Attempt::Leaves
+            }
+            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS) if known != CAN => {
+                nowait.store(CANNOT, Ordering::Relaxed);
+                // SAFETY: as above.
+                taken(unsafe { pwritev2(fd, buffers.as_ptr(), count, offset, 0) })
+            }
+            _ => Attempt::Took(0),
+        }
+    }
+
+    /// A write leaves the thread now; the time is for [`Writes::ended`].
+    pub(super) fn leaves(&mut self) -> Nanos {
+        let now = self.pace.now();
+        if self.left == 0 {
+            self.since = now;
+        }
+        self.left += 1;
+        self.show_left();
+        now
+    }
+
+    /// A write that left the thread then has ended.
+    pub(super) fn ended(&mut self, left_at: Nanos) {
+        let now = self.pace.now();
+        (self.left, self.since) = (self.left.saturating_sub(1), now);
+        self.show_left();
+        let took = now.saturating_sub(left_at);
+        if took > SLOW_ELSEWHERE {
+            self.pace.took(took, now);
+        }
+    }
+
+    fn show_left(&self) {
+        self.show(if self.left == 0 { 0 } else { self.since << 1 | 1 });
+    }
+
+    fn show(&self, word: u64) {
+        self.pace.gates[self.gate].0.store(word, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        self.show(0);
     }
 }
 
@@ -55,12 +245,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_write_stops_the_attempts_for_a_while() {
-        let mut writes = Writes::default();
-        let now = Instant::now();
-        writes.learn(now, SLOW);
-        assert!(writes.slow_until.is_none());
-        writes.learn(now, SLOW * 2);
-        assert_eq!(writes.slow_until, Some(now + SLOW * 2 + PAUSE));
+    fn slow_write_makes_all_writes_leave_for_a_share_of_time() {
+        let pace = Pace::new();
+        let until = || pace.said.leave_until.load(Ordering::Relaxed);
+        for (took, pause) in [(0, SHORTEST), (SLOW, SHORTEST), (10_000_000, 200_000_000), (1 << 40, LONGEST)]
+        {
+            let now = until() + 1;
+            pace.took(took, now);
+            assert_eq!(until(), now + pause);
+        }
+        // One that ends meanwhile makes it no shorter.
+        let before = until();
+        pace.took(0, 1);
+        assert_eq!(until(), before);
+    }
+
+    #[test]
+    fn write_that_has_not_ended_is_seen_by_others() {
+        let pace = Pace::new();
+        let (mut one, other) = (Writes::new(&pace), Writes::new(&pace));
+        assert!(!pace.is_held_up(u64::MAX));
+        other.show(1000 << 1);
+        assert!(!pace.is_held_up(1000 + SLOW) && pace.is_held_up(1001 + SLOW));
+        other.show_left();
+        assert!(!pace.is_held_up(u64::MAX));
+        // One that left may take longer; each that ends shows that it goes on.
+        let at = [one.leaves(), one.leaves()];
+        assert!(
+            !pace.is_held_up(one.since + SLOW_ELSEWHERE) && pace.is_held_up(one.since + SLOW_ELSEWHERE + 1)
+        );
+        at.into_iter().for_each(|at| one.ended(at));
+        assert!(!pace.is_held_up(u64::MAX));
+        one.leaves();
+        drop(one);
+        assert!(!pace.is_held_up(u64::MAX));
     }
 }

@@ -174,6 +174,7 @@ struct Shared {
     /// Which parts of the volume are read and written around the page cache; nothing if that never changes.
     placements: Option<Arc<placements::Placements>>,
     flushes: Arc<flushes::Flushes>,
+    pace: Arc<inline::Pace>,
     cache: Cache,
     sectors: AtomicU64,
     block_size: u32,

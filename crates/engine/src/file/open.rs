@@ -15,6 +15,7 @@ use vlane_ring::SECTOR;
 
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
+use super::inline::Pace;
 use super::transfer::Align;
 use super::{
     Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
@@ -199,6 +200,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         durability,
         placements,
         flushes: Flushes::new(),
+        pace: Pace::new(),
         cache,
         sectors: AtomicU64::new(size / SECTOR),
         block_size,

@@ -11,6 +11,7 @@ use vlane_ring::SECTOR;
 
 use super::exclusion::Exclusion;
 use super::flushes::{Flushes, Syncer};
+use super::inline::Pace;
 use super::transfer::Align;
 use super::{Cache, FileEngine, Shared, discard, durability, sync_thread, transfer};
 use crate::operation::StorageFile;
@@ -50,6 +51,7 @@ impl FileEngine {
             durability: Arc::new(durability::Durability::new(Some(witness))),
             placements: None,
             flushes: Flushes::new(),
+            pace: Pace::new(),
             cache,
             sectors: AtomicU64::new(sectors),
             block_size: 512,
@@ -111,7 +113,7 @@ impl SimulatedSyncs {
 
 impl Drop for SimulatedSyncs {
     fn drop(&mut self) {
-        // Nobody is told of its end.
+        // Its end is told to nobody.
         if let Some((_, number, _)) = self.under_way {
             system::finish(number, -libc::ECANCELED);
         }

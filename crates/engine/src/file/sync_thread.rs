@@ -1,10 +1,11 @@
 //! The thread that does the `fdatasync`s of a volume ([`super::flushes`]).
 //!
-//! It is there from the first channel to the last one, and sleeps while nobody flushes. For experiments, its `fdatasync`s are not what they are elsewhere:
+//! It is there from the first channel to the last one, and sleeps while nobody flushes. For
+//! experiments, its `fdatasync`s are not what they are elsewhere:
 //!
 //! * their success is told later than it comes ([`FileOptions::flush_delay`]);
-//! * of the page cache only the guest's journal is written to the device ([`FileOptions::danger_flush_journal_only`]): **other data that was flushed can be
-//!   lost**.
+//! * of the page cache only the guest's journal is written to the device
+//!   ([`FileOptions::danger_flush_journal_only`]): **other data that was flushed can be lost**.
 //!
 //! Flushes that come meanwhile wait for the next one, as they would on a device that is that slow.
 //!
@@ -24,7 +25,8 @@ use super::{Shared, transfer};
 use crate::recorder::Told;
 use crate::{EngineError, ErrorKind, Writeback, pages};
 
-/// Pieces of a journal that are written one beside the other; of one that has more, the whole file is.
+/// Pieces of a journal that are written one beside the other; of one that has more, the whole file
+/// is.
 const MOST_PIECES: usize = 64;
 
 /// The thread, once there is a channel. Dropped, it waits for the thread.
@@ -129,7 +131,8 @@ pub(super) fn settle(shared: &Shared, asks: Writeback, errno: i32) -> End {
         shared.durability.fail(errno, asks);
         return End::Failed(errno);
     }
-    // The system says that it went well to one of two that go on together, whatever happened to the pages of both.
+    // The system says that it went well to one of two that go on together, whatever happened to the
+    // pages of both.
     if shared.durability.ask(asks) { End::Lost } else { End::Well }
 }
 

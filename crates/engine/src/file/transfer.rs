@@ -153,6 +153,8 @@ pub(super) struct Transfer {
     done: u64,
     step: Step,
     retries: u32,
+    /// Its operations are for workers.
+    patient: bool,
     /// The buffer for the next step.
     piece: Option<Piece>,
 }
@@ -189,6 +191,11 @@ impl Transfer {
     /// One whose first operation is under way: on all of the request's data.
     pub(super) fn begun(extent: Extent) -> Transfer {
         Transfer { extent, step: Step::Plain(extent.len), ..Transfer::default() }
+    }
+
+    /// From now on a worker, who can wait, does its operations.
+    pub(super) fn may_wait(&mut self) {
+        self.patient = true;
     }
 
     /// What it moves.
@@ -389,6 +396,7 @@ impl Transfer {
         };
         let reads = !write || matches!(self.step, Step::Fetch(_));
         let what = if reads { What::Read(memory) } else { What::Write(memory) };
+        let patient = patient || self.patient;
         Next::Operation(Operation { number: 0, what, file, offset, len, durable: durable && !reads, patient })
     }
 

@@ -102,6 +102,11 @@ impl Threads {
         self.threads.len()
     }
 
+    /// The thread that a queue's lane is on, or on its way to.
+    pub fn of_lane(&self, index: u16) -> Option<usize> {
+        self.routes.running().into_iter().find(|running| running.lane == index).map(|running| running.thread)
+    }
+
     /// Whether a thread goes on by itself: it is awake, or has been woken.
     pub fn can_step(&self, thread: usize) -> bool {
         let Stepped { thread, ring, at } = &self.threads[thread];
