@@ -96,7 +96,7 @@ impl Plan {
         };
         let mut often = |most: u32| if rng.bool() { rng.u32(1..most) } else { 0 };
         let rates =
-            Rates { kill: often(30), cut: often(10), stop: often(20), change: often(30), hold: often(8) };
+            Rates { kill: often(30), cut: often(10), stop: often(20), change: often(30), hold: often(20) };
         Plan {
             cache,
             block,
