@@ -82,12 +82,15 @@ impl Choice {
         host.cache().read_note(&note()).as_deref().and_then(Self::from_note)
     }
 
-    /// What seems right when nothing can be tried.
+    /// Emulation, when nothing can be tried: a KVM that does not work ends the guest, emulation only slows it down.
     pub fn untried() -> Self {
-        match OpenOptions::new().read(true).write(true).open(DEVICE) {
-            Ok(_) => Self { accel: Accel::Kvm, why: format!("{DEVICE} is there; not tried") },
-            Err(e) => Self { accel: Accel::Tcg, why: format!("{DEVICE}: {e}") },
-        }
+        let why = match OpenOptions::new().read(true).write(true).open(DEVICE) {
+            Ok(_) => format!(
+                "{DEVICE} is there, but there is no kernel to try it with: --install gets one, --accel kvm takes KVM untried"
+            ),
+            Err(e) => format!("{DEVICE}: {e}"),
+        };
+        Self { accel: Accel::Tcg, why }
     }
 
     fn to_note(&self) -> String {
@@ -180,10 +183,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kept_verdict_is_read_back_and_nonsense_is_not() {
+    fn a_kept_verdict_is_read_back_and_untried_kvm_is_not_taken() {
         let choice = Choice { accel: Accel::Tcg, why: "a test guest stopped".into() };
         let back = Choice::from_note(&choice.to_note()).unwrap();
         assert_eq!((back.accel, back.why.as_str()), (Accel::Tcg, "a test guest stopped"));
+        assert_eq!(Choice::untried().accel, Accel::Tcg);
         assert!(Choice::from_note("").is_none() && Choice::from_note("xen\nyes\n").is_none());
     }
 }

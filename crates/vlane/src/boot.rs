@@ -365,8 +365,10 @@ fn accelerator(args: &BootArgs, host: &Host, program: &QemuProgram) -> Result<Ch
         AccelArg::Tcg => forced(Accel::Tcg, "as --accel tcg says"),
         AccelArg::Auto => match Kernel::find(host) {
             Ok(kernel) => Ok(Choice::probe(host, program, &kernel)?),
-            // The probe needs a kernel; a bootable image does not.
-            Err(e) if e.kind() == ErrorKind::Missing => Ok(Choice::untried()),
+            // The probe needs a kernel; a bootable image does not. KVM is never taken untried.
+            Err(e) if e.kind() == ErrorKind::Missing => {
+                Ok(Choice::kept(host).unwrap_or_else(Choice::untried))
+            }
             Err(e) => Err(e.into()),
         },
     }
