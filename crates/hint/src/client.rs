@@ -130,6 +130,7 @@ impl Client {
         if appeared {
             self.tries = TRIES;
         }
+        let mut is_short = false;
         let step = match &self.state {
             State::Away { next } if !appeared && next.is_none_or(|next| now < next) => return None,
             State::Away { .. } => match self.ask(now) {
@@ -137,7 +138,10 @@ impl Client {
                     self.state = asked;
                     return None;
                 }
-                Err(error) => Err(error),
+                Err(error) => {
+                    is_short = error.is_short;
+                    Err(error.why)
+                }
             },
             State::Asked { socket, board, until, path } => match answer(socket) {
                 Ok(Some(wake)) => Ok((Arc::clone(board), wake, path.clone())),
@@ -170,6 +174,8 @@ impl Client {
                 let wait = match before {
                     State::Asked { .. } => Some(RETRY_REFUSED),
                     _ if self.tries > 0 => Some(RETRY),
+                    // One may be there: that could not be found out.
+                    _ if is_short => Some(RETRY_UNTOLD),
                     _ => self.appear.as_ref().is_none_or(Appear::is_blind).then_some(RETRY_UNTOLD),
                 };
                 self.tries = self.tries.saturating_sub(1);
@@ -192,14 +198,17 @@ impl Client {
     }
 
     /// Connects to the first scheduler that is there, and introduces the session.
-    fn ask(&self, now: Instant) -> Result<State, String> {
-        let mut last = "no socket was named".to_owned();
+    fn ask(&self, now: Instant) -> Result<State, Unreached> {
+        let mut last = Unreached { why: "no socket was named".to_owned(), is_short: false };
         for path in &self.sockets {
             match introduce(path, &self.guest) {
                 Ok((socket, board)) => {
                     return Ok(State::Asked { socket, board, until: now + ANSWER, path: path.clone() });
                 }
-                Err(error) => last = format!("{}: {}", path.display(), chain(&error)),
+                Err(error) => {
+                    last.why = format!("{}: {}", path.display(), chain(&error));
+                    last.is_short |= is_short(&error);
+                }
             }
         }
         Err(last)
@@ -216,6 +225,18 @@ fn switch_off(state: &State) {
     if let State::Joined { board, .. } | State::Asked { board, .. } = state {
         board.arm(Classes::NONE);
     }
+}
+
+/// Why no scheduler was reached.
+struct Unreached {
+    why: String,
+    /// Descriptors or memory were short: that says nothing of the scheduler.
+    is_short: bool,
+}
+
+fn is_short(error: &HintError) -> bool {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.filter_map(|error| error.downcast_ref::<std::io::Error>()).any(vlane_socket::is_short)
 }
 
 fn chain(error: &HintError) -> String {

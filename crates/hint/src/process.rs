@@ -15,18 +15,38 @@ impl ProcessId {
     /// The process that has this number now.
     ///
     /// # Errors
-    /// [`HintError::Gone`] when there is none.
+    /// [`HintError::Gone`] when there is none. [`HintError::Io`] when that cannot be found out now, for want of a descriptor for
+    /// example.
     pub fn of(pid: u32) -> Result<ProcessId, HintError> {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|_| HintError::Gone { pid })?;
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
         // The name in it may be cut within a character, or be no text at all.
         let start = start_time(&String::from_utf8_lossy(&stat)).ok_or(HintError::Gone { pid })?;
         Ok(ProcessId { pid, start })
     }
 
-    /// Whether it still lives. One that has ended and is not waited for yet does not.
+    /// Finds out that it still lives. One that has ended and is not waited for yet does not.
+    ///
+    /// # Errors
+    /// [`HintError::Gone`]: it does not. [`HintError::Io`]: that cannot be found out now.
+    pub fn check(&self) -> Result<(), HintError> {
+        match ProcessId::of(self.pid)? {
+            now if now == *self => Ok(()),
+            _ => Err(HintError::Gone { pid: self.pid }),
+        }
+    }
+
+    /// Whether it still lives, as far as that can be found out.
     pub fn is_alive(&self) -> bool {
-        let stat = std::fs::read(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        start_time(&String::from_utf8_lossy(&stat)) == Some(self.start)
+        !matches!(self.check(), Err(HintError::Gone { .. }))
+    }
+}
+
+/// Only these two say that a process is not there. Others, as "too many open files", say nothing of it.
+fn unread(pid: u32, error: std::io::Error) -> HintError {
+    let gone = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
+    match gone.contains(&error.raw_os_error()) {
+        true => HintError::Gone { pid },
+        false => HintError::Io(error),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::sys;
 use crate::sys::Class;
 use crate::thread::Thread;
-use crate::vehicle::VcpuThreads;
+use crate::vehicle::{MAX_THREADS, VcpuThreads};
 use crate::{Error, ErrorKind, Result};
 
 /// A thread of a vCPU, opened: it is the one that is meant, not another one with its number.
@@ -51,7 +51,12 @@ pub(crate) fn left_alone(vcpu: &str, tid: u32, class: Class) -> Error {
     Error::new(ErrorKind::LeftAlone, text)
 }
 
-/// Takes what can be taken of a vCPU's threads. Those that have ended since they were found, and those that are left alone, which is
+/// Those of a vCPU's threads that are taken at all: the first so many. Each boost takes some system calls for each of them.
+pub(crate) fn first_of(vcpu: &VcpuThreads) -> &[u32] {
+    &vcpu.tids[..vcpu.tids.len().min(MAX_THREADS)]
+}
+
+/// Takes what can be taken of a vCPU's threads, the first [`MAX_THREADS`] of them. Those that have ended since they were found, and those that are left alone, which is
 /// told, do not keep the others from it; any other refusal does.
 ///
 /// # Errors
@@ -61,8 +66,8 @@ pub(crate) fn all<T>(
     vcpu: &VcpuThreads,
     mut take: impl FnMut(u32) -> Result<T>,
 ) -> std::result::Result<Vec<T>, (Vec<T>, Error)> {
-    let (mut taken, mut alone) = (Vec::with_capacity(vcpu.tids.len()), Vec::new());
-    for &tid in &vcpu.tids {
+    let (mut taken, mut alone) = (Vec::with_capacity(first_of(vcpu).len()), Vec::new());
+    for &tid in first_of(vcpu) {
         match take(tid) {
             Ok(thread) => taken.push(thread),
             Err(error) if error.kind() == ErrorKind::Gone && vcpu.tids.len() > 1 => {}
@@ -125,6 +130,24 @@ mod tests {
         assert_eq!((taken, error.kind()), (vec![], ErrorKind::LeftAlone));
         for gone in [&[2][..], &[2, 2]] {
             assert_eq!(all(&vcpu(0, gone), take).unwrap_err().1.kind(), ErrorKind::Gone);
+        }
+    }
+
+    proptest::proptest! {
+        /// Whatever a machine names as its threads: no more than so many are tried, let alone taken.
+        #[test]
+        fn no_vcpu_has_more_threads_than_so_many(tids in proptest::collection::vec(1_u32..1000, 1..600)) {
+            let mut tried = Vec::new();
+            let taken = all(&vcpu(0, &tids), |tid| {
+                tried.push(tid);
+                match tid % 3 {
+                    0 => Err(Error::new(ErrorKind::Gone, "gone")),
+                    _ => Ok(tid),
+                }
+            });
+            proptest::prop_assert!(tried.len() <= MAX_THREADS);
+            proptest::prop_assert!(tids.starts_with(&tried));
+            proptest::prop_assert!(taken.map_or(0, |taken| taken.len()) <= MAX_THREADS);
         }
     }
 

@@ -37,7 +37,7 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
     match holder {
         // Named twice: by hand, and by its back end.
         Some(pid) if pid == me => Ok(()),
-        Some(pid) if !may_schedule(pid) => {
+        Some(pid) if !may_schedule(pid).map_err(|error| failed(thread, name, error))? => {
             tracing::warn!(
                 "{name}: process {pid} has locked /proc/{tid}/stat as a scheduler does, but is none (no CAP_SYS_NICE); passed over"
             );
@@ -79,11 +79,17 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
 }
 
 /// Whether a process has what it takes to schedule the threads of others, here and not only in a user namespace of its own.
-fn may_schedule(pid: u32) -> bool {
-    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let users = |who: &str| fs::read(format!("/proc/{who}/uid_map")).ok();
-    has_capability(&String::from_utf8_lossy(&status), rustix::process::geteuid().as_raw())
-        && users(&pid.to_string()).is_some_and(|theirs| Some(theirs) == users("self"))
+fn may_schedule(pid: u32) -> io::Result<bool> {
+    let read = |who: &str, name: &str| match fs::read(format!("/proc/{who}/{name}")) {
+        // A shortage says nothing of the holder.
+        Err(error) if vlane_socket::is_short(&error) => Err(error),
+        read => Ok(read.ok()),
+    };
+    let status = read(&pid.to_string(), "status")?.unwrap_or_default();
+    let (theirs, ours) = (read(&pid.to_string(), "uid_map")?, read("self", "uid_map")?);
+    Ok(has_capability(&String::from_utf8_lossy(&status), rustix::process::geteuid().as_raw())
+        && theirs.is_some()
+        && theirs == ours)
 }
 
 /// Whether a process with this `/proc/PID/status` has CAP_SYS_NICE, and was given it: not by a file with the set-user-ID bit or with
@@ -170,11 +176,11 @@ mod tests {
         while !stripped() {
             std::thread::yield_now();
         }
-        assert!(!may_schedule(other.id()));
+        assert!(!may_schedule(other.id()).unwrap());
         other.kill().unwrap();
         other.wait().unwrap();
         if crate::realtime::check().is_ok() {
-            assert!(may_schedule(std::process::id()));
+            assert!(may_schedule(std::process::id()).unwrap());
         }
     }
 }

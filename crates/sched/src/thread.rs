@@ -65,9 +65,15 @@ pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
 }
 
 /// Whether a thread of this number with this start time (clock ticks after boot) is there.
-pub fn is_same(tid: u32, start: u64) -> bool {
-    let stat = std::fs::read(format!("/proc/{tid}/stat"));
-    stat.ok().and_then(|text| parse_stat(&text)).is_some_and(|(_, found)| found == start)
+///
+/// # Errors
+/// That cannot be found out now: there is no descriptor left, for example.
+pub fn is_same(tid: u32, start: u64) -> io::Result<bool> {
+    match std::fs::read(format!("/proc/{tid}/stat")) {
+        Ok(text) => Ok(parse_stat(&text).is_some_and(|(_, found)| found == start)),
+        Err(error) if is_gone(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 impl Thread {
@@ -92,6 +98,12 @@ impl Thread {
             File::open(path)
         };
         let stat = open("stat").map_err(fail)?;
+        if vlane_socket::is_scarce(&stat) {
+            // Otherwise nothing could be read any more of those that are scheduled already.
+            let text =
+                format!("thread {tid} is not taken: the last file descriptors are kept for other work");
+            return Err(Error::caused_by(ErrorKind::Io, text, vlane_socket::no_descriptor()));
+        }
         let schedstat = open("schedstat").map_err(|error| match error.kind() {
             io::ErrorKind::NotFound if is_same_file_there(tid) => Error::new(
                 ErrorKind::Unsupported,
@@ -160,6 +172,11 @@ impl Thread {
             (Some(Ok(ran_ns)), Some(Ok(waited_ns))) => Ok(Clock { ran_ns, waited_ns }),
             _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         }
+    }
+
+    /// Whether it has ended, by the system's word: what cannot be read for another reason has not.
+    pub fn has_ended(&self) -> bool {
+        self.clock().is_err_and(|error| is_gone(&error))
     }
 
     /// Whether it wants a CPU (has one or waits for one), or sleeps.
@@ -252,7 +269,8 @@ mod tests {
         });
         let thread = Thread::open(told.recv().unwrap()).unwrap();
         assert_eq!(thread.pid(), std::process::id());
-        assert!(is_same(thread.tid(), thread.start()) && !is_same(thread.tid(), thread.start() + 1));
+        assert!(is_same(thread.tid(), thread.start()).unwrap());
+        assert!(!is_same(thread.tid(), thread.start() + 1).unwrap());
         assert!(thread.clock().unwrap().ran_ns > 0);
         stop.send(()).unwrap();
         handle.join().unwrap();

@@ -301,3 +301,54 @@ fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
     drop(other);
     daemon.wait_for(&[&[first.tid, later.tid]]);
 }
+
+/// A machine of five hundred threads and one of a single thread have as many events each. By counts alone: what a boost costs is bounded, and
+/// whoever costs more pays for it.
+#[test]
+fn machine_of_many_threads_pays_for_its_boosts_and_others_have_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    if let Err(error) = probe::real_time() {
+        return skip(error);
+    }
+    Daemon::raise().unwrap();
+    let mut settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());
+    // About a twentieth of a CPU, so that it is used up soon. The honest one has the same.
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    settings.rt_percent = 10;
+    settings.rt_shares.machine = u8::try_from((50 / cpus).clamp(1, 100)).unwrap();
+    let guard = GuardCommand {
+        program: "/bin/sh".into(),
+        args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
+    };
+    let mut vehicle = RealTime::new(settings, dir.path(), guard).unwrap();
+    let sleepers: Vec<Sleeper> = std::iter::repeat_with(Sleeper::new).take(501).collect();
+    let (honest, greedy) = sleepers.split_last().unwrap();
+    let many: Vec<u32> = greedy.iter().map(|sleeper| sleeper.tid).collect();
+    let greedy = vehicle.add(&vcpu(&many), Claim::of(1)).unwrap();
+    let honest = vehicle.add(&vcpu(&[honest.tid]), Claim::of(2)).unwrap();
+    let most = vlane_sched::discover::MAX_THREADS as u64;
+    let (mut boosts, mut events) = ([0_u64; 2], 0_u64);
+    let until = Instant::now() + PATIENCE;
+    while vehicle.counts().denied_machine < 100 {
+        assert!(Instant::now() < until, "it never pays: {boosts:?} of {events}, {:?}", vehicle.counts());
+        events += 1;
+        for (id, boosts) in [greedy, honest].into_iter().zip(&mut boosts) {
+            let before = vehicle.counts().changes;
+            let decision = vehicle.event(id, monotonic_ns()).unwrap();
+            let boosted = matches!(decision, Decision::Boost { .. });
+            *boosts += u64::from(boosted);
+            let changes = vehicle.counts().changes - before;
+            assert!(changes <= if boosted { most } else { 0 }, "{changes} for one event");
+            vehicle.served(id, monotonic_ns(), 1000).unwrap();
+            let changes = vehicle.counts().changes - before;
+            assert!(changes <= 2 * most, "{changes} for one boost");
+        }
+        vehicle.tick(monotonic_ns()).unwrap();
+        // An event each 2 ms.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(boosts[1], events, "the honest one was denied some: {:?}", vehicle.counts());
+    assert!(boosts[0] < events, "{boosts:?} of {events}");
+    // Those beyond are as they were.
+    assert!(sleepers[most as usize..].iter().all(|sleeper| sleeper.class() == Class::Other));
+}

@@ -6,15 +6,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::door::Door;
 use crate::handover::{Arrived, HandedServer, HandoverError, Relief, Successor};
 use crate::session::{Handle, Restored, Session};
 use crate::volume::Volume;
 use crate::waiting;
-use vlane_socket::{ListenError, Place, SocketFile};
+use vlane_socket::{ListenError, Place, Shortage, SocketFile};
 
 /// Serves a volume on a socket, to one front end after another.
 #[derive(Debug)]
@@ -139,15 +140,19 @@ impl Listener {
         {
             tracing::warn!("{}: cannot go on with a session: {error}", self.file.path().display());
         }
+        let path = self.file.path().display();
+        let mut shortage = Shortage::new(format!("{path}: no connection is accepted"));
+        // Until when nobody is accepted, because the system gives no descriptor: the socket stays readable meanwhile.
+        let mut closed: Option<Instant> = None;
         loop {
+            closed = closed.filter(|until| *until > Instant::now());
             let wanted = relief.as_ref().map_or(self.stopper.stop.as_fd(), Relief::wanted);
             let mut fds = [
-                PollFd::new(self.door.socket(), PollFlags::IN),
+                PollFd::new(self.door.socket(), closed.map_or(PollFlags::IN, |_| PollFlags::empty())),
                 PollFd::new(&*self.stopper.stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(wanted, PollFlags::IN),
             ];
-            let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            match rustix::event::poll(&mut fds, self.door.has_next().then_some(&at_once)) {
+            match rustix::event::poll(&mut fds, self.patience(closed).as_ref()) {
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -162,22 +167,26 @@ impl Listener {
                 relief.hand_over(None, &mut |_| Ok(None));
                 continue;
             }
-            let stream = match self.door.accept() {
-                Ok(stream) => stream,
-                // The one who knocked is gone again, or descriptors are short for the moment.
-                Err(error) => {
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        tracing::warn!("{}: cannot accept a connection: {error}", self.file.path().display());
-                        std::thread::sleep(std::time::Duration::from_millis(50));
-                    }
-                    continue;
-                }
-            };
-            // What fails for one front end, for want of descriptors for example, may go well for the next.
-            if let Err(error) = self.run_session(volume, stream, relief.as_ref()) {
-                tracing::warn!("{}: cannot begin a session: {error}", self.file.path().display());
-                std::thread::sleep(std::time::Duration::from_millis(50));
+            if closed.is_some() {
+                continue;
             }
+            // What fails for one front end, for want of descriptors for example, may go well for the next.
+            let served =
+                self.door.accept().and_then(|stream| self.run_session(volume, stream, relief.as_ref()));
+            match served {
+                Ok(()) => shortage.passed(Instant::now()),
+                // The one who knocked is gone again.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => closed = Some(shortage.refused(&error, Instant::now())),
+            }
+        }
+    }
+
+    /// How long to wait at most: for the end of a shortage, and not at all for one who is there already.
+    fn patience(&self, closed: Option<Instant>) -> Option<Timespec> {
+        match closed {
+            Some(until) => Timespec::try_from(until.saturating_duration_since(Instant::now())).ok(),
+            None => self.door.has_next().then_some(Timespec { tv_sec: 0, tv_nsec: 0 }),
         }
     }
 

@@ -1,4 +1,5 @@
-//! Unix sockets that are listened on: their files ([`SocketFile`]), and what others call themselves ([`printable`]).
+//! Unix sockets that are listened on: their files ([`SocketFile`]), what others call themselves ([`printable`]),
+//! and how a process goes on that has no descriptor left ([`Shortage`]).
 //!
 //! One rule for every socket of the program: only a dead socket is removed to make room, never anything else, and at the end only
 //! one's own.
@@ -9,8 +10,10 @@ mod changes;
 mod error;
 mod file;
 mod printable;
+mod shortage;
 
 pub use changes::Changes;
 pub use error::ListenError;
 pub use file::{Access, Kind, Place, SocketFile};
 pub use printable::{Printable, printable};
+pub use shortage::{Shortage, is_scarce, is_short, no_descriptor};

@@ -59,6 +59,8 @@ const ZERO: [(&str, &str); 41] = [
     ("sched measure-sched-ext", "hogs"),
     ("sched measure-sched-ext", "strangers"),
     ("sched simulate", "seed"),
+    // Root.
+    ("sched run", "adopt"),
     ("power-cut", "broken-states"),
     ("power-cut", "seed"),
 ];

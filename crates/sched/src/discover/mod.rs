@@ -11,6 +11,7 @@ mod proc;
 mod qmp;
 mod uml;
 
+pub use crate::vehicle::MAX_THREADS;
 pub use libvirt::{pid_of_domain, pid_of_domain_in};
 pub use proc::user_of;
 pub use qmp::vcpus_by_qmp;
@@ -24,8 +25,7 @@ use self::plugged::{Asked, Named};
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
 
-/// So many vCPUs of a process are scheduled, the first by their numbers, and so many tasks of User-Mode Linux: a process makes as many
-/// threads, and calls them what it likes.
+/// So many vCPUs of a process are scheduled, the first by their numbers: a process makes as many threads, and calls them what it likes.
 pub const MAX_VCPUS: usize = 512;
 
 /// A machine whose vCPUs are known. Cheap to look at again: threads of User-Mode Linux come and go.
@@ -34,6 +34,8 @@ pub struct Machine {
     process: ProcessId,
     kind: Kind,
     vcpus: Vec<VcpuThreads>,
+    /// Not all threads of its vCPU are scheduled.
+    left_out: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -65,20 +67,18 @@ impl Machine {
         let threads = proc::threads(process)?;
         let mut vcpus = names::vcpus(pid, &threads);
         let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Named(Named::new(&threads)) };
+        let mut left_out = false;
         if vcpus.is_empty() {
             let name = printable(&proc::name(pid)).to_string();
-            if !uml::is_one(pid) {
+            if !uml::is_one(pid)? {
                 return Err(nothing_found(pid, &name));
             }
-            vcpus.push(VcpuThreads {
-                pid,
-                index: 0,
-                tids: uml::tasks(process)?,
-                name: format!("{name} ({pid})"),
-            });
+            let tasks = uml::tasks(process)?;
+            left_out = tasks.left_out;
+            vcpus.push(VcpuThreads { pid, index: 0, tids: tasks.tids, name: format!("{name} ({pid})") });
         }
         proc::check(process)?;
-        Ok(Machine { process, kind, vcpus })
+        Ok(Machine { process, kind, vcpus, left_out })
     }
 
     /// The QEMU that listens at this QMP socket (`-qmp unix:PATH,server=on,wait=off`), by its own word: its threads need no names.
@@ -88,7 +88,7 @@ impl Machine {
     /// the process that listens. [`ErrorKind::Gone`]: that process has ended.
     pub fn by_qmp(path: &Path) -> Result<Machine> {
         let (process, vcpus) = qmp::machine_at(path)?;
-        Ok(Machine { process, kind: Kind::Asked(Asked::new(path)), vcpus })
+        Ok(Machine { process, kind: Kind::Asked(Asked::new(path)), vcpus, left_out: false })
     }
 
     /// Its process.
@@ -99,6 +99,11 @@ impl Machine {
     /// Its vCPUs, by index.
     pub fn vcpus(&self) -> &[VcpuThreads] {
         &self.vcpus
+    }
+
+    /// Whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]), or threads of a vCPU ([`MAX_THREADS`]).
+    pub fn has_more(&self) -> bool {
+        self.left_out || self.vcpus.len() == MAX_VCPUS
     }
 
     /// The vCPU with this number. QEMU without multi-threaded emulation has one thread for all.
@@ -118,13 +123,10 @@ impl Machine {
         proc::check(self.process)?;
         let vcpus = match &mut self.kind {
             Kind::UserMode => {
-                let tids = uml::tasks(self.process)?;
-                Some(
-                    self.vcpus
-                        .iter()
-                        .map(|vcpu| VcpuThreads { tids: tids.clone(), ..vcpu.clone() })
-                        .collect(),
-                )
+                let tasks = uml::tasks(self.process)?;
+                self.left_out = tasks.left_out;
+                let now = |vcpu: &VcpuThreads| VcpuThreads { tids: tasks.tids.clone(), ..vcpu.clone() };
+                Some(self.vcpus.iter().map(now).collect())
             }
             Kind::Named(named) => named.look(self.process, &self.vcpus)?,
             Kind::Asked(asked) => asked.look(self.process, &self.vcpus)?,

@@ -201,10 +201,12 @@ impl SchedExt {
             sys::set_policy(tid, (sys::SCHED_EXT, 0))
         };
         let done = given().map_err(|e| refused(&vcpu.name, tid, e)).and_then(|()| {
-            if is_same(tid, start) {
+            let is_it = is_same(tid, start);
+            if is_it.as_ref().is_ok_and(|&is_it| is_it) {
                 return Ok(());
             }
             let _ = sys::set_policy(tid, before);
+            is_it.map_err(|e| refused(&vcpu.name, tid, e))?;
             let text = format!("sched_ext: {}: thread {tid} of process {} has ended", vcpu.name, vcpu.pid);
             Err(Error::new(ErrorKind::Gone, text))
         });
@@ -236,7 +238,7 @@ impl SchedExt {
     fn give_back(&self, tid: u32, threads: &[Given]) {
         // Only who is still ours: somebody may have changed its policy, or the number may be another thread's.
         let given = threads.iter().find(|given| given.tid == tid);
-        let same = given.is_none_or(|given| is_same(tid, given.start));
+        let same = given.is_none_or(may_be);
         if same && sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT) {
             let before = given.map_or((libc::SCHED_OTHER, 0), |given| given.before);
             if let Err(e) = sys::set_policy(tid, before) {
@@ -351,7 +353,7 @@ impl SchedExt {
                 let is_ours = || sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
                 let may = || if scheduler { adopt::is_ordinary_now(tid) } else { is_ours() };
                 // Who has gone meanwhile needs neither, nor who was made real-time by somebody.
-                if is_same(tid, start)
+                if is_same(tid, start).unwrap_or(!scheduler)
                     && may()
                     && let Err(e) = sys::set_policy(tid, policy)
                 {
@@ -405,13 +407,14 @@ impl Vehicle for SchedExt {
 
     fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
         let known = self.member(id)?.threads.clone();
+        let wanted = adopt::first_of(vcpu);
         let (mut threads, leave): (Vec<Given>, Vec<Given>) =
-            known.iter().partition(|given| vcpu.tids.contains(&given.tid) && is_same(given.tid, given.start));
+            known.iter().partition(|given| wanted.contains(&given.tid) && may_be(given));
         for given in &leave {
             self.give_back(given.tid, &known);
         }
         let mut failed = None;
-        for &tid in &vcpu.tids {
+        for &tid in wanted {
             if threads.iter().any(|given| given.tid == tid) {
                 continue;
             }
@@ -498,7 +501,7 @@ impl Vehicle for SchedExt {
         let Ok(member) = self.member(id) else { return true };
         let ours = |&tid: &u32| sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
         // Those that they have made count as well.
-        member.threads.iter().all(|given| !is_same(given.tid, given.start))
+        !member.threads.iter().any(may_be)
             && self.program.seen(id).is_ok_and(|seen| !seen.tids.iter().any(ours))
     }
 
@@ -524,6 +527,11 @@ impl Drop for SchedExt {
         }
         self.program.unload();
     }
+}
+
+/// Whether it still is the thread that was given, as far as that can be found out: an error is no end of it.
+fn may_be(given: &Given) -> bool {
+    is_same(given.tid, given.start).unwrap_or(true)
 }
 
 fn no_such(id: VcpuId) -> Error {

@@ -24,6 +24,8 @@ const PER_USER: u64 = 20_000;
 const KEPT_NS: u64 = 50_000_000;
 /// A session that has used up what it may is left alone at least for so long.
 const PAUSE_NS: u64 = 1_000_000;
+/// One whose eventfd the system cannot watch, for want of memory for example, is looked at so often.
+const UNWATCHED_NS: u64 = 20_000_000;
 /// So many lanes are looked at for the price of one mark.
 const LANES: u64 = 64;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -149,17 +151,14 @@ impl Ears {
         })
     }
 
-    /// Listens to one more.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub fn add(&mut self, session: SessionId, ear: Ear) -> Result<()> {
-        watch(&self.epoll, &ear.wake, session.0)
-            .map_err(io("cannot listen to one more back end".to_owned()))?;
+    /// Listens to one more. One that the system cannot watch for the moment is looked at later, and tried again then.
+    pub fn add(&mut self, session: SessionId, ear: Ear) {
+        if watch(&self.epoll, &ear.wake, session.0).is_err() {
+            self.until.insert((vlane_hint::now() + UNWATCHED_NS, session.0));
+        }
         self.ears.insert(session.0, ear);
         // It asks for wake-ups by looking.
         self.ready.insert(session.0);
-        Ok(())
     }
 
     /// Does not listen to it any more, and switches its board off.
@@ -211,7 +210,10 @@ impl Ears {
             let Some(ear) = self.ears.get_mut(&id) else { continue };
             ear.paused = false;
             ear.calm();
-            watch(&self.epoll, &ear.wake, id).map_err(io("cannot listen to a back end again".to_owned()))?;
+            // What the system refuses for one is no reason not to hear the others, nor it.
+            if !matches!(watch(&self.epoll, &ear.wake, id), Ok(()) | Err(Errno::EXIST)) {
+                self.until.insert((now + UNWATCHED_NS, id));
+            }
             self.ready.insert(id);
         }
         Ok(())
@@ -276,7 +278,7 @@ mod tests {
         let mut wakes = Vec::new();
         for (n, &user) in (1..).zip(users) {
             let (ear, wake) = ear(user);
-            ears.add(SessionId(n), ear).unwrap();
+            ears.add(SessionId(n), ear);
             wakes.push(wake);
         }
         let mut found = 0;
@@ -313,7 +315,7 @@ mod tests {
         let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());
         let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
         let mut ears = Ears::new().unwrap();
-        ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch)).unwrap();
+        ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch));
         ears.arm(SessionId(1), Classes::ALL);
         let begin = vlane_hint::now();
         // Until it has used up what it may.

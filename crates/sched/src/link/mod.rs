@@ -12,7 +12,7 @@ mod ears;
 
 pub use ears::{Ear, Ears};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,7 +22,9 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use vlane_hint::message::{Hello, Message};
 use vlane_hint::{Board, Classes, HintError, Mark, ProcessId, Watch};
-use vlane_socket::{Access, Kind, ListenError, Place, SocketFile, printable};
+use vlane_socket::{
+    Access, Kind, ListenError, Place, Shortage, SocketFile, is_scarce, no_descriptor, printable,
+};
 
 use crate::discover;
 use crate::{Error, ErrorKind, Result};
@@ -30,11 +32,44 @@ use crate::{Error, ErrorKind, Result};
 /// Sessions at a time; and how many of them one user may have who is not root.
 const MAX_SESSIONS: usize = 4096;
 const MAX_PER_USER: usize = 512;
+/// Of all sessions, so many are for root and the scheduler's own user alone: others, however many they are, do not shut them out.
+const RESERVED: usize = 512;
+/// So many users are remembered whose machines were refused, so that each is told once.
+const MAX_TOLD: usize = 1024;
 /// How long who has connected may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 /// What is told apart in one look; more is told at the next.
 const EVENTS: usize = 256;
 const LISTENER: u64 = 0;
+
+/// Whose machines are adopted when a back end registers them. A machine that was named is adopted in any case.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Adoption {
+    /// Everybody's, as far as the socket's mode lets back ends register.
+    #[default]
+    All,
+    /// Those of these users.
+    Users(BTreeSet<u32>),
+}
+
+impl Adoption {
+    /// Whether a machine is adopted whose process has this user; `None`: its user IDs differ.
+    fn includes(&self, owner: Option<u32>) -> bool {
+        match self {
+            Adoption::All => true,
+            Adoption::Users(users) => owner.is_some_and(|owner| users.contains(&owner)),
+        }
+    }
+}
+
+/// Whether there is room for one more session of a user, beside `all` sessions of which `same` are that user's. `own`: the scheduler's
+/// user.
+fn has_room(all: usize, same: usize, user: u32, own: u32) -> bool {
+    if user == 0 || user == own {
+        return all < MAX_SESSIONS;
+    }
+    all + RESERVED < MAX_SESSIONS && same < MAX_PER_USER
+}
 
 /// A back end's session, as long as the scheduler runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +138,14 @@ pub struct Door {
     /// Of those that were let in since they were last taken.
     ears: Vec<(SessionId, Ear)>,
     next: u64,
+    shortage: Shortage,
+    adoption: Adoption,
+    /// Machines that were named: adopted whoever they belong to.
+    named: BTreeSet<ProcessId>,
+    /// Users who were told that theirs are not adopted.
+    told: BTreeSet<Option<u32>>,
+    /// Until when nobody is accepted, because the system gives no descriptor.
+    closed_until: Option<Instant>,
 }
 
 /// Both halves. The loop around it: when [`Link::fd`] is readable, or [`Link::deadline`] has come, call [`Link::poll`] for who came and went,
@@ -160,12 +203,29 @@ impl Link {
             SocketFile::listen(&place.access(access).making_directory()).map_err(not_listening)?;
         let refused = || io(format!("{}: cannot listen", path.display()));
         let new_epoll = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused());
-        let door = Door { epoll: new_epoll()?, socket, sessions: BTreeMap::new(), ears: Vec::new(), next: 1 };
+        let door = Door {
+            epoll: new_epoll()?,
+            socket,
+            sessions: BTreeMap::new(),
+            ears: Vec::new(),
+            next: 1,
+            shortage: Shortage::new(format!("{}: no back end is accepted", path.display())),
+            adoption: Adoption::All,
+            named: BTreeSet::new(),
+            told: BTreeSet::new(),
+            closed_until: None,
+        };
         watch(&door.epoll, &door.socket, LISTENER).map_err(refused())?;
         let (ears, epoll) = (Ears::new()?, new_epoll()?);
         watch(&epoll, &door.epoll, 0).map_err(refused())?;
         watch(&epoll, &ears, 1).map_err(refused())?;
         Ok(Link { door, ears, epoll, file })
+    }
+
+    /// Adopts only these users' machines, instead of everybody's.
+    pub fn adopting(mut self, adoption: Adoption) -> Link {
+        self.door.adoption = adoption;
+        self
     }
 
     /// The two halves, for two threads, and the socket's file, which is removed when it is dropped.
@@ -194,7 +254,7 @@ impl Link {
     pub fn poll(&mut self) -> Result<Vec<Notice>> {
         let notices = self.door.poll()?;
         for (session, ear) in self.door.ears() {
-            self.ears.add(session, ear)?;
+            self.ears.add(session, ear);
         }
         for notice in &notices {
             if let Notice::Left { session, .. } = notice {
@@ -223,6 +283,11 @@ impl Link {
 }
 
 impl Door {
+    /// Adopts a machine whoever it belongs to.
+    pub fn name(&mut self, machine: ProcessId) {
+        self.named.insert(machine);
+    }
+
     /// Readable when [`Door::poll`] has something to do.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -239,7 +304,7 @@ impl Door {
             Stage::Silent { until } => Some(until),
             Stage::Registered => None,
         });
-        silent.min()
+        silent.chain(self.closed_until).min()
     }
 
     /// Who came and went. Does not wait.
@@ -248,6 +313,7 @@ impl Door {
     /// The system refuses.
     pub fn poll(&mut self) -> Result<Vec<Notice>> {
         let mut notices = Vec::new();
+        self.open_again(Instant::now());
         let mut events = Vec::with_capacity(EVENTS);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)) {
@@ -270,11 +336,24 @@ impl Door {
         Ok(notices)
     }
 
-    fn accept(&mut self, notices: &mut Vec<Notice>) {
-        let mut refuse = |socket: Option<OwnedFd>, why: String| {
-            if let Some(socket) = socket {
-                let _ = Message::Refused(why.clone()).send(&socket, None);
+    /// Nobody is accepted for a while: the socket stays readable, and this thread would do nothing else.
+    fn close_for_now(&mut self, error: &std::io::Error) {
+        let _ = epoll::delete(&self.epoll, &self.socket);
+        self.closed_until = Some(self.shortage.refused(error, Instant::now()));
+    }
+
+    fn open_again(&mut self, now: Instant) {
+        if self.closed_until.is_some_and(|until| until <= now) {
+            match watch(&self.epoll, &self.socket, LISTENER) {
+                Ok(()) => self.closed_until = None,
+                Err(error) => self.closed_until = Some(self.shortage.refused(&error.into(), now)),
             }
+        }
+    }
+
+    fn accept(&mut self, notices: &mut Vec<Notice>) {
+        let mut refuse = |socket: OwnedFd, why: String| {
+            let _ = Message::Refused(why.clone()).send(&socket, None);
             notices.push(Notice::Refused { why });
         };
         // A few at a time: the others have their turn.
@@ -283,18 +362,25 @@ impl Door {
             let socket = match rustix::net::accept_with(&self.socket, flags) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-                Err(errno) => return refuse(None, format!("a connection cannot be accepted: {errno}")),
+                Err(errno) => return self.close_for_now(&errno.into()),
             };
+            if is_scarce(&socket) {
+                // The last descriptors are for those who ask for the state, and for looking at machines.
+                let why = "the scheduler has no file descriptor left for one more session".to_owned();
+                let _ = Message::Refused(why).send(&socket, None);
+                return self.close_for_now(&no_descriptor());
+            }
+            self.shortage.passed(Instant::now());
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { continue };
             let (pid, uid) = (peer.pid.as_raw_nonzero().get().unsigned_abs(), peer.uid.as_raw());
             let same = self.sessions.values().filter(|session| session.uid == uid).count();
-            if self.sessions.len() >= MAX_SESSIONS || (same >= MAX_PER_USER && uid != 0) {
-                refuse(Some(socket), format!("too many sessions (user {uid} has {same})"));
+            if !has_room(self.sessions.len(), same, uid, rustix::process::geteuid().as_raw()) {
+                refuse(socket, format!("too many sessions (user {uid} has {same})"));
                 continue;
             }
             let id = self.next;
             if watch(&self.epoll, &socket, id).is_err() {
-                refuse(Some(socket), "out of memory".to_owned());
+                refuse(socket, "out of memory".to_owned());
                 continue;
             }
             self.next += 1;
@@ -321,14 +407,16 @@ impl Door {
         let registered = match heard {
             Ok(None) => return,
             Ok(Some((Message::Hello(hello), Some(board)))) => {
-                register(session, &hello, &board).map(|ear| (hello, ear))
+                let is_named = self.named.contains(&hello.process);
+                let adopts = |owner| is_named || self.adoption.includes(owner);
+                register(session, &hello, &board, adopts).map(|ear| (hello, ear))
             }
-            Ok(Some(_)) => Err("it does not say who it is".to_owned()),
+            Ok(Some(_)) => Err(Refusal::Other("it does not say who it is".to_owned())),
             Err(HintError::HungUp) => {
                 self.sessions.remove(&id);
                 return;
             }
-            Err(error) => Err(chain(&error)),
+            Err(error) => Err(Refusal::Other(chain(&error))),
         };
         match registered {
             Ok((Hello { process, vcpus, name }, ear)) => {
@@ -339,10 +427,20 @@ impl Door {
                 let registered = Registered { session, process, backend, user, vcpus, name, has_express };
                 notices.push(Notice::Joined(registered));
             }
-            Err(why) => {
+            Err(refusal) => {
+                let why = refusal.to_string();
                 let _ = Message::Refused(why.clone()).send(&session.socket, None);
                 self.sessions.remove(&id);
-                notices.push(Notice::Refused { why });
+                // It asks again and again: each user is told of once.
+                let is_known = match refusal {
+                    Refusal::NotAdopted { owner, .. } => {
+                        self.told.len() >= MAX_TOLD || !self.told.insert(owner)
+                    }
+                    Refusal::Other(_) => false,
+                };
+                if !is_known {
+                    notices.push(Notice::Refused { why });
+                }
             }
         }
     }
@@ -358,12 +456,54 @@ fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> rustix::io::Result<()> 
     epoll::add(epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
 }
 
-/// Checks what a back end says of itself, and welcomes it.
-fn register(session: &Session, hello: &Hello, board: &OwnedFd) -> std::result::Result<Ear, String> {
+/// Why a back end is not let in.
+enum Refusal {
+    /// Nobody has said that this user's machines are to be scheduled.
+    NotAdopted {
+        pid: u32,
+        owner: Option<u32>,
+    },
+    Other(String),
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        Refusal::Other(why)
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refusal::NotAdopted { pid, owner: Some(owner) } => write!(
+                f,
+                "process {pid} belongs to user {owner}, whose machines this scheduler does not adopt: start it with --adopt {owner} or \
+                 --adopt all, or name the machine with --pid"
+            ),
+            Refusal::NotAdopted { pid, owner: None } => write!(
+                f,
+                "process {pid} has several user IDs, and this scheduler adopts the machines of some users only: start it with \
+                 --adopt all, or name the machine with --pid"
+            ),
+            Refusal::Other(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Checks what a back end says of itself, and welcomes it. `adopts`: whether machines of a user are adopted.
+fn register(
+    session: &Session,
+    hello: &Hello,
+    board: &OwnedFd,
+    adopts: impl Fn(Option<u32>) -> bool,
+) -> std::result::Result<Ear, Refusal> {
     let pid = hello.process.pid;
     let owner = discover::user_of(hello.process).map_err(|error| error.to_string())?;
     if session.uid != 0 && owner != Some(session.uid) {
-        return Err(format!("process {pid} does not belong to the back end's user {}", session.uid));
+        return Err(format!("process {pid} does not belong to the back end's user {}", session.uid).into());
+    }
+    if !adopts(owner) {
+        return Err(Refusal::NotAdopted { pid, owner });
     }
     let lanes = u16::try_from(hello.vcpus.len()).unwrap_or(u16::MAX);
     let board = Board::open(board.as_fd(), lanes).map_err(|error| chain(&error))?;
@@ -377,5 +517,39 @@ fn chain(error: &HintError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        /// Whoever else registers, in whatever order: root and the scheduler's own user find room for as many as are reserved.
+        #[test]
+        fn many_users_leave_root_its_places(users in proptest::collection::vec(1_u32..40, 20)) {
+            let own = 7;
+            let mut has = BTreeMap::<u32, usize>::new();
+            let mut all = 0;
+            for user in users.iter().cycle().take(3 * MAX_SESSIONS) {
+                let same = has.entry(*user).or_default();
+                if *user != own && has_room(all, *same, *user, own) {
+                    (*same, all) = (*same + 1, all + 1);
+                }
+            }
+            proptest::prop_assert!(has.values().all(|has| *has <= MAX_PER_USER));
+            for n in 0..RESERVED / 2 {
+                proptest::prop_assert!(has_room(all + 2 * n, n, 0, own), "root, {}", n);
+                proptest::prop_assert!(has_room(all + 2 * n + 1, n, own, own), "its own, {}", n);
+            }
+        }
+    }
+
+    #[test]
+    fn only_listed_users_are_adopted() {
+        let some = Adoption::Users(BTreeSet::from([5]));
+        let includes = [Some(5), Some(0), None].map(|owner| some.includes(owner));
+        assert_eq!(includes, [true, false, false]);
+        assert!(Adoption::All.includes(None));
     }
 }

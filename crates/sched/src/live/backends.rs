@@ -19,16 +19,21 @@ use super::told::{Order, Orders, Told};
 use crate::discover::{self, Machine};
 use crate::link::{Door, Link, Notice, Registered, SessionId};
 use crate::realtime::{describe, monotonic_ns};
-use crate::thread::{Thread, process_of};
+use crate::thread::{Thread, is_gone, process_of};
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
 /// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
 const LOOK_NS: u64 = 20_000_000;
 /// A machine whose vCPUs could not be told is looked for again after so long: it may not have made them yet.
 const AGAIN_NS: u64 = 1_000_000_000;
+/// And sooner while it is new. No reason is told before that.
+const SOON_NS: u64 = 100_000_000;
+const NEW_NS: u64 = 2_000_000_000;
+/// How long nothing is done when the system has no memory to wait with.
+const SHORT: Duration = Duration::from_millis(100);
 
-/// So many vCPUs a user may have scheduled who is not root: the event loop looks at each of them a hundred times a second.
-const MAX_VCPUS_PER_USER: usize = 1024;
+/// So many threads of vCPUs a user may have scheduled who is not root: the event loop looks at each of them a hundred times a second.
+const MAX_THREADS_PER_USER: usize = 1024;
 
 /// What its owner says of a machine that a back end brings.
 pub type Claims = Box<dyn Fn(ProcessId) -> Claim + Send>;
@@ -44,12 +49,18 @@ struct Tracked {
     look_at: u64,
     /// The reason was told why its vCPUs are not known.
     told: bool,
+    /// Since when they are looked for.
+    since: u64,
+    /// It was told that it has more threads than are scheduled.
+    told_more: bool,
 }
 
 /// A vCPU that the loop was told of.
 #[derive(Debug)]
 struct Joined {
     user: u32,
+    /// How many threads it may have.
+    room: usize,
     threads: Vec<Arc<Thread>>,
 }
 
@@ -157,33 +168,47 @@ impl Backends {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[1].revents().is_empty()),
             Err(error) => {
                 let error = std::io::Error::from(error);
+                if vlane_socket::is_short(&error) {
+                    std::thread::sleep(SHORT);
+                    return Ok(false);
+                }
                 Err(Error::caused_by(ErrorKind::Io, "cannot wait for back ends", error))
             }
         }
     }
 
-    /// Whether a user may have one more vCPU scheduled.
-    fn has_room(&mut self, user: u32) -> bool {
-        let has = user == 0
-            || self.joined.values().filter(|joined| joined.user == user).count() < MAX_VCPUS_PER_USER;
-        if !has && self.told_users.insert(user) {
+    /// How many more threads a user may have scheduled, beside those of the vCPU with this token.
+    fn room(&self, user: u32, token: u64) -> usize {
+        if user == 0 {
+            return discover::MAX_THREADS;
+        }
+        let others = self.joined.iter().filter(|(of, joined)| **of != token && joined.user == user);
+        MAX_THREADS_PER_USER.saturating_sub(others.map(|(_, joined)| joined.room).sum())
+    }
+
+    /// Leaves a vCPU as many of its threads as its user has room for.
+    fn fit(&mut self, user: u32, token: u64, vcpu: &mut VcpuThreads) -> usize {
+        let wanted = vcpu.tids.len().min(discover::MAX_THREADS);
+        let room = self.room(user, token).min(wanted);
+        if room < wanted && self.told_users.insert(user) {
             tracing::warn!(
-                "user {user} has {MAX_VCPUS_PER_USER} vCPUs scheduled; its others have to wait until one of these has left"
+                "user {user} has {MAX_THREADS_PER_USER} threads of vCPUs scheduled; its others have to wait until one of these has left"
             );
         }
-        has
+        vcpu.tids.truncate(room);
+        room
     }
 
     /// Tells of vCPUs that had to wait, as far as there is room for them now.
     fn offer(&mut self) {
         let mut has: HashMap<u32, usize> = HashMap::new();
         for joined in self.joined.values() {
-            *has.entry(joined.user).or_default() += 1;
+            *has.entry(joined.user).or_default() += joined.room;
         }
         let mut fits = |user: u32| {
             let has = has.entry(user).or_default();
             *has += 1;
-            *has <= MAX_VCPUS_PER_USER
+            *has <= MAX_THREADS_PER_USER
         };
         let offered = self.refused.iter().filter(|(_, (user, _))| fits(*user));
         let offered: Vec<u64> = offered.map(|(&token, _)| token).collect();
@@ -195,28 +220,34 @@ impl Backends {
     }
 
     /// Sends the loop a mark, with what it needs to follow it.
-    fn pass_on(&mut self, mark: Mark) {
+    fn pass_on(&mut self, mut mark: Mark) {
         let mut threads = Vec::new();
-        match &mark {
+        match &mut mark {
             Mark::Joined { token, vcpu, .. } | Mark::Changed { token, vcpu } => {
                 if let Some((_, Mark::Joined { vcpu: waits, .. })) = self.refused.get_mut(token) {
                     waits.clone_from(vcpu);
                     return;
                 }
-                if let Some(joined) = self.joined.get_mut(token) {
-                    // What fails here is tried once more by the daemon, which says why. The threads that were taken stay taken.
-                    if let Ok(opened) = opened(vcpu, &joined.threads) {
-                        joined.threads.clone_from(&opened);
-                        threads = opened;
+                if let Some(user) = self.joined.get(token).map(|joined| joined.user) {
+                    let room = self.fit(user, *token, vcpu);
+                    if let Some(joined) = self.joined.get_mut(token) {
+                        joined.room = room;
+                        // What fails here is tried once more by the daemon, which says why. The threads that were taken stay taken.
+                        if let Ok(opened) = opened(vcpu, &joined.threads) {
+                            joined.threads.clone_from(&opened);
+                            threads = opened;
+                        }
                     }
-                // Nobody's, if its process has ended: the daemon finds that out.
-                } else if let Ok((_, user)) = process_of(vcpu.pid) {
-                    if !self.has_room(user) {
-                        self.refused.insert(*token, (user, mark));
+                } else if let Some(user) = user_of(vcpu.pid) {
+                    let (all, token) = (vcpu.tids.clone(), *token);
+                    let room = self.fit(user, token, vcpu);
+                    if room == 0 {
+                        vcpu.tids = all;
+                        self.refused.insert(token, (user, mark));
                         return;
                     }
                     threads = opened(vcpu, &[]).unwrap_or_default();
-                    self.joined.insert(*token, Joined { user, threads: threads.clone() });
+                    self.joined.insert(token, Joined { user, room, threads: threads.clone() });
                 }
             }
             Mark::Left { token } => {
@@ -255,12 +286,14 @@ impl Backends {
 
     /// Schedules the vCPUs of a machine that no back end has brought (yet).
     pub fn expect(&mut self, process: ProcessId) {
+        self.door.name(process);
         self.track(process);
     }
 
     /// The same for one whose vCPUs are known already.
     pub fn expect_machine(&mut self, machine: Machine) {
         let process = machine.process();
+        self.door.name(process);
         self.track(process).machine = Some(machine);
     }
 
@@ -271,6 +304,8 @@ impl Backends {
             sessions: Vec::new(),
             look_at: 0,
             told: false,
+            since: monotonic_ns(),
+            told_more: false,
         })
     }
 
@@ -320,14 +355,20 @@ impl Backends {
         let looked = match &mut tracked.machine {
             Some(machine) => machine.refresh(),
             None => Machine::find(process).map(|machine| {
-                if machine.vcpus().len() == discover::MAX_VCPUS {
-                    let most = discover::MAX_VCPUS;
-                    tracing::warn!("process {}: only {most} of its vCPUs are scheduled", process.pid);
-                }
                 tracked.machine = Some(machine);
                 true
             }),
         };
+        if let Some(machine) = tracked.machine.as_ref().filter(|machine| machine.has_more())
+            && !std::mem::replace(&mut tracked.told_more, true)
+        {
+            tracing::warn!(
+                "process {}: only {} of its vCPUs, and of each {} threads, are scheduled; the others have no boosts",
+                process.pid,
+                machine.vcpus().len(),
+                discover::MAX_THREADS
+            );
+        }
         match looked {
             Ok(_) => {
                 tracked.look_at = now + LOOK_NS;
@@ -347,8 +388,10 @@ impl Backends {
                 }
             }
             Err(error) => {
-                tracked.look_at = now + AGAIN_NS;
-                if !tracked.told {
+                // QEMU names its threads when it makes them, a moment after its front end has connected.
+                let is_new = now < tracked.since + NEW_NS;
+                tracked.look_at = now + if is_new { SOON_NS } else { AGAIN_NS };
+                if !tracked.told && !is_new {
                     tracked.told = true;
                     tracing::warn!("{}", describe(&error));
                 }
@@ -401,11 +444,21 @@ impl Backends {
     }
 }
 
+/// The user that a vCPU counts for. Nobody's, if its process has ended: the daemon finds that out. One that cannot be told for the
+/// moment is bounded all the same.
+fn user_of(pid: u32) -> Option<u32> {
+    match process_of(pid) {
+        Ok((_, user)) => Some(user),
+        Err(error) if is_gone(&error) => None,
+        Err(_) => Some(u32::MAX),
+    }
+}
+
 /// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they are.
 fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
     let mut opened = Vec::with_capacity(vcpu.tids.len());
     for &tid in &vcpu.tids {
-        if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && thread.clock().is_ok()) {
+        if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && !thread.has_ended()) {
             opened.push(Arc::clone(thread));
             continue;
         }
@@ -445,10 +498,10 @@ mod tests {
         let pid = machine.id();
         let (_, user) = process_of(pid).unwrap();
         for token in 1000.. {
-            if backends.joined.len() == MAX_VCPUS_PER_USER {
+            if backends.joined.len() == MAX_THREADS_PER_USER {
                 break;
             }
-            backends.joined.insert(token, Joined { user, threads: Vec::new() });
+            backends.joined.insert(token, Joined { user, room: 1, threads: Vec::new() });
         }
         let vcpu = |name: &str, tids| VcpuThreads { pid, index: 0, tids, name: name.into() };
         let joined =

@@ -24,20 +24,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::event::epoll;
 use rustix::thread::gettid;
 use rustix::time::{
-    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-    timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
 use self::source::{Mark, Source};
 use self::state::{Completions, DaemonState, Responses, Snapshot, VcpuState};
-use crate::hold;
-use crate::realtime::{describe, monotonic_ns, priority};
+use crate::realtime::{describe, monotonic_ns, own_cpu_ns, priority};
 use crate::sys::{self, Attr};
 use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};
 use crate::{Error, ErrorKind, Result};
+use crate::{adopt, hold};
 use again::Again;
 use joins::{Join, Joins};
 
@@ -117,15 +116,6 @@ fn failed(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
     move |error| Error::caused_by(ErrorKind::Io, what, io::Error::from(error))
 }
 
-fn ns(time: Timespec) -> u64 {
-    time.tv_sec.unsigned_abs() * SECOND_NS + time.tv_nsec.unsigned_abs()
-}
-
-/// CPU time that this thread has used.
-fn own_cpu_ns() -> u64 {
-    ns(clock_gettime(ClockId::ThreadCPUTime))
-}
-
 impl Daemon {
     /// A daemon on a vehicle, without vCPUs and sources. `policy` is what it is called for people.
     pub fn new(vehicle: Box<dyn Vehicle>, policy: impl Into<String>) -> Self {
@@ -192,7 +182,7 @@ impl Daemon {
     ///
     /// What the vehicle says; the vCPU is as it was.
     pub fn add(&mut self, threads: VcpuThreads, claim: Claim) -> Result<VcpuId> {
-        let opened = open_all(&threads.tids)?;
+        let opened = open_all(&threads)?;
         for thread in &opened {
             hold::take(thread, &threads.name)?;
         }
@@ -516,7 +506,7 @@ impl Daemon {
         // Also what was refused is the vCPU's.
         if let Some(known) = self.vcpus.get_mut(&id) {
             // Those that stay, stay open: what was opened first has the thread.
-            known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && thread.clock().is_ok());
+            known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && !thread.has_ended());
             let new = |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
             let new: Vec<_> = opened.into_iter().filter(new).collect();
             known.clocks.extend(new);
@@ -530,7 +520,7 @@ impl Daemon {
     /// Opens a vCPU's threads as they are now. Those that it did not have before are taken from other schedulers first.
     fn open_new(&self, id: VcpuId, vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
         let known = self.vcpus.get(&id).map_or(&[][..], |known| &known.clocks);
-        let opened = open_all(&vcpu.tids)?;
+        let opened = open_all(vcpu)?;
         let is_known = |thread: &Thread| {
             known.iter().any(|old| (old.tid(), old.start()) == (thread.tid(), thread.start()))
         };
@@ -616,7 +606,8 @@ impl Daemon {
 }
 
 /// Opens threads. One of several may have ended since they were found; the vehicle says whether all have.
-fn open_all(tids: &[u32]) -> Result<Vec<Arc<Thread>>> {
+fn open_all(vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
+    let tids = adopt::first_of(vcpu);
     let mut opened = Vec::with_capacity(tids.len());
     for &tid in tids {
         match Thread::open(tid) {

@@ -8,12 +8,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::source::{Mark, Poster};
 use super::state::{DaemonState, Snapshot};
 use crate::{Error, ErrorKind, Result};
-use vlane_socket::{Access, ListenError, Place, SocketFile};
+use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile};
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
@@ -102,19 +102,35 @@ impl Socket {
         let listener = self.listener.try_clone().map_err(fail)?;
         let accept = move || {
             let open = Arc::new(AtomicUsize::new(0));
-            for stream in listener.incoming().map_while(io::Result::ok) {
+            let mut shortage = Shortage::new("nobody who asks for the scheduler's state is answered");
+            let mut pause = |error: &io::Error| {
+                let now = Instant::now();
+                std::thread::sleep(shortage.refused(error, now).saturating_duration_since(now));
+            };
+            for stream in listener.incoming() {
+                let stream = match stream {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        if error.kind() != io::ErrorKind::ConnectionAborted {
+                            pause(&error);
+                        }
+                        continue;
+                    }
+                };
                 if open.load(Ordering::Relaxed) >= CONNECTIONS {
                     continue;
                 }
                 open.fetch_add(1, Ordering::Relaxed);
+                let began = Arc::clone(&open);
                 let (hub, poster, open) = (Arc::clone(&hub), poster.clone(), Arc::clone(&open));
                 let converse = move || {
                     // Whoever is gone, is gone.
                     let _ = converse(&stream, &hub, &poster);
                     open.fetch_sub(1, Ordering::Relaxed);
                 };
-                if std::thread::Builder::new().name("sched-client".into()).spawn(converse).is_err() {
-                    return;
+                if let Err(error) = std::thread::Builder::new().name("sched-client".into()).spawn(converse) {
+                    began.fetch_sub(1, Ordering::Relaxed);
+                    pause(&error);
                 }
             }
         };
@@ -189,6 +205,18 @@ impl Client {
                     path.display()
                 );
                 Error::new(ErrorKind::Gone, text)
+            }
+            // Its owner only may ask, and whoever may ask may boost.
+            io::ErrorKind::PermissionDenied => {
+                let owner = std::fs::metadata(path).map_or_else(
+                    |_| "another user".to_owned(),
+                    |file| format!("user {}", std::os::unix::fs::MetadataExt::uid(&file)),
+                );
+                let text = format!(
+                    "{}: this socket is {owner}'s, and only {owner} and root may ask there; ask as one of them (sudo)",
+                    path.display()
+                );
+                Error::caused_by(ErrorKind::Permission, text, error)
             }
             _ => Error::caused_by(ErrorKind::Io, format!("cannot talk to {}", path.display()), error),
         };

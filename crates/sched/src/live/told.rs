@@ -121,7 +121,7 @@ impl Told {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Ear(session, ear) => {
-                    self.ears.add(session, *ear)?;
+                    self.ears.add(session, *ear);
                     is_new = true;
                 }
                 Order::Gone(session) => self.ears.remove(session),

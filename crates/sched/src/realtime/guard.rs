@@ -104,9 +104,9 @@ impl Guard {
         }
     }
 
-    /// Whether it is alive.
+    /// Whether it is alive, as far as the system tells.
     pub fn is_alive(&self) -> bool {
-        matches!(readable(self.pidfd.as_fd(), Duration::ZERO), Ok(false))
+        !matches!(readable(self.pidfd.as_fd(), Duration::ZERO), Ok(true))
     }
 
     /// Its process.

@@ -48,6 +48,12 @@ const PROLONGED: u32 = 20;
 /// After a guard could not be started, nothing is boosted for so long.
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 
+/// CPU time that this thread has used, ns.
+pub(crate) fn own_cpu_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// The system's time that everything here counts in, ns.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -156,6 +162,10 @@ pub struct Counts {
     pub guards: u64,
     /// Real-time CPU time of boosts, ns.
     pub boosted_ns: u64,
+    /// CPU time of this thread for vCPUs' events and boosts, which was charged to whom they belong, ns.
+    pub handled_ns: u64,
+    /// Times that a thread was scheduled in another way.
+    pub changes: u64,
 }
 
 /// The vehicle.
@@ -169,6 +179,8 @@ pub struct RealTime {
     guard: Option<Guard>,
     guard_command: GuardCommand,
     guard_again: u64,
+    /// It was told that there is none.
+    guard_complained: bool,
     budget: Budget,
     payers: Payers,
     /// Opened by somebody else, for the next vCPU.
@@ -225,6 +237,7 @@ impl RealTime {
             guard,
             guard_command,
             guard_again: 0,
+            guard_complained: false,
             budget,
             payers,
             brought: Vec::new(),
@@ -261,14 +274,14 @@ impl RealTime {
         for member in &managed.members {
             match member.thread.clock() {
                 Ok(clock) => sum += clock.ran_ns,
-                Err(_) => gone = true,
+                Err(error) => gone |= is_gone(&error),
             }
         }
         if gone {
             // What they had used is not known any more: nothing is charged twice, and the sum starts anew.
             let slots: Vec<usize> = managed
                 .members
-                .extract_if(.., |member| member.thread.clock().is_err())
+                .extract_if(.., |member| member.thread.has_ended())
                 .map(|member| member.slot)
                 .collect();
             let left: u64 =
@@ -322,16 +335,17 @@ impl RealTime {
     fn apply(&mut self, id: VcpuId) -> Result<()> {
         let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else { return Ok(()) };
         let boosted = managed.boost.is_some();
-        let mut refusal = None;
+        let (mut refusal, mut changes) = (None, 0);
         for member in &managed.members {
             let attr = match boosted {
                 true => Attr::round_robin(priority::BOOST),
                 false => self.base(member.was, managed.held_back),
             };
             // Right before: a number whose thread has ended may be another's now.
-            if member.thread.clock().is_err() {
+            if member.thread.has_ended() {
                 continue;
             }
+            changes += 1;
             match sys::set(member.thread.tid(), &attr) {
                 Err(error) if !is_gone(&error) => {
                     refusal.get_or_insert_with(|| refused(&managed.name, &member.thread, error));
@@ -339,6 +353,7 @@ impl RealTime {
                 _ => {}
             }
         }
+        self.counts.changes += changes;
         self.managed(id)?.uneven = refusal.is_some();
         refusal.map_or(Ok(()), Err)
     }
@@ -365,6 +380,60 @@ impl RealTime {
             // Told when it was first refused.
             let _ = self.give_back(member);
         }
+    }
+
+    /// Does something for a vCPU, and charges the time that it takes to whom the vCPU belongs: a machine with many threads, or many
+    /// events, has fewer boosts for it, and the others have not. That of all is charged by [`Vehicle::spend`].
+    fn for_vcpu<T>(&mut self, id: VcpuId, work: impl FnOnce(&mut Self) -> T) -> T {
+        let payer = self.managed(id).map(|managed| managed.payer);
+        let began = own_cpu_ns();
+        let done = work(self);
+        let took = own_cpu_ns().saturating_sub(began);
+        if let Ok(payer) = payer {
+            self.payers.used(payer, took);
+            self.counts.handled_ns += took;
+        }
+        done
+    }
+
+    /// Boosts a vCPU that has had an event, if budgets and policy say so.
+    fn decide(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
+        if !self.budget.has_some(now) {
+            self.counts.denied_budget += 1;
+            return Ok(Decision::Denied(Denial::Overdrawn));
+        }
+        let payer = self.managed(id)?.payer;
+        if let Some(lack) = self.payers.lack(payer, now) {
+            self.counts.denied_budget += 1;
+            match lack {
+                Lack::User => self.counts.denied_user += 1,
+                Lack::Machine => self.counts.denied_machine += 1,
+            }
+            return Ok(Decision::Denied(Denial::Overdrawn));
+        }
+        if !self.ensure_guard(now) {
+            self.counts.denied_guard += 1;
+            return Ok(Decision::Denied(Denial::Redeeming));
+        }
+        if self.managed(id)?.boost.is_none() && !self.charge(id, now) {
+            let name = self.managed(id)?.name.clone();
+            return Err(Error::new(ErrorKind::Gone, format!("{name}: all its threads have ended")));
+        }
+        let doing = self.doing(id);
+        let decision = self
+            .book
+            .event(id, now, doing)
+            .ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))?;
+        if let Decision::Boost { ns } = decision
+            && let Err(error) = self.start_boost(id, now, ns)
+        {
+            self.end_boost(id, now).ok();
+            let managed = self.managed(id)?;
+            if !std::mem::replace(&mut managed.complained, true) {
+                tracing::warn!("not boosted: {}", describe(&error));
+            }
+        }
+        Ok(decision)
     }
 
     fn start_boost(&mut self, id: VcpuId, now: u64, ns: u64) -> Result<()> {
@@ -463,12 +532,18 @@ impl RealTime {
         }
         match Guard::start(&self.guard_command, self.table.path()) {
             Ok(guard) => {
+                if std::mem::take(&mut self.guard_complained) {
+                    tracing::info!("there is a guard again: vCPUs are boosted");
+                }
                 self.guard = Some(guard);
                 self.counts.guards += 1;
                 true
             }
             Err(error) => {
-                tracing::error!("no vCPU is boosted: {}", describe(&error));
+                // Once: it is tried again until it goes well.
+                if !std::mem::replace(&mut self.guard_complained, true) {
+                    tracing::error!("no vCPU is boosted until it can: {}", describe(&error));
+                }
                 self.guard_again = now + GUARD_AGAIN_NS;
                 false
             }
@@ -568,14 +643,15 @@ impl Vehicle for RealTime {
         let mut result = self.end_boost(id, now);
         let managed = self.managed(id)?;
         let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
+        let threads = adopt::first_of(vcpu);
         // A thread that was made by one that was held back has that from it: it was meant to be like the others.
         let first = managed.members.first().map(|member| member.was);
         let leaves: Vec<Member> =
-            managed.members.extract_if(.., |member| !vcpu.tids.contains(&member.thread.tid())).collect();
+            managed.members.extract_if(.., |member| !threads.contains(&member.thread.tid())).collect();
         for member in leaves {
             result = result.and(self.give_back(member));
         }
-        for &tid in vcpu.tids.iter().filter(|tid| !known.contains(tid)) {
+        for &tid in threads.iter().filter(|tid| !known.contains(tid)) {
             let joined = self.take(vcpu, tid).and_then(|member| {
                 let member = self.like_the_first(member, first)?;
                 self.managed(id)?.members.push(member);
@@ -607,46 +683,11 @@ impl Vehicle for RealTime {
     }
 
     fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
-        if !self.budget.has_some(now) {
-            self.counts.denied_budget += 1;
-            return Ok(Decision::Denied(Denial::Overdrawn));
-        }
-        let payer = self.managed(id)?.payer;
-        if let Some(lack) = self.payers.lack(payer, now) {
-            self.counts.denied_budget += 1;
-            match lack {
-                Lack::User => self.counts.denied_user += 1,
-                Lack::Machine => self.counts.denied_machine += 1,
-            }
-            return Ok(Decision::Denied(Denial::Overdrawn));
-        }
-        if !self.ensure_guard(now) {
-            self.counts.denied_guard += 1;
-            return Ok(Decision::Denied(Denial::Redeeming));
-        }
-        if self.managed(id)?.boost.is_none() && !self.charge(id, now) {
-            let name = self.managed(id)?.name.clone();
-            return Err(Error::new(ErrorKind::Gone, format!("{name}: all its threads have ended")));
-        }
-        let doing = self.doing(id);
-        let decision = self
-            .book
-            .event(id, now, doing)
-            .ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))?;
-        if let Decision::Boost { ns } = decision
-            && let Err(error) = self.start_boost(id, now, ns)
-        {
-            self.end_boost(id, now).ok();
-            let managed = self.managed(id)?;
-            if !std::mem::replace(&mut managed.complained, true) {
-                tracing::warn!("not boosted: {}", describe(&error));
-            }
-        }
-        Ok(decision)
+        self.for_vcpu(id, |this| this.decide(id, now))
     }
 
     fn served(&mut self, id: VcpuId, now: u64, response_ns: u64) -> Result<()> {
-        let ended = self.end_boost(id, now);
+        let ended = self.for_vcpu(id, |this| this.end_boost(id, now));
         self.book.served(id, response_ns);
         ended
     }
@@ -662,7 +703,7 @@ impl Vehicle for RealTime {
             })
             .collect();
         for id in due {
-            let ended = self.time_is_up(id, now);
+            let ended = self.for_vcpu(id, |this| this.time_is_up(id, now));
             self.complain(id, "a boost's end", ended);
         }
         let period = self.settings.params.period_ns;
@@ -691,8 +732,8 @@ impl Vehicle for RealTime {
 
     fn is_gone(&self, id: VcpuId) -> bool {
         let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
-        managed
-            .is_none_or(|managed| managed.members.iter().all(|member| member.thread.is_runnable().is_err()))
+        let has_ended = |member: &Member| member.thread.is_runnable().is_err_and(|error| is_gone(&error));
+        managed.is_none_or(|managed| managed.members.iter().all(has_ended))
     }
 
     fn spend(&mut self, ns: u64) {
@@ -712,6 +753,8 @@ impl Vehicle for RealTime {
             Counter { name: "guards_restarted", value: counts.guards },
             Counter { name: "guard_interventions", value: self.table.interventions() },
             Counter { name: "boosted_ns", value: counts.boosted_ns },
+            Counter { name: "handled_ns", value: counts.handled_ns },
+            Counter { name: "thread_changes", value: counts.changes },
         ]
     }
 }

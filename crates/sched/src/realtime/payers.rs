@@ -142,6 +142,27 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        /// Whatever one machine's events cost to handle: others' budgets are as whole as before, and it never has more than its own.
+        #[test]
+        fn time_that_a_machine_costs_is_its_own(costs in proptest::collection::vec(0_u64..5_000_000, 1..300)) {
+            let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });
+            let user = payers.own_user + 1;
+            let (greedy, honest) = (Payer { user, machine: 1 }, Payer { user: user + 1, machine: 2 });
+            let (mut now, mut used) = (MS, 0_u64);
+            for cost in costs {
+                now += MS / 10;
+                if payers.lack(greedy, now).is_none() {
+                    payers.used(greedy, cost);
+                    used += cost;
+                }
+                proptest::prop_assert_eq!(payers.lack(honest, now), None);
+            }
+            // Half of the time, what is kept for 100 ms, and what was let through last.
+            proptest::prop_assert!(used <= (now + 100 * MS) / 2 + 5 * MS, "{} in {}", used, now);
+        }
+    }
+
     #[test]
     fn what_is_used_after_a_whole_budget_was_forgotten_counts() {
         let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });

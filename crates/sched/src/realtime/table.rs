@@ -92,7 +92,7 @@ impl Entry {
         if !self.is_ordinary() {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        if !is_same(self.tid, self.start) {
+        if !is_same(self.tid, self.start)? {
             return Ok(false);
         }
         let is = match sys::get(self.tid) {

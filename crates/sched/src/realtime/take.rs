@@ -70,9 +70,9 @@ impl RealTime {
     pub(super) fn give_back(&mut self, member: Member) -> Result<()> {
         let tid = member.thread.tid();
         // Its number may be another's now.
-        let restored = match member.thread.clock() {
-            Err(_) => Ok(()),
-            Ok(_) => sys::set(tid, &member.was),
+        let restored = match member.thread.has_ended() {
+            true => Ok(()),
+            false => sys::set(tid, &member.was),
         };
         if let Err(error) = restored
             && !is_gone(&error)

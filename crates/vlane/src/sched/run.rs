@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -11,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Claim, Policy};
 use vlane_sched::discover::{Machine, pid_of_domain};
-use vlane_sched::link::Link;
+use vlane_sched::link::{Adoption, Link};
 use vlane_sched::live::backends::Backends;
 use vlane_sched::live::probe::{self, Ext, Wanted};
 use vlane_sched::live::socket::Socket;
@@ -57,6 +59,10 @@ pub struct RunArgs {
     /// The group whose members may connect there, by name or number [default: the scheduler's own]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     listen_group: Option<u32>,
+    /// Whose machines are scheduled when their back ends register: own (this process's user), all (everybody's who may connect), or users by
+    /// name or number, with commas in between. Machines that are named are scheduled in any case
+    #[arg(long, value_name = "WHO", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
+    adopt: Vec<Adopt>,
     /// Names for the threads of --tid, in the same order
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
@@ -113,6 +119,14 @@ pub struct RunArgs {
     overwrite: Overwrite,
 }
 
+/// Whose machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adopt {
+    Own,
+    All,
+    User(u32),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum VehicleArg {
     /// sched_ext where the kernel and this vlane have it and nobody else uses it, else realtime
@@ -144,6 +158,16 @@ impl RunArgs {
             weight: of(&self.weight).unwrap_or(DEFAULT_WEIGHT),
             cap_permille: of(&self.cap).unwrap_or(0) * 10,
         }
+    }
+
+    /// Whose machines are adopted.
+    fn adoption(&self) -> Adoption {
+        if self.adopt.contains(&Adopt::All) {
+            return Adoption::All;
+        }
+        let own = rustix::process::geteuid().as_raw();
+        let users = self.adopt.iter().map(|who| if let Adopt::User(user) = who { *user } else { own });
+        Adoption::Users(users.collect())
     }
 
     fn check_counts(&self) -> anyhow::Result<()> {
@@ -209,7 +233,21 @@ impl RunArgs {
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
         let link =
             Link::bind_for(&path, Access::Exactly { mode: self.listen_mode, group: self.listen_group })?;
-        tracing::info!("back ends may register at {}", path.display());
+        let adoption = self.adoption();
+        match &adoption {
+            Adoption::All => {
+                tracing::info!("back ends may register everybody's machines at {}", path.display());
+            }
+            Adoption::Users(users) => {
+                let users: Vec<_> = users.iter().map(u32::to_string).collect();
+                tracing::info!(
+                    "back ends may register machines of user {} at {}; those of others take --adopt",
+                    users.join(", "),
+                    path.display()
+                );
+            }
+        }
+        let link = link.adopting(adoption);
         if self.listen_mode & 0o002 != 0 {
             tracing::warn!(
                 "every user of this host may have vCPUs of its own scheduled (--listen-mode {:o})",
@@ -275,6 +313,24 @@ impl RunArgs {
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
+}
+
+fn parse_adopt(text: &str) -> Result<Adopt, String> {
+    match text {
+        "own" => return Ok(Adopt::Own),
+        "all" => return Ok(Adopt::All),
+        _ => {}
+    }
+    if let Ok(number) = text.parse() {
+        return Ok(Adopt::User(number));
+    }
+    match nix::unistd::User::from_name(text) {
+        Ok(Some(user)) => Ok(Adopt::User(user.uid.as_raw())),
+        Ok(None) => Err(format!(
+            "no user is called {text:?}; `getent passwd` lists them; own and all are possible, too"
+        )),
+        Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
+    }
 }
 
 fn parse_group(text: &str) -> Result<u32, String> {
@@ -349,10 +405,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let named = args.named()?;
     // Who sees the socket may end this in order, and then no file is left.
     let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in [SIGINT, SIGTERM] {
         let stopper = stopper.try_clone().context("cannot make a socket pair")?;
         signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
     }
+    // There is nothing to read again: a signal that other daemons take for that is no reason to end, nor is a terminal that goes.
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGHUP, ignored).context("cannot handle signals")?;
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
     let mut backends = args.backends(completions)?;
@@ -432,6 +491,19 @@ mod tests {
         assert_eq!(claims.map(|claim| claim.cap_permille), [0, 250, 250, 250]);
         let claim = parsed(&["--pid", "1"]).unwrap().claim(0, 1);
         assert_eq!((claim.weight, claim.cap_permille), (DEFAULT_WEIGHT, 0));
+    }
+
+    #[test]
+    fn machines_of_others_are_adopted_only_by_option() {
+        let own = rustix::process::geteuid().as_raw();
+        let adoption = |words: &[&str]| parsed(words).unwrap().adoption();
+        let users = |users: &[u32]| Adoption::Users(users.iter().copied().collect());
+        assert_eq!(adoption(&[]), users(&[own]));
+        assert_eq!(adoption(&["--adopt", "4242,root"]), users(&[0, 4242]));
+        assert_eq!(adoption(&["--adopt", "own", "--adopt", "17"]), users(&[own, 17]));
+        assert_eq!(adoption(&["--adopt", "17,all"]), Adoption::All);
+        let error = parsed(&["--adopt", "no-such-user-here"]).unwrap_err().to_string();
+        assert!(error.contains("getent passwd"), "{error}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::output::{self, Overwrite};
 /// Exit statuses, as `systemctl status` has them.
 const NOT_RUNNING: i32 = 3;
 const UNKNOWN: i32 = 4;
+/// The socket's name.
+const STATE: &str = "sched-state.sock";
 
 /// Says whether a scheduler runs, how it gives boosts, and which machines and budgets it has.
 ///
@@ -170,20 +172,44 @@ fn ask(path: &Path) -> vlane_sched::Result<Option<DaemonState>> {
     }
 }
 
+/// Where a scheduler is looked for: the user's own one, then the system's.
+pub(super) fn usual_places() -> Vec<PathBuf> {
+    let own = runtime_dir().join(STATE);
+    let system = Path::new("/run/vlane").join(STATE);
+    if own == system { vec![own] } else { vec![own, system] }
+}
+
+/// The first that answers; otherwise the first of which it cannot be found out.
+fn ask_all(places: &[PathBuf]) -> (PathBuf, vlane_sched::Result<Option<DaemonState>>) {
+    let mut first: Option<(PathBuf, vlane_sched::Result<Option<DaemonState>>)> = None;
+    for path in places {
+        match ask(path) {
+            Ok(Some(state)) => return (path.clone(), Ok(Some(state))),
+            asked => {
+                if first.as_ref().is_none_or(|(_, first)| first.is_ok() && asked.is_err()) {
+                    first = Some((path.clone(), asked));
+                }
+            }
+        }
+    }
+    first.unwrap_or_else(|| (PathBuf::new(), Ok(None)))
+}
+
 /// Runs the command. Ends the process with the status that says what was found.
 ///
 /// # Errors
 ///
 /// The answer cannot be written as JSON.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
-    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock"));
-    let asked = ask(&path);
+    let places = args.socket.clone().map_or_else(usual_places, |path| vec![path]);
+    let (path, asked) = ask_all(&places);
     let (status, running, why) = match &asked {
         Ok(Some(_)) => (0, Some(true), None),
         Ok(None) => {
+            let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
             let why = format!(
                 "no scheduler runs: nobody listens at {}; `vlane sched run` starts one, --socket names another place",
-                path.display()
+                places.join(" or ")
             );
             (NOT_RUNNING, Some(false), Some(why))
         }

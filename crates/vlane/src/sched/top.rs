@@ -2,15 +2,16 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use vlane_host::Output;
+use vlane_sched::ErrorKind;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;
 use vlane_socket::printable;
 
-use super::settings::runtime_dir;
+use super::status::usual_places;
 use crate::output::{Overwrite, is_standard};
 
 /// Show the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
@@ -98,14 +99,26 @@ fn fitting(text: &str, columns: usize, rows: usize) -> String {
     lines.map(|line| line.chars().take(columns).collect::<String>() + "\x1b[K\n").collect()
 }
 
+/// Reads the first scheduler that is there: the user's own, then the system's.
+fn connect(args: &TopArgs) -> vlane_sched::Result<Client> {
+    let places = args.socket.clone().map_or_else(usual_places, |path| vec![path]);
+    let (last, others) = places.split_last().map_or((Path::new(""), &[][..]), |(last, all)| (last, all));
+    for path in others {
+        match Client::connect(path, !args.once) {
+            Err(error) if error.kind() == ErrorKind::Gone => {}
+            connected => return connected,
+        }
+    }
+    Client::connect(last, !args.once)
+}
+
 /// Runs the command.
 ///
 /// # Errors
 ///
 /// There is no scheduler, or it is not understood.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
-    let path = args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock"));
-    let mut client = Client::connect(&path, !args.once)?;
+    let mut client = connect(args)?;
     let json = args.json.as_deref();
     let mut out: Box<dyn Write> = match json.filter(|path| !is_standard(path)) {
         Some(path) => Box::new(Output::new(path).force(args.overwrite.force).create()?),
