@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -58,9 +60,12 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let (signal, from_signal) = UnixStream::pair()?;
-    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+    for number in [libc::SIGTERM, libc::SIGINT] {
         signal_hook::low_level::pipe::register(number, from_signal.try_clone()?).context("signals")?;
     }
+    // There is nothing to read again, and a terminal that goes is no reason to end.
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(libc::SIGHUP, ignored).context("signals")?;
     let possible = privileges::try_out(options.raise)?;
     let bell = Bell::hang(&dir)?;
     let (events, no_events) = listen(options.events);

@@ -124,8 +124,8 @@ impl Dir {
         fs::renameat(&self.fd, &new, &self.fd, name).with_context(what)
     }
 
-    /// Reads a file; none if it is not there.
-    pub fn read(&self, name: &str) -> Result<Option<String>> {
+    /// Reads a file of so many bytes at most; none if it is not there. The directory may be another user's, and this program root's.
+    pub fn read(&self, name: &str, most: u64) -> Result<Option<String>> {
         let what = || format!("reading {}/{name}", self.path.display());
         let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::RDONLY;
         let fd = match fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -134,7 +134,11 @@ impl Dir {
         };
         self.check(&fd, name)?;
         let mut content = String::new();
-        File::from(fd).read_to_string(&mut content).with_context(what)?;
+        // Not its size: it may grow while it is read.
+        File::from(fd).take(most + 1).read_to_string(&mut content).with_context(what)?;
+        if content.len() as u64 > most {
+            bail!("{}: it has more than {most} bytes: it is no file of this program's, remove it", what());
+        }
         Ok(Some(content))
     }
 
@@ -162,9 +166,22 @@ mod tests {
         for name in ["bell", "lock", "record"] {
             symlink("/etc/passwd", target.join(name)).unwrap();
         }
-        assert!(dir.file("bell").is_err() && dir.lock().is_err() && dir.read("record").is_err());
+        assert!(dir.file("bell").is_err() && dir.lock().is_err() && dir.read("record", 10).is_err());
         dir.write("record", b"new").unwrap();
-        assert_eq!(dir.read("record").unwrap().unwrap(), "new");
+        assert_eq!(dir.read("record", 3).unwrap().unwrap(), "new");
+    }
+
+    #[test]
+    fn file_without_end_is_not_read() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = Dir::make(&temporary.path().join("state")).unwrap();
+        dir.write("daemon", b"four").unwrap();
+        assert!(dir.read("daemon", 3).unwrap_err().to_string().contains("more than 3 bytes"));
+        // A hole that no memory holds.
+        let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("daemon")).unwrap();
+        file.set_len(1 << 45).unwrap();
+        assert!(dir.read("daemon", 1 << 16).is_err());
+        assert_eq!(dir.read("none", 3).unwrap(), None);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Looks at the processes, as few as will do, and has the policy's changes made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::apply::apply;
 use crate::dir::Dir;
-use crate::policy::{Known, Memory, Outcome, Policy, Seen, Way};
+use crate::policy::{Known, Memory, Outcome, Policy, ROOT, Seen, Way, user_of};
 use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
@@ -24,6 +25,8 @@ const NEW_IDS: i32 = 64;
 const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
+/// So many terminals of a user who is not root are looked at each time, each through a file that is kept open; others with everything.
+const LEADERS: usize = 64;
 /// How long all is given back at most, and how long after it was a fork may come to light.
 const RESTORING: Duration = Duration::from_secs(5);
 const UNDER_WAY: Duration = Duration::from_millis(50);
@@ -33,6 +36,7 @@ const UNDER_WAY: Duration = Duration::from_millis(50);
 struct Leader {
     file: OpenStat,
     foreground: i32,
+    user: String,
 }
 
 /// What is known of processes that are looked at.
@@ -267,7 +271,7 @@ impl Looker {
                 break;
             }
             let now = sys::ticks();
-            let seen = self.read();
+            let seen = self.read()?;
             let changes = self.policy.decide(&seen, now, way);
             self.unwritten = true;
             if changes.is_empty() {
@@ -320,8 +324,9 @@ impl Looker {
         self.marks.remove(&pid);
     }
 
-    /// Reads what is to be read, and the parents of what is new.
-    fn read(&mut self) -> Vec<Seen> {
+    /// Reads what is to be read, and the parents of what is new. If that fails, for want of a descriptor for example, all of it is still to
+    /// be read: nothing is taken for ended.
+    fn read(&mut self) -> Result<Vec<Seen>> {
         let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut read: BTreeSet<i32> = pids.iter().copied().collect();
         let mut seen = Vec::new();
@@ -329,9 +334,16 @@ impl Looker {
             if pid <= 0 || pid == self.me {
                 continue;
             }
-            let Some(one) = self.read_one(pid) else {
-                self.gone(pid);
-                continue;
+            let one = match self.read_one(pid) {
+                Ok(Some(one)) => one,
+                Ok(None) => {
+                    self.gone(pid);
+                    continue;
+                }
+                Err(error) => {
+                    self.dirty.extend(read);
+                    return Err(error).with_context(|| format!("process {pid} cannot be looked at"));
+                }
             };
             let parent = one.stat.parent;
             if !self.policy.knows(pid) && !self.policy.knows(parent) && read.insert(parent) {
@@ -342,27 +354,29 @@ impl Looker {
             pids.extend(std::mem::take(&mut self.dirty).into_iter().filter(|pid| read.insert(*pid)));
             seen.push(one);
         }
-        seen
+        Ok(seen)
     }
 
-    fn read_one(&self, pid: i32) -> Option<Seen> {
+    fn read_one(&self, pid: i32) -> io::Result<Option<Seen>> {
         let counts = |mut stat: Stat| {
             if !self.terminals.is_empty() && !self.terminals.contains(&stat.terminal) {
                 stat.terminal = 0;
             }
             stat
         };
-        let stat = proc::stat(pid).ok().filter(|stat| !stat.is_dead()).map(counts)?;
+        let stat = proc::stat_of(pid)?.filter(|stat| !stat.is_dead()).map(counts);
+        let Some(stat) = stat else { return Ok(None) };
         let known = self.policy.known().get(&pid).filter(|known| known.began(stat.start));
         if known.is_some() && !stat.is_foreground() && !self.policy.is_watched(pid, sys::ticks()) {
-            return Some(Seen { stat, threads: Vec::new(), owner: None });
+            return Ok(Some(Seen { stat, threads: Vec::new(), owner: None }));
         }
         let tids = known.map(Known::tids).unwrap_or_default();
-        let (stat, threads) = proc::process(pid, &tids).map(|(stat, threads)| (counts(stat), threads))?;
+        let Some((stat, threads)) = proc::process(pid, &tids)? else { return Ok(None) };
+        let stat = counts(stat);
         // Whatever this program raises by: it may restore what another one has raised.
         let is_like_raised = threads.iter().any(|t| t.values.nice < 0 || !t.values.io.is_default());
         let owner = if is_like_raised || stat.is_foreground() { proc::owner(pid) } else { None };
-        (!threads.is_empty()).then_some(Seen { stat, threads, owner })
+        Ok((!threads.is_empty()).then_some(Seen { stat, threads, owner }))
     }
 
     /// Remembers where a process is, and whether it leads a terminal's session.
@@ -373,8 +387,13 @@ impl Looker {
         self.marks.insert(stat.pid, stat.mark());
         let leads = stat.pid == stat.session && stat.terminal != 0;
         if leads && !self.leaders.contains_key(&stat.pid) {
+            let user = proc::owner(stat.pid).map(|owner| user_of(&owner).to_owned()).unwrap_or_default();
+            let same = self.leaders.values().filter(|leader| leader.user == user).count();
+            if same >= LEADERS && user != ROOT {
+                return;
+            }
             let Ok(file) = OpenStat::open(stat.pid) else { return };
-            self.leaders.insert(stat.pid, Leader { file, foreground: stat.foreground });
+            self.leaders.insert(stat.pid, Leader { file, foreground: stat.foreground, user });
             self.touch_session(stat.pid);
         }
     }

@@ -81,6 +81,22 @@ impl Stat {
     }
 }
 
+/// What was read, or nothing if it has ended. Other errors, as "too many open files", say nothing of the process.
+fn if_there<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        // Nothing was in it.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Of a process that may have ended.
+pub fn stat_of(pid: i32) -> io::Result<Option<Stat>> {
+    if_there(stat(pid))
+}
+
 /// Of a process. That of its main thread: the one of the whole process adds up all threads' times.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{pid}/stat"))
@@ -130,29 +146,33 @@ pub struct Thread {
 /// How often a process is read that becomes another program meanwhile.
 const READINGS: usize = 4;
 
-/// A process with all threads that live. None if it ended meanwhile: each thread is read and then the process once more, so that no
+/// A process with all threads that live. Nothing if it ended meanwhile: each thread is read and then the process once more, so that no
 /// thread of another process with the same number is among them, and that the values are those of the program that it runs. The threads
 /// `known` from before are found even where the listing passes over them.
-pub fn process(pid: i32, known: &[i32]) -> Option<(Stat, Vec<Thread>)> {
-    let mut before = stat(pid).ok().filter(|stat| !stat.is_dead())?;
-    for _ in 1..READINGS {
-        let threads = threads(pid, known)?;
-        let after = stat(pid).ok().filter(|after| after.start == before.start)?;
-        if (after.mark(), &after.name) == (before.mark(), &before.name) {
-            return Some((after, threads));
+pub fn process(pid: i32, known: &[i32]) -> io::Result<Option<(Stat, Vec<Thread>)>> {
+    let Some(mut before) = stat_of(pid)?.filter(|stat| !stat.is_dead()) else { return Ok(None) };
+    for reading in 1..=READINGS {
+        let Some(threads) = threads(pid, known)? else { return Ok(None) };
+        let Some(after) = stat_of(pid)?.filter(|after| after.start == before.start) else { return Ok(None) };
+        if reading == READINGS || (after.mark(), &after.name) == (before.mark(), &before.name) {
+            return Ok(Some((after, threads)));
         }
         before = after;
     }
-    let threads = threads(pid, known)?;
-    let after = stat(pid).ok()?;
-    (after.start == before.start).then_some((after, threads))
+    Ok(None)
 }
 
-fn threads(pid: i32, known: &[i32]) -> Option<Vec<Thread>> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-    let listed: Vec<i32> =
-        entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok())).collect();
-    Some(all_of(&listed, known).into_iter().filter_map(|tid| thread(pid, tid)).collect())
+fn threads(pid: i32, known: &[i32]) -> io::Result<Option<Vec<Thread>>> {
+    let Some(entries) = if_there(fs::read_dir(format!("/proc/{pid}/task")))? else { return Ok(None) };
+    let listed: Vec<i32> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
+        .collect();
+    let mut threads = Vec::new();
+    for tid in all_of(&listed, known) {
+        threads.extend(thread(pid, tid)?);
+    }
+    Ok(Some(threads))
 }
 
 /// The kernel finds its place in the listing by counting: where others end meanwhile, it passes over some that live.
@@ -162,11 +182,11 @@ fn all_of(listed: &[i32], known: &[i32]) -> Vec<i32> {
 }
 
 /// A thread's start and values, if it lives.
-pub fn thread(pid: i32, tid: i32) -> Option<Thread> {
-    let path = format!("/proc/{pid}/task/{tid}/stat");
-    let stat = read_stat(&path).ok().filter(|stat| !matches!(stat.state, 'Z' | 'X'))?;
-    let io: IoPriority = sys::io_priority(tid).ok()?;
-    Some(Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } })
+pub fn thread(pid: i32, tid: i32) -> io::Result<Option<Thread>> {
+    let stat = if_there(read_stat(&format!("/proc/{pid}/task/{tid}/stat")))?;
+    let Some(stat) = stat.filter(|stat| !matches!(stat.state, 'Z' | 'X')) else { return Ok(None) };
+    let io: Option<IoPriority> = if_there(sys::io_priority(tid))?;
+    Ok(io.map(|io| Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } }))
 }
 
 /// Whose a process is, and in which control group: two that agree in both can be of one origin.
@@ -252,6 +272,16 @@ mod tests {
     }
 
     #[test]
+    fn want_of_descriptors_is_no_end_of_a_process() {
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES] {
+            assert!(if_there::<()>(Err(io::Error::from_raw_os_error(errno))).is_err(), "{errno}");
+        }
+        for errno in [libc::ENOENT, libc::ESRCH] {
+            assert_eq!(if_there::<()>(Err(io::Error::from_raw_os_error(errno))).unwrap(), None);
+        }
+    }
+
+    #[test]
     fn lines_that_are_none_are_refused() {
         for end in 0..LINE.len() - 6 {
             assert!(Stat::parse(&LINE[..end]).is_none(), "{}", &LINE[..end]);
@@ -261,7 +291,7 @@ mod tests {
     #[test]
     fn this_process_is_found_with_its_threads() {
         let me = std::process::id().cast_signed();
-        let (stat, threads) = process(me, &[]).unwrap();
+        let (stat, threads) = process(me, &[]).unwrap().unwrap();
         assert!(threads.iter().any(|thread| thread.tid == me) && stat.pid == me);
         assert!(threads.len() > 1, "the test harness has its own: {threads:?}");
         assert!(stat.start <= sys::ticks());
@@ -278,7 +308,7 @@ mod tests {
         while stat(pid).unwrap().state != 'Z' {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert_eq!(thread(pid, pid), None);
+        assert_eq!(thread(pid, pid).unwrap(), None);
         child.wait().unwrap();
     }
 }

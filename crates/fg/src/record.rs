@@ -9,6 +9,9 @@ use crate::proc;
 
 const NAME: &str = "record";
 const DAEMON: &str = "daemon";
+/// So many bytes of each are read: root reads what users' daemons say of themselves.
+const RECORD: u64 = 64 << 20;
+const ABOUT: u64 = 64 << 10;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Content {
@@ -29,7 +32,7 @@ pub fn write(dir: &Dir, memory: Memory) -> Result<()> {
 
 /// What was left; nothing if there is none, or if it is of another boot.
 pub fn read(dir: &Dir) -> Result<Memory> {
-    let Some(text) = dir.read(NAME)? else { return Ok(Memory::default()) };
+    let Some(text) = dir.read(NAME, RECORD)? else { return Ok(Memory::default()) };
     let content: Content = serde_json::from_str(&text).with_context(|| {
         format!(
             "{}/{NAME} is no record of this version: what it says is lost if you remove it",
@@ -69,7 +72,7 @@ impl About {
 
     /// That of a daemon that runs.
     pub fn of_living(dir: &Dir) -> Option<Self> {
-        let about: Self = serde_json::from_str(&dir.read(DAEMON).ok()??).ok()?;
+        let about: Self = serde_json::from_str(&dir.read(DAEMON, ABOUT).ok()??).ok()?;
         let stat = proc::stat(about.pid).ok()?;
         (stat.start == about.start && !stat.is_dead()).then_some(about)
     }

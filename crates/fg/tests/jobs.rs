@@ -265,6 +265,22 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
 }
 
 #[test]
+fn hangup_signal_ends_no_daemon() {
+    if !may_raise() {
+        return;
+    }
+    let mut shell = Shell::bash();
+    let daemon = Daemon::new(&shell, &LOOKING);
+    until_it_has(shell.pid(), RAISED);
+    let pid = rustix::process::Pid::from_raw(daemon.pid()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    // It goes on with its work: had it ended, nothing would be raised any more.
+    let job = shell.job("JOB");
+    until_it_has(job, RAISED);
+    until_it_has(shell.pid(), OWN);
+}
+
+#[test]
 fn one_daemon_works_in_a_directory() {
     let shell = Shell::bash();
     let daemon = Daemon::new(&shell, &LOOKING);

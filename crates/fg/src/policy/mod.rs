@@ -3,6 +3,9 @@
 //! It goes by states, not by events: each look compares what is with what should be. A look that is missed, or a change that fails, is
 //! made good by the next one.
 
+mod bound;
+#[cfg(test)]
+mod bound_tests;
 mod origin;
 #[cfg(test)]
 mod tests;
@@ -13,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::proc::{Stat, Thread};
 use crate::values::{IoPriority, Raise, Values, clamp};
+pub use bound::{ROOT, user_of};
 pub use origin::Span;
 use origin::{Ghost, UNDER_WAY, inherited};
 
@@ -314,8 +318,10 @@ impl Policy {
     pub fn decide(&mut self, seen: &[Seen], now: u64, way: Way) -> Vec<Change> {
         self.ghosts.retain(|ghost| ghost.died + REMEMBERED > now);
         let mut changes = Vec::new();
+        let mut raised = bound::Raised::of(&self.known);
         for one in parents_first(seen) {
-            self.decide_one(one, now, way, &mut changes);
+            let foreground = one.stat.is_foreground() && !self.halted && raised.admits(one);
+            self.decide_one(one, foreground, (now, way), &mut changes);
         }
         // From now on, not before: all that was read in this pass was started before any of it is restored.
         for change in changes.iter().filter(|change| !change.raise) {
@@ -327,7 +333,8 @@ impl Policy {
         changes
     }
 
-    fn decide_one(&mut self, seen: &Seen, now: u64, way: Way, changes: &mut Vec<Change>) {
+    fn decide_one(&mut self, seen: &Seen, foreground: bool, when: (u64, Way), changes: &mut Vec<Change>) {
+        let (now, way) = when;
         let stat = &seen.stat;
         if self.known.get(&stat.pid).is_some_and(|known| known.start != stat.start) {
             self.gone(stat.pid, now);
@@ -337,7 +344,6 @@ impl Policy {
             (known.session, known.group, known.terminal) = (stat.session, stat.group, stat.terminal);
             return;
         }
-        let foreground = stat.is_foreground() && !self.halted;
         let mut image: Image = (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
         let is_young = now < stat.start + YOUTH;
         let before = self.known.remove(&stat.pid);
