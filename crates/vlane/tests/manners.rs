@@ -547,3 +547,37 @@ fn limits_are_shown_and_changed_while_a_volume_is_served_and_are_an_upper_bound(
     assert!(code(&output) == 1 && said(&output).contains("--classes"), "{}", said(&output));
     stop(backend);
 }
+
+#[test]
+fn server_without_descriptors_says_so_once_and_goes_on_later() {
+    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+    let place = Place::new(MIB);
+    let control = place.path("control.sock");
+    let backend = place.serve(&["--control", &control.display().to_string()]);
+    let pid = Pid::from_raw(i32::try_from(backend.id()).unwrap());
+    let limit = |current| {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    };
+    // Fewer than it has already.
+    limit(Some(3));
+    let knocks: Vec<_> = [&place.socket, &control]
+        .into_iter()
+        .cycle()
+        .take(20)
+        .map(|path| std::os::unix::net::UnixStream::connect(path).unwrap())
+        .collect();
+    // Some pauses of a server that waits, and a million turns of one that does not.
+    std::thread::sleep(Duration::from_millis(1500));
+    limit(getrlimit(Resource::Nofile).current);
+    drop(knocks);
+    // Both sockets are served again.
+    assert!(Control::new(&control).volume().is_ok());
+    let session = place.connect(&SessionOptions::default());
+    drop(session);
+    let stopped = backend.stop(LIMIT).unwrap();
+    assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
+    let lines = |what: &str| stopped.log.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(lines("no connection is accepted: Too many open files"), 2, "{}", stopped.log);
+    assert!(stopped.log.lines().count() < 40, "{}", stopped.log);
+}

@@ -19,7 +19,7 @@ const FREE: [(&str, &str); 7] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 41] = [
+const ZERO: [(&str, &str); 42] = [
     ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),

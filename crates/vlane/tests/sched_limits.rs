@@ -179,7 +179,7 @@ fn flood_of_refused_back_ends_is_told_in_few_lines() {
     assert!(said.contains("a back end was refused"), "{said}");
     let lines = said.lines().filter(|line| line.contains("a back end was refused")).count();
     assert!(lines < 200, "{lines} lines for {refused}");
-    assert!(said.contains("like this left out"), "{said}");
+    assert!(said.contains("like this were left out"), "{said}");
 }
 
 #[test]

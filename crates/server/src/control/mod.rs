@@ -9,6 +9,7 @@ mod counters;
 mod error;
 mod journal;
 mod limits;
+mod paced;
 mod trace;
 mod volume;
 
@@ -130,7 +131,7 @@ impl Control {
         let context = Context { volume: Arc::clone(&volume), document };
         let listener = {
             let _entered = runtime.enter();
-            tokio::net::UnixListener::from_std(socket).map_err(failed)?
+            paced::Paced::new(tokio::net::UnixListener::from_std(socket).map_err(failed)?, path)
         };
         let body = move || {
             runtime.block_on(async move {
