@@ -157,7 +157,8 @@ fn it_says_how_to_reach_it() {
     for part in
         [&format!("listening on {socket}"), "3 queues", "share=on", "num-queues=3", "vhost-user-blk-pci"]
     {
-        assert!(server.log().contains(part), "{part}: {}", server.log());
+        // Its lines come one after the other.
+        assert!(server.wait_log(part, served::LIMIT), "{part}: {}", server.log());
     }
     stop(server);
 }

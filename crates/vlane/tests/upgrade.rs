@@ -523,9 +523,11 @@ fn what_is_in_the_image_by_now_does_not_matter() {
     // Another file at its path is another matter.
     image.set_len(16 * MIB).unwrap();
     std::fs::rename(&place.image, place.path("moved")).unwrap();
-    ask(&server, "not at its path any more");
+    let refused = format!("goes on: {}: the image was moved to", place.image.display());
+    ask(&server, &refused);
     std::fs::write(&place.image, [0; 512]).unwrap();
-    ask(&server, "another file is at this path");
+    ask(&server, &refused);
+    assert!(server.log().contains("and replaced by another file at its path"), "{}", server.log());
     std::fs::rename(place.path("moved"), &place.image).unwrap();
     ask(&server, UPGRADED);
     request(&mut queues[0], Kind::Read, 8);
