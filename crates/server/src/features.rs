@@ -87,17 +87,19 @@ pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
     wanted & !(offered(geometry) | bygone)
 }
 
-/// Why a guest with these features, which are [`in_the_way`], is not served.
-pub(crate) fn refusal(features: u64, geometry: &Geometry) -> String {
+/// Why a guest with these features, which are [`in_the_way`], is not served. `front_end` is its process.
+pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> String {
     let named = names(features).join(", ");
     let named = if named.is_empty() { format!("{features:#x}") } else { format!("{named} ({features:#x})") };
     let writes = BLK_CONFIG_WCE | BLK_DISCARD | BLK_WRITE_ZEROES;
     let why = match geometry.read_only && features & writes != 0 && features & !writes == 0 {
-        true => {
-            "it was started with a writable disk, which is now served --read-only: serve it without --read-only, or start the guest again"
-        }
+        true => format!(
+            "its front end ({front_end}) started this disk writable, and it is now served --read-only: serve it without \
+             --read-only, or start the guest again"
+        ),
         false => {
             "this vlane does not offer them: start the guest again, or serve it with the vlane that it was started with"
+                .to_owned()
         }
     };
     format!("the guest uses {named}, and its disk does not run: {why}")
@@ -132,4 +134,32 @@ pub(crate) fn protocol() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
         | VhostUserProtocolFeatures::from_bits_retain(SKIP_DRAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_names_what_started_the_disk_writable() {
+        let geometry = |read_only| Geometry {
+            sectors: 8,
+            block_size: 512,
+            physical_exponent: 0,
+            optimal_blocks: 0,
+            read_only,
+            discard: !read_only,
+            write_zeroes: !read_only,
+            write_cache: true,
+        };
+        let wanted = offered(&geometry(false));
+        let in_the_way = in_the_way(wanted, &geometry(true));
+        assert_eq!(in_the_way, BLK_CONFIG_WCE | BLK_DISCARD | BLK_WRITE_ZEROES);
+        let words = refusal(in_the_way, &geometry(true), "pid 7 (qemu)");
+        let parts =
+            ["VIRTIO_BLK_F_DISCARD", "pid 7 (qemu)", "started this disk writable", "served --read-only"];
+        assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+        let words = refusal(1 << 40, &geometry(true), "pid 7 (qemu)");
+        assert!(words.contains("0x10000000000") && !words.contains("writable"), "{words}");
+    }
 }

@@ -65,7 +65,7 @@ impl VhostUserBackendReqHandlerMut for State {
         let geometry = self.volume.geometry();
         let in_the_way = features::in_the_way(wanted, &geometry);
         if in_the_way != 0 {
-            return Err(refuse(features::refusal(in_the_way, &geometry)));
+            return Err(refuse(features::refusal(in_the_way, &geometry, &self.front_end())));
         }
         let changed = self.features ^ wanted;
         let running = self.running();

@@ -136,12 +136,17 @@ impl State {
         })
     }
 
+    /// The front end's process, for people.
+    pub(super) fn front_end(&self) -> String {
+        crate::said::process(self.volume.session().and_then(|session| session.pid))
+    }
+
     /// Whether a guest with these features is served.
     fn check_features(&self, features: u64) -> std::result::Result<(), String> {
         let geometry = self.volume.geometry();
         match features::in_the_way(features, &geometry) {
             0 => Ok(()),
-            in_the_way => Err(features::refusal(in_the_way, &geometry)),
+            in_the_way => Err(features::refusal(in_the_way, &geometry, &self.front_end())),
         }
     }
 
