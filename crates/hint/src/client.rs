@@ -27,7 +27,7 @@ const RETRY_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a scheduler may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Where a scheduler is looked for if nobody says where: the user's own one, then the system's.
+/// Where a scheduler is looked for by default: the user's own one, then the system's. Earlier schedulers listen in `vlane`.
 pub fn default_sockets() -> Vec<PathBuf> {
     let own = match rustix::process::geteuid().is_root() {
         true => None,
@@ -36,7 +36,7 @@ pub fn default_sockets() -> Vec<PathBuf> {
     own.map(PathBuf::from)
         .into_iter()
         .chain([PathBuf::from("/run")])
-        .map(|directory| directory.join("vlane/sched.sock"))
+        .flat_map(|directory| ["vlane-sched", "vlane"].map(|name| directory.join(name).join("sched.sock")))
         .collect()
 }
 

@@ -322,7 +322,7 @@ fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
     if said.contains("unshare") || said.contains("mount:") {
         return vlane_testing::skip("no mount namespace of one's own");
     }
-    assert!(code == Some(3) && said.contains("/run/vlane/sched-state.sock"), "{code:?}: {said}");
+    assert!(code == Some(3) && said.contains("/run/vlane-sched/sched-state.sock"), "{code:?}: {said}");
     let socket = run.path().join("vlane/sched-state.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).unwrap();
@@ -330,7 +330,7 @@ fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
     let owner = fs::metadata(&socket).unwrap().uid();
     assert_eq!(code, Some(4), "{said}");
     assert!(
-        said.contains("/run/vlane/sched-state.sock") && said.contains(&format!("user {owner}")),
+        said.contains("/run/vlane-sched/sched-state.sock") && said.contains(&format!("user {owner}")),
         "{said}"
     );
     assert!(said.contains("sudo") && !said.contains("no scheduler runs"), "{said}");

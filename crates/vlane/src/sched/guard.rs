@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use vlane_error::counted;
 use vlane_sched::realtime::{guard, repair};
 
 /// The scheduler's guard; the scheduler starts it itself.
@@ -27,7 +28,7 @@ pub fn run(args: &GuardArgs) -> anyhow::Result<()> {
 /// the user who runs this, or root, can have written; a damaged one is kept, as FILE.damaged.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// Where the schedulers kept their lists of changed threads [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
+    /// Where the schedulers kept their lists of changed threads [default: /run/vlane-sched, or $XDG_RUNTIME_DIR/vlane-sched]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }
@@ -44,20 +45,22 @@ pub fn repair(args: &RepairArgs) -> anyhow::Result<()> {
         eprintln!("vlane: {problem}");
     }
     println!(
-        "{}: {lists} lists that schedulers had left; {} threads looked at, {} restored",
+        "{}: {} that schedulers had left; {} looked at, {} restored",
         dir.display(),
-        restored.seen,
+        counted(lists, "list"),
+        counted(restored.seen, "thread"),
         restored.changed
     );
     if held > 0 {
         println!(
-            "{held} lists of schedulers that run, or are just being restored by their guards: left alone"
+            "{} of schedulers that run, or are just being restored by their guards: left alone",
+            counted(held, "list")
         );
     }
     anyhow::ensure!(
         restored.failed == 0,
-        "{} threads could not be restored: CAP_SYS_NICE is needed (sudo)",
-        restored.failed
+        "{} could not be restored: CAP_SYS_NICE is needed (sudo)",
+        counted(restored.failed, "thread")
     );
     anyhow::ensure!(problems.is_empty(), "{}: not everything in it could be read or believed", dir.display());
     Ok(())

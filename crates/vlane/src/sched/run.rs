@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vlane_error::counted;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Claim, Policy};
 use vlane_sched::discover::{Machine, pid_of_domain};
@@ -50,7 +51,7 @@ pub struct RunArgs {
     /// A vCPU's thread; several are several machines
     #[arg(long, value_name = "TID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     tid: Vec<u32>,
-    /// Where back ends tell of completed I/O [default: /run/vlane/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
+    /// Where back ends tell of completed I/O [default: /run/vlane-sched/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
     /// Who may connect there, an octal file mode: the owner and the group. A user's back ends may speak for that user's machines only
@@ -106,10 +107,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Where `vlane sched top` finds it [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// Where `vlane sched top` finds it [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane, or $XDG_RUNTIME_DIR/vlane]
+    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane-sched, or $XDG_RUNTIME_DIR/vlane-sched]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Write the last state as JSON at the end; - is standard output
@@ -176,8 +177,9 @@ impl RunArgs {
         for (option, values) in [("--weight", &self.weight), ("--cap", &self.cap)] {
             ensure_usage!(
                 values.len() <= machines.max(1),
-                "there are {} values of {option} for {machines} machines",
-                values.len()
+                "there are {} of {option} for {}",
+                counted(values.len(), "value"),
+                counted(machines, "machine")
             );
         }
         Ok(())
@@ -372,8 +374,8 @@ fn restore_what_was_left(state_dir: &Path) -> anyhow::Result<()> {
             }
             if repaired.restored.changed > 0 {
                 tracing::warn!(
-                    "{} threads restored that a scheduler had left which was killed with its guard",
-                    repaired.restored.changed
+                    "{} restored that a scheduler had left which was killed with its guard",
+                    counted(repaired.restored.changed, "thread")
                 );
             }
         }
@@ -451,7 +453,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(backends) = backends {
         daemon.add_source(Box::new(backends.start()?));
     }
-    tracing::info!("{} vCPUs, policy {policy}, completions {}", daemon.vcpus(), completions.name());
+    tracing::info!(
+        "{}, policy {policy}, completions {}",
+        counted(daemon.vcpus(), "vCPU"),
+        completions.name()
+    );
     let ending = daemon.run(stop.as_fd())?;
     let last = daemon.state(vlane_sched::realtime::monotonic_ns());
     drop(daemon);

@@ -130,13 +130,19 @@ impl Config {
     }
 }
 
-/// A directory in memory for what belongs to running schedulers: `/run/vlane`, or the user's own.
+/// A directory in memory for the files of running schedulers: `/run/vlane-sched`, or the user's own.
+///
+/// Volumes have other directories: a service manager gives a directory to one user, with everything in it.
 pub fn runtime_dir() -> PathBuf {
+    runtime_parent().join("vlane-sched")
+}
+
+fn runtime_parent() -> PathBuf {
     if rustix::process::geteuid().is_root() {
-        return "/run/vlane".into();
+        return "/run".into();
     }
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    own.map_or_else(|| std::env::temp_dir().join("vlane"), |dir| PathBuf::from(dir).join("vlane"))
+    own.map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
+use vlane_error::counted;
 use vlane_sched::ErrorKind;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;
@@ -30,7 +31,7 @@ pub struct StatusArgs {
     json: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-    /// The scheduler's socket [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// The scheduler's socket [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -104,10 +105,10 @@ fn text(path: &Path, state: &DaemonState, machines: &[Machine]) -> String {
     );
     let _ = writeln!(
         text,
-        "state at {}; {} vCPUs of {} machines",
+        "state at {}; {} of {}",
         path.display(),
-        state.vcpus.len(),
-        machines.len()
+        counted(state.vcpus.len(), "vCPU"),
+        counted(machines.len(), "machine")
     );
     if !machines.is_empty() {
         let _ = writeln!(
@@ -175,8 +176,9 @@ fn ask(path: &Path) -> vlane_sched::Result<Option<DaemonState>> {
 /// Where a scheduler is looked for: the user's own one, then the system's.
 pub(super) fn usual_places() -> Vec<PathBuf> {
     let own = runtime_dir().join(STATE);
-    let system = Path::new("/run/vlane").join(STATE);
-    if own == system { vec![own] } else { vec![own, system] }
+    // Earlier schedulers have it in `/run/vlane`. The last one is what is named when none runs.
+    let [system, earlier] = ["/run/vlane-sched", "/run/vlane"].map(|dir| Path::new(dir).join(STATE));
+    if own == system { vec![earlier, own] } else { vec![own, earlier, system] }
 }
 
 /// The first that answers; otherwise the first of which it cannot be found out.

@@ -25,7 +25,7 @@ pub struct TopArgs {
     /// Only once
     #[arg(long)]
     once: bool,
-    /// The scheduler's socket [default: /run/vlane/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// The scheduler's socket [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
