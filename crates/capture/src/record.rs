@@ -46,6 +46,9 @@ pub struct Recorded {
     pub elapsed: Duration,
     /// Whether the volume ended, and the recording with it.
     pub is_over: bool,
+    /// Whether the server broke off: it was killed, or the connection was cut. The file has no end then, and an unknown number of
+    /// requests is missing.
+    pub is_cut: bool,
 }
 
 /// Gives an end to a stream that has none: when `stop` says so, which is asked whenever nothing comes.
@@ -70,7 +73,7 @@ impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
 }
 
 /// Records until the time is over, the requests are enough, the user interrupts or the volume ends. Each of them leaves a
-/// complete file. `progress` is told about ten times a second.
+/// complete file. A server that breaks off leaves what came until then, without an end. `progress` is told about ten times a second.
 ///
 /// # Errors
 /// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be written, [`ErrorKind::Format`] if what comes is damaged.
@@ -88,8 +91,14 @@ pub fn record(
     // Only now: what was there before is kept if there is nothing to record.
     let file = options.output.create()?;
     let begin = Instant::now();
-    let state =
-        Cell::new(Recorded { requests: 0, bytes: 0, lost: 0, elapsed: Duration::ZERO, is_over: false });
+    let state = Cell::new(Recorded {
+        requests: 0,
+        bytes: 0,
+        lost: 0,
+        elapsed: Duration::ZERO,
+        is_over: false,
+        is_cut: false,
+    });
     let progress = RefCell::new((progress, Instant::now()));
     let is_enough = || {
         let (mut now, clock) = (state.get(), Instant::now());
@@ -111,19 +120,25 @@ pub fn record(
     let to = BufWriter::with_capacity(1 << 20, file);
     let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
     let count = options.count.unwrap_or(u64::MAX);
-    let mut damage = None;
+    let (mut damage, mut is_cut) = (None, false);
     let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
     // The clock is read for each entry: where they come one by one there is never a pause, and never a thousand of them.
     while state.get().requests < count && !stopped.get() && !is_enough() {
         let entry = match reader.next() {
             Some(Ok(entry)) => entry,
             // The end in the middle of an entry is where we stopped; or where the server died.
-            Some(Err(error)) if error.kind() == vlane_trace::ErrorKind::Truncated => break,
+            Some(Err(error)) if is_end(&error) => {
+                is_cut = !stopped.get();
+                break;
+            }
             Some(Err(error)) => {
                 damage = Some(damaged(error));
                 break;
             }
-            None => break,
+            None => {
+                is_cut = !stopped.get() && !reader.is_complete();
+                break;
+            }
         };
         layouts.look(&entry, &mut writer).context(ErrorKind::Io, failed)?;
         writer.write(&entry).context(ErrorKind::Io, failed)?;
@@ -139,10 +154,14 @@ pub fn record(
     let is_over = reader.is_complete();
     drop(reader);
     layouts.tell(&mut writer).context(ErrorKind::Io, failed)?;
-    writer.finish().context(ErrorKind::Io, failed)?;
+    match is_cut || damage.is_some() {
+        // Who reads it is told that it has no end.
+        true => writer.flush().context(ErrorKind::Io, failed)?,
+        false => drop(writer.finish().context(ErrorKind::Io, failed)?),
+    }
     let mut recorded = state.get();
     recorded.elapsed = begin.elapsed();
-    recorded.is_over = is_over;
+    (recorded.is_over, recorded.is_cut) = (is_over, is_cut);
     recorded.bytes = std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
     damage.map_or(Ok(recorded), Err)
 }
@@ -168,6 +187,11 @@ fn check_image(image: &Path, output: &Path) -> Result<()> {
             Err(Error::new(ErrorKind::Invalid, context))
         }
     }
+}
+
+/// Whether the stream ended, or its connection broke.
+fn is_end(error: &vlane_trace::Error) -> bool {
+    matches!(error.kind(), vlane_trace::ErrorKind::Truncated | vlane_trace::ErrorKind::Io)
 }
 
 /// Why a recording ended before its end.

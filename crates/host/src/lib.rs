@@ -12,6 +12,7 @@ pub mod guests;
 pub mod image;
 pub mod interrupt;
 pub mod output;
+pub mod partial;
 pub mod server;
 pub mod sniff;
 

@@ -78,7 +78,12 @@ impl Output {
     /// # Errors
     /// [`ErrorKind::Invalid`] if there is something that must stay, or no directory; [`ErrorKind::Io`] if it cannot be looked at.
     pub fn check(&self) -> Result<()> {
-        self.place().map(drop)
+        match self.place()? {
+            // The file that it will be written into: a directory that may not be written to, or has no room for a file, is told now.
+            Place::Free(path) | Place::Taken(path) => self.beside(&path).map(drop),
+            // A pipe would wait for its reader.
+            Place::Stream => Ok(()),
+        }
     }
 
     /// Writes a whole result: it appears at once, or not at all.

@@ -170,11 +170,10 @@ fn parse_rw(text: &str) -> Result<String, String> {
 }
 
 impl BenchArgs {
-    /// Gives the result as JSON, if that was asked for. True, if standard output has it.
-    fn give_json(&self, value: &impl serde::Serialize) -> anyhow::Result<bool> {
-        let Some(path) = &self.json else { return Ok(false) };
-        output::give_json(path, &serde_json::to_string_pretty(value)?, self.overwrite)?;
-        Ok(output::is_standard(path))
+    /// Gives the result as text, and as JSON if that was asked for.
+    fn give(&self, value: &impl serde::Serialize, text: &str) -> anyhow::Result<()> {
+        let json = serde_json::to_string_pretty(value)?;
+        output::give_json_or_text(self.json.as_deref(), &json, self.overwrite, text)
     }
 
     fn time(&self) -> Duration {
@@ -290,13 +289,12 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if partial && report.ios == 0 {
         bail!("interrupted before anything was measured");
     }
-    if !args.give_json(&Given { partial, result: &report })? {
-        println!("{}{}", interrupted_line(partial), report_text(&report).trim_end());
-    }
+    let text = format!("{}{}", interrupted_line(partial), report_text(&report).trim_end());
+    args.give(&Given { partial, result: &report }, &text)?;
     match report.errors.total() {
         0 if partial => Err(partial_error(&format!("{:.1} s", report.seconds))),
         0 => Ok(()),
-        n => bail!("{n} of {} requests failed", report.ios),
+        n => bail!("{n} of {} failed", plural(report.ios, "request")),
     }
 }
 
@@ -310,9 +308,8 @@ fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
     if partial && watched.is_zero() {
         bail!("interrupted before anything was measured");
     }
-    if !args.give_json(&Given { partial, result: &used })? {
-        print!("{}{}", interrupted_line(partial), idle_text(&used, watched));
-    }
+    let text = format!("{}{}", interrupted_line(partial), idle_text(&used, watched));
+    args.give(&Given { partial, result: &used }, text.trim_end())?;
     match partial {
         true => Err(partial_error(&format!("{:.1} s", watched.as_secs_f64()))),
         false => Ok(()),

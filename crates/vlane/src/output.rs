@@ -8,6 +8,8 @@ use vlane_host::Output;
 use vlane_host::output::{check_report, write_report};
 use vlane_report::{Report, text};
 
+use crate::exit::Partial;
+
 /// Columns that a report's text has at most, and at least.
 const WIDTH: usize = 140;
 const NARROWEST: usize = 80;
@@ -61,10 +63,16 @@ impl OutputArgs {
 
     /// Writes the report into its files, and prints it.
     pub fn show(&self, report: &Report) -> Result<()> {
-        if !self.write(report)? {
+        let written = self.write(report);
+        // What was measured is not lost with a file that cannot be written.
+        if !matches!(written, Ok(true)) {
             print!("{}", text::render(report, width()));
         }
-        Ok(())
+        written?;
+        match vlane_host::partial::of(report) {
+            Some(why) => Err(Partial(why.to_owned()).into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -75,6 +83,15 @@ pub fn give_json(path: &Path, json: &str, overwrite: Overwrite) -> Result<()> {
         false => Output::new(path).force(overwrite.force).write(format!("{json}\n").as_bytes())?,
     }
     Ok(())
+}
+
+/// The same, and gives the text where the result is not on standard output already: also if its file cannot be written.
+pub fn give_json_or_text(path: Option<&Path>, json: &str, overwrite: Overwrite, text: &str) -> Result<()> {
+    let given = path.map_or(Ok(()), |path| give_json(path, json, overwrite));
+    if given.is_err() || !path.is_some_and(is_standard) {
+        println!("{text}");
+    }
+    given
 }
 
 /// Says before the work whether [`give_json`] can write.

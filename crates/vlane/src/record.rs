@@ -6,19 +6,21 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use vlane_capture::record::{RecordOptions, Recorded, record};
+use vlane_error::counted;
 use vlane_host::control::Control;
 use vlane_host::{Interrupt, Output};
 use vlane_report::Progress;
 use vlane_report::figure::show_size;
 
+use crate::exit::Partial;
 use crate::output::Overwrite;
 
 use crate::values;
 
 /// Record every request of a volume while it is served with --control.
 ///
-/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a complete trace. The volume goes on being
-/// served as before: what its lanes cannot tell in time is counted as lost, they never wait.
+/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a complete trace. When the server is killed, the
+/// trace has what came until then, and the status is 3. The volume goes on being served as before: what its lanes cannot tell in time is counted as lost, they never wait.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// The volume's control socket: vlane serve ... --control PATH
@@ -72,13 +74,22 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     if recorded.requests == 0 {
         println!("nothing was recorded: no guest asked for anything meanwhile");
     }
+    if recorded.is_cut {
+        let file = args.output.display();
+        return Err(Partial(format!(
+            "{file}: PARTIAL: the server broke off (it was killed, or has crashed); the trace has what came until then, and an unknown \
+             number of requests is missing"
+        ))
+        .into());
+    }
     Ok(())
 }
 
 fn describe(state: &Recorded) -> String {
     let lost = match state.lost {
+        0 if state.is_cut => "cut off".to_owned(),
         0 => "none lost".to_owned(),
         n => format!("{n} LOST"),
     };
-    format!("{} requests, {}, {lost}", state.requests, show_size(state.bytes))
+    format!("{}, {}, {lost}", counted(state.requests, "request"), show_size(state.bytes))
 }

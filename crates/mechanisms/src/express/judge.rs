@@ -19,6 +19,15 @@ pub struct Measured<S> {
 #[derive(Debug, Clone, Serialize)]
 pub struct Arms<S>(pub Vec<Measured<S>>);
 
+impl<S> Arms<S> {
+    /// Leaves only the rounds that every arm has; how many these are.
+    pub fn keep_complete(&mut self) -> usize {
+        let complete = self.0.iter().map(|arm| arm.rounds.len()).min().unwrap_or(0);
+        self.0.iter_mut().for_each(|arm| arm.rounds.truncate(complete));
+        complete
+    }
+}
+
 impl<S: Serialize> Arms<S> {
     /// Every round, with the words that tell what it is of: where, the arm, the round.
     pub fn records<'a>(&'a self, place: &'a str) -> impl Iterator<Item = (Vec<Cell>, &'a S)> {

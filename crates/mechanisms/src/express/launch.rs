@@ -14,6 +14,7 @@ use super::report;
 use super::root::{Program, Root};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::partial;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 
@@ -77,11 +78,15 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         readers: &|_| options.readers,
         takes: TURN,
     };
-    let results = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
+    let (results, cut) = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
         let (said, beside) = machine.measure(variant, "launch", &keys, LIMIT)?;
         let each = options.programs.iter().zip(&said);
         let seconds = each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
         Ok(Sample { seconds, beside })
     })?;
-    Ok(report::launch::fill(options, &root, &results, &begun))
+    let mut report = report::launch::fill(options, &root, &results, &begun);
+    if let Some(error) = cut {
+        partial::mark(&mut report, &error, options.wanted.rounds);
+    }
+    Ok(report)
 }

@@ -11,6 +11,7 @@ use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::partial;
 use vlane_host::server::{Server, Storage};
 use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
@@ -184,20 +185,37 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let arms = names.len() + 1;
     let mut progress =
         Progress::new(options.rounds * results.len() * arms).expecting(options.ramp + options.time + AROUND);
-    for round in 0..options.rounds {
+    let mut cut = None;
+    'rounds: for round in 0..options.rounds {
         for result in &mut results {
             for turn in turns(arms, round) {
                 let arm = &mut result.arms.0[turn];
                 progress.step(format!("round {}: {}: {}", round + 1, result.load.name(), arm.arm));
                 let mode = options.modes[turn % options.modes.len()];
-                let sample = measure(options, result.load, mode, dir.path(), &mut progress, interrupt)?;
-                tracing::debug!(?sample, arm = arm.arm, "measured");
-                arm.rounds.push(sample);
+                match measure(options, result.load, mode, dir.path(), &mut progress, interrupt) {
+                    Ok(sample) => {
+                        tracing::debug!(?sample, arm = arm.arm, "measured");
+                        arm.rounds.push(sample);
+                    }
+                    Err(error) => {
+                        cut = Some(error);
+                        break 'rounds;
+                    }
+                }
             }
         }
     }
     progress.clear();
-    Ok(report::native::fill(options, &results, &begun))
+    results.retain_mut(|result| result.arms.keep_complete() > 0);
+    match cut {
+        Some(error) if results.is_empty() => Err(error),
+        Some(error) => {
+            let mut report = report::native::fill(options, &results, &begun);
+            partial::mark(&mut report, &error, options.rounds);
+            Ok(report)
+        }
+        None => Ok(report::native::fill(options, &results, &begun)),
+    }
 }
 
 fn measure(

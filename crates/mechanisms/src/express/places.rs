@@ -81,22 +81,26 @@ impl Wanted {
         Err(Error::new(ErrorKind::Missing, text))
     }
 
-    /// Measures each variant in turns, `one` at a time, each round beginning with another one.
+    /// Measures each variant in turns, `one` at a time, each round beginning with another one. A failure after a complete round is given
+    /// beside what was measured.
     pub(super) fn measure<S: std::fmt::Debug>(
         &self,
         task: &Task<'_>,
         host: &Host,
         interrupt: &Interrupt,
         mut one: impl FnMut(&mut Machine<'_>, &Setup<'_>, Variant) -> Result<S>,
-    ) -> Result<Vec<PlaceResult<S>>> {
+    ) -> Result<(Vec<PlaceResult<S>>, Option<Error>)> {
         let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
         let names: Vec<String> = self.variants.iter().map(|variant| variant.title().to_owned()).collect();
         let arms = names.len() + 1;
         let steps = self.places.len() * (1 + self.rounds * arms);
         let mut progress = Progress::new(steps).expecting(self.ramp + task.takes);
-        let mut results = Vec::new();
+        let (mut results, mut cut) = (Vec::new(), None);
         for &place in &self.places {
+            if cut.is_some() {
+                break;
+            }
             let setup = Setup {
                 host,
                 vlane: &self.vlane,
@@ -111,7 +115,13 @@ impl Wanted {
                 dir: dir.path(),
             };
             progress.step(format!("{}: the guest boots", place.name()));
-            let mut machine = setup.boot(interrupt)?;
+            let mut machine = match setup.boot(interrupt) {
+                Ok(machine) => machine,
+                Err(error) => {
+                    cut = Some(error);
+                    break;
+                }
+            };
             let mut result = PlaceResult {
                 place,
                 about: machine.about.clone(),
@@ -120,18 +130,30 @@ impl Wanted {
                 readers: setup.readers,
                 arms: Arms::named(&names),
             };
-            for round in 0..self.rounds {
+            'rounds: for round in 0..self.rounds {
                 for turn in turns(arms, round) {
                     let arm = &mut result.arms.0[turn];
                     progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
-                    let sample = one(&mut machine, &setup, self.variants[turn % self.variants.len()])?;
-                    tracing::debug!(?sample, arm = arm.arm, "measured");
-                    arm.rounds.push(sample);
+                    match one(&mut machine, &setup, self.variants[turn % self.variants.len()]) {
+                        Ok(sample) => {
+                            tracing::debug!(?sample, arm = arm.arm, "measured");
+                            arm.rounds.push(sample);
+                        }
+                        Err(error) => {
+                            cut = Some(error);
+                            break 'rounds;
+                        }
+                    }
                 }
             }
-            results.push(result);
+            if result.arms.keep_complete() > 0 {
+                results.push(result);
+            }
         }
         progress.clear();
-        Ok(results)
+        match cut {
+            Some(error) if results.is_empty() => Err(error),
+            cut => Ok((results, cut)),
+        }
     }
 }

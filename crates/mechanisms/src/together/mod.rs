@@ -31,6 +31,7 @@ use crate::express::root::{Program, Root};
 use crate::express::{Model, turns};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::partial;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
@@ -170,8 +171,8 @@ impl Options {
 /// Measures, and makes the report of it. Where threads cannot be real-time, what has loans in it is left out, and the report says so.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`],
-/// and what guests, back ends and schedulers say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed. Before the first round is
+/// complete: [`ErrorKind::Interrupted`], and what guests, back ends and schedulers say.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
     let begun = Begun::now(&options.command);
@@ -187,23 +188,40 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     progress.step(format!("{} guests boot", options.others + 1));
     let root = Root::find(host, &[options.program])?;
     let mut bed = Bed::make(options, host, &root, &conditions, interrupt)?;
-    for round in 0..options.rounds {
-        for turn in turns(count, round) {
-            let arm = &mut arms.0[turn];
-            progress.step(format!("round {}: {}", round + 1, arm.arm));
-            let sample = bed.turn(turn % conditions.len(), interrupt)?;
-            tracing::debug!(?sample, arm = arm.arm, "measured");
-            arm.rounds.push(sample);
+    let mut cut = None;
+    let all =
+        (0..options.rounds).flat_map(|round| turns(count, round).into_iter().map(move |turn| (round, turn)));
+    for (round, turn) in all {
+        let arm = &mut arms.0[turn];
+        progress.step(format!("round {}: {}", round + 1, arm.arm));
+        match bed.turn(turn % conditions.len(), interrupt) {
+            Ok(sample) => {
+                tracing::debug!(?sample, arm = arm.arm, "measured");
+                arm.rounds.push(sample);
+            }
+            Err(error) => {
+                cut = Some(error);
+                break;
+            }
         }
     }
     progress.clear();
+    if arms.keep_complete() == 0
+        && let Some(error) = cut
+    {
+        return Err(error);
+    }
     let seen = report::Seen {
         guest: bed.about.clone(),
         root,
         load: load.split_whitespace().next().and_then(|word| word.parse().ok()),
         impossible,
     };
-    Ok(report::make(options, &arms, &seen, &begun))
+    let mut report = report::make(options, &arms, &seen, &begun);
+    if let Some(error) = cut {
+        partial::mark(&mut report, &error, options.rounds);
+    }
+    Ok(report)
 }
 
 #[cfg(test)]

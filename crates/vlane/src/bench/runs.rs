@@ -242,6 +242,13 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         interrupt: &interrupt,
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
+    if runs.repeats.is_none() && runs.profile.is_none() {
+        let each = (profile.time + profile.ramp).as_secs_f64();
+        eprintln!(
+            "measuring {}, {each:.1} s each, because one tells no spread; --repeat 1 measures once",
+            super::plural(steps as u64, "time")
+        );
+    }
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = match &args.socket {
         Some(socket) => explain::connecting(socket, vlane_bench::measure(&profile, &setting, &mut progress))?,

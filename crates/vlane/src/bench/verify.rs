@@ -34,10 +34,9 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
     };
     let mut reports = Reports::default();
     let outcome = steps(args, session, &options, old, &mut reports);
-    if !args.give_json(&reports)? {
-        print!("{}", text(&reports));
-    }
+    let given = args.give(&reports, text(&reports).trim_end());
     outcome?;
+    given?;
     let all = [&reports.before, &reports.load, &reports.after];
     let mismatches: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.mismatches).sum();
     let errors: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.errors.total()).sum();
@@ -45,7 +44,7 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
         bail!("the back end lost or damaged data: {mismatches} sectors hold what they must not");
     }
     if errors > 0 {
-        bail!("{errors} requests failed");
+        bail!("{} failed", super::plural(errors, "request"));
     }
     if reports.partial {
         let why = "interrupted: what was compared is right, and not everything was written or compared";
@@ -168,7 +167,7 @@ fn text(reports: &Reports) -> String {
             );
         }
         if r.errors.total() > 0 {
-            out += &format!("             {} requests failed\n", r.errors.total());
+            out += &format!("             {} failed\n", super::plural(r.errors.total(), "request"));
         }
     }
     out
