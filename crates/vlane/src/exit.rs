@@ -11,8 +11,11 @@ const USAGE: u8 = 2;
 const LESS: u8 = 3;
 
 /// For the end of `--help`.
-pub const HELP: &str = "Exit status: 0 done; 1 failed; 2 a mistake in the command line; 3 a result, but of less than what was asked for (interrupted, \
-                        a damaged trace), or worse than what was demanded (--fail-on-worse).";
+pub fn help() -> String {
+    let all: Vec<String> =
+        crate::manual::STATUS.iter().map(|(status, words)| format!("{status} {words}")).collect();
+    format!("Exit status: {}.", all.join("; "))
+}
 
 /// A mistake in the command line.
 #[derive(Debug)]

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use clap::builder::Resettable;
 use clap_mangen::Man;
+
+use crate::manual;
 
 /// Write the man pages into a directory: vlane.1, vlane-serve.1 and so on, one for each command.
 ///
@@ -27,7 +30,7 @@ pub fn run(args: &ManArgs) -> Result<()> {
     let mut pages = Vec::new();
     let mut command = crate::command().disable_help_subcommand(true);
     command.build();
-    collect(&command, &mut pages)?;
+    collect(&command, "", &mut pages)?;
     let paths: Vec<_> = pages.into_iter().map(|(name, text)| (args.dir.join(name), text)).collect();
     // All are looked at before the first is written.
     paths.iter().try_for_each(|(path, _)| check(path))?;
@@ -39,13 +42,19 @@ pub fn run(args: &ManArgs) -> Result<()> {
 }
 
 /// The pages of a command and of those below it: file names and texts.
-fn collect(command: &clap::Command, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
-    let page = Man::new(command.clone()).manual("vlane");
+fn collect(command: &clap::Command, words: &str, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+    // The exit status has a section of its own.
+    let page = Man::new(command.clone().after_help(Resettable::Reset)).manual("vlane");
     let mut text = Vec::new();
     page.render(&mut text).context("cannot make a man page")?;
+    if let Some(more) = manual::of(words) {
+        text.extend(manual::sections(more).bytes());
+    }
     pages.push((page.get_filename(), text));
     let shown = command.get_subcommands().filter(|below| !below.is_hide_set());
-    shown.into_iter().try_for_each(|below| collect(below, pages))
+    shown
+        .into_iter()
+        .try_for_each(|below| collect(below, format!("{words} {}", below.get_name()).trim_start(), pages))
 }
 
 /// An error if something that is no page of vlane's is in the place of one.
