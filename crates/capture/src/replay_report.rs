@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use vlane_driver::Wait;
 use vlane_driver::replay::Timing;
+use vlane_error::counted;
 
 use vlane_driver::replay::ReplayReport;
 use vlane_trace::Kind;
@@ -40,8 +41,13 @@ pub(super) fn report(trace: &Trace, result: &ReplayReport, facts: &Facts, begun:
         None => "as fast as the order allows".to_owned(),
     };
     let summary = vec![format!(
-        "{} of {} requests replayed {how} in {:.2} s (recorded in {:.2} s): {:.0} IOPS, {:.1} MB/s.",
-        result.ios, result.in_trace, result.seconds, result.trace_seconds, result.iops, result.mb_per_second
+        "{} of {} replayed {how} in {:.2} s (recorded in {:.2} s): {:.0} IOPS, {:.1} MB/s.",
+        result.ios,
+        counted(result.in_trace, "request"),
+        result.seconds,
+        result.trace_seconds,
+        result.iops,
+        result.mb_per_second
     )];
     let mut all_notes = notes(trace);
     let mut note = |severity, text: String| all_notes.push(Note { severity, text });
@@ -56,13 +62,17 @@ pub(super) fn report(trace: &Trace, result: &ReplayReport, facts: &Facts, begun:
         );
     }
     if result.errors.total() > 0 {
-        note(Severity::Warning, format!("{} requests failed.", result.errors.total()));
+        note(Severity::Warning, format!("{} failed.", counted(result.errors.total(), "request")));
     }
     if result.speed.is_some() && result.held_by_depth > 0 {
         let n = result.held_by_depth;
         note(
             Severity::Warning,
-            format!("{n} requests went out late because {} were out on their queue.", result.depth),
+            format!(
+                "{} went out late because {} were out on their queue.",
+                counted(n, "request"),
+                result.depth
+            ),
         );
     }
     let sections = vec![latencies(trace, result), course(result)];

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
+use vlane_error::counted;
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
@@ -368,9 +369,9 @@ impl Job<'_> {
     fn aborted(&self) -> Error {
         let held = self.queue.blk.held();
         if self.shared.gone.load(Ordering::Relaxed) {
-            Error::new(ErrorKind::Gone, format!("the back end hung up with {held} requests out"))
+            Error::new(ErrorKind::Gone, format!("the back end hung up with {} out", counted(held, "request")))
         } else {
-            Error::new(ErrorKind::Timeout, format!("{held} requests never came back"))
+            Error::new(ErrorKind::Timeout, format!("{} never came back", counted(held, "request")))
         }
     }
 }

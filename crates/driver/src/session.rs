@@ -17,6 +17,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vlane_error::counted;
 
 use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature};
 use crate::error::{Error, ErrorKind};
@@ -576,7 +577,8 @@ fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Re
         return Ok(());
     }
     let most = most.min(config.num_queues.into());
-    let context = format!("{}: {wanted} queues asked for, the back end has {most}", socket.display());
+    let context =
+        format!("{}: {} asked for, the back end has {most}", socket.display(), counted(wanted, "queue"));
     Err(Error::new(ErrorKind::Invalid, context))
 }
 

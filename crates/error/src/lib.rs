@@ -11,6 +11,21 @@ mod limit;
 
 pub use limit::raise_descriptor_limit;
 
+/// A number of things in words: `1 thread`, `2 threads`.
+///
+/// ```
+/// use vlane_error::counted;
+/// assert_eq!((counted(1, "thread"), counted(0, "flush")), ("1 thread".into(), "0 flushes".into()));
+/// ```
+pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
+    let number = number.to_string();
+    match (number.as_str(), one.ends_with("sh")) {
+        ("1", _) => format!("1 {one}"),
+        (_, true) => format!("{number} {one}es"),
+        (_, false) => format!("{number} {one}s"),
+    }
+}
+
 /// Makes `Error` and `Result` for a crate with these kinds.
 ///
 /// ```

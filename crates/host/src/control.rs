@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use vlane_policy::throttle::ExpressBudget;
+use vlane_socket::unanswered;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sniff::{self, Found, Wanted};
@@ -243,12 +244,13 @@ impl Control {
         self.read(resource, self.ask("GET", resource, "")?)
     }
 
-    fn read<T: DeserializeOwned>(&self, resource: &str, answer: impl Read) -> Result<T> {
+    fn read<T: DeserializeOwned>(&self, resource: &str, mut answer: BufReader<UnixStream>) -> Result<T> {
         let mut body = Vec::new();
         answer
+            .by_ref()
             .take(MAX_BODY)
             .read_to_end(&mut body)
-            .context(ErrorKind::Io, || self.cannot("read from", resource))?;
+            .map_err(|error| self.failed(answer.get_ref(), error, self.cannot("read from", resource)))?;
         serde_json::from_slice(&body).context(ErrorKind::Format, || self.cannot("understand", resource))
     }
 
@@ -270,6 +272,14 @@ impl Control {
         format!("{}: cannot {what} {resource} of the control socket", self.path.display())
     }
 
+    /// What went wrong while it was read or written: in words of its own if the server is silent.
+    fn failed(&self, stream: &UnixStream, error: io::Error, context: String) -> Error {
+        match unanswered(stream, &error, "the server", PATIENCE) {
+            Some(silent) => Error::new(ErrorKind::Timeout, format!("{}: {silent}", self.path.display())),
+            None => Error::caused_by(ErrorKind::Io, context, error),
+        }
+    }
+
     /// Asks, and reads the answer's head.
     fn ask(&self, method: &str, resource: &str, body: &str) -> Result<BufReader<UnixStream>> {
         let mut stream = self.connect()?;
@@ -280,9 +290,10 @@ impl Control {
         let request = format!("{method} {resource} HTTP/1.0\r\nHost: vlane\r\n{form}\r\n{body}");
         let broken = || self.cannot("ask for", resource);
         stream.set_read_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
-        stream.write_all(request.as_bytes()).context(ErrorKind::Io, broken)?;
+        stream.set_write_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
+        stream.write_all(request.as_bytes()).map_err(|error| self.failed(&stream, error, broken()))?;
         let mut answer = BufReader::with_capacity(256 * 1024, stream);
-        let head = read_head(&mut answer).context(ErrorKind::Io, broken)?;
+        let head = read_head(&mut answer).map_err(|error| self.failed(answer.get_ref(), error, broken()))?;
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut response = httparse::Response::new(&mut headers);
         let parsed = response.parse(&head).context(ErrorKind::Format, || {

@@ -1,5 +1,6 @@
 //! The end of the line that ends a session.
 
+use vlane_error::counted;
 use vlane_lane::Snapshot;
 
 /// What the queues did, in words.
@@ -9,7 +10,7 @@ impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut sum = Snapshot::default();
         for (index, queue) in self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0) {
-            write!(f, "; queue {index}: {} requests", queue.requests())?;
+            write!(f, "; queue {index}: {}", counted(queue.requests(), "request"))?;
             sum.add(queue);
         }
         if sum.failed > 0 || sum.refused > 0 {

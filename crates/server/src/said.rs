@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vlane_error::counted;
 use vlane_memory::GuestMemory;
 
 use crate::volume::Volume;
@@ -103,11 +104,12 @@ impl Said {
         if self.told != self.running {
             self.told = self.running;
             tracing::info!(
-                "{}: session {}: {} of {} offered queues are used",
+                "{}: session {}: {} of {} {} used",
                 volume.config.name,
                 self.session,
                 self.running,
-                volume.queues()
+                counted(volume.queues(), "offered queue"),
+                if self.running == 1 { "is" } else { "are" }
             );
         }
     }

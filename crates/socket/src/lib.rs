@@ -11,9 +11,11 @@ mod error;
 mod file;
 mod printable;
 mod shortage;
+mod silence;
 
 pub use changes::Changes;
 pub use error::ListenError;
 pub use file::{Access, Kind, Place, SocketFile};
 pub use printable::{Printable, printable};
 pub use shortage::{Shortage, is_scarce, is_short, no_descriptor};
+pub use silence::unanswered;

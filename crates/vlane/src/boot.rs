@@ -17,6 +17,7 @@ use vlane_boot::{
     Accel, Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Install, Kernel, Qemu, QemuProgram, Ready,
     Spec,
 };
+use vlane_error::counted;
 
 use crate::values;
 
@@ -303,15 +304,14 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
         Accel::Tcg => "emulated, so several times slower than under KVM",
     };
     println!(
-        "\nA guest with {} vCPUs ({how}) booted Linux {}, made an ext4 file system on the volume that vlane served \
-         over {} queue{}, wrote {} files, came back to them after unmounting, and read every one back right, in \
+        "\nA guest with {} ({how}) booted Linux {}, made an ext4 file system on the volume that vlane served \
+         over {}, wrote {}, came back to them after unmounting, and read every one back right, in \
          {:.1} s. From the host, e2fsck finds the file system clean and the content of a file is the guest's. \
          Everything together took {:.1} s.\n",
-        args.cpus,
+        counted(args.cpus, "vCPU"),
         shown.kernel,
-        shown.queues,
-        if shown.queues == 1 { "" } else { "s" },
-        shown.files,
+        counted(shown.queues, "queue"),
+        counted(shown.files, "file"),
         shown.guest_took.as_secs_f64(),
         took.as_secs_f64(),
     );

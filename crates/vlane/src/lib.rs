@@ -25,6 +25,8 @@ mod journal;
 mod limit;
 mod logging;
 mod man;
+mod manual;
+mod misplaced;
 mod notify;
 mod output;
 mod peers;
@@ -47,7 +49,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Serve virtual disks to virtual machines: one lane per vCPU, no lock
 #[derive(Debug, Parser)]
-#[command(name = "vlane", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
+#[command(name = "vlane", version = version(), propagate_version = true, max_term_width = 110, after_help = exit::help())]
 struct Cli {
     #[command(flatten)]
     logging: logging::LogArgs,
@@ -120,6 +122,23 @@ enum Command {
     Man(man::ManArgs),
 }
 
+/// The commit that the build was told of. A source archive has none, and a build needs no git.
+const COMMIT: Option<&str> = option_env!("VLANE_COMMIT");
+
+/// What `--version` says after the name.
+fn version() -> &'static str {
+    static VERSION: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| version_with(COMMIT));
+    &VERSION
+}
+
+fn version_with(commit: Option<&str>) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    match commit.map(str::trim).filter(|commit| !commit.is_empty()) {
+        Some(commit) => format!("{version} (commit {commit})"),
+        None => version.to_owned(),
+    }
+}
+
 /// The definition of the command line.
 pub fn command() -> clap::Command {
     Cli::command()
@@ -127,9 +146,11 @@ pub fn command() -> clap::Command {
 
 /// The program.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    // Whoever builds from a repository may say of which commit; a source archive has none, and its build needs no git.
-    vlane_report::machine::built_from(option_env!("VLANE_COMMIT"));
+    let cli = Cli::try_parse().unwrap_or_else(|error| {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        misplaced::explained(error, command(), &words).exit()
+    });
+    vlane_report::machine::built_from(COMMIT);
     let format = match cli.logging.start() {
         Ok(format) => format,
         Err(error) => return logging::ended(Err(error), logging::Format::Text),
@@ -170,4 +191,13 @@ pub fn main() -> ExitCode {
         (failed, _) => failed,
     };
     logging::ended(result, format)
+}
+
+#[cfg(test)]
+#[test]
+fn version_has_the_commit_of_the_build() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(version_with(Some("9b0ee78f9e55+\n")), format!("{version} (commit 9b0ee78f9e55+)"));
+    assert_eq!(version_with(Some("")), version);
+    assert_eq!(version_with(None), version);
 }

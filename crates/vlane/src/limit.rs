@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use vlane_error::counted;
 use vlane_host::control::{Control, Limits as Told};
 use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
@@ -153,7 +154,7 @@ pub fn run(args: &LimitArgs) -> Result<()> {
 
 fn describe(limits: &Told) -> String {
     let rates: Vec<String> = [
-        limits.iops.map(|iops| format!("{iops} requests per second")),
+        limits.iops.map(|iops| format!("{} per second", counted(iops, "request"))),
         limits.bandwidth.map(|bytes| format!("{} per second", show_size(bytes))),
     ]
     .into_iter()
@@ -168,9 +169,9 @@ fn describe(limits: &Told) -> String {
     };
     let (burst, waited) = (Duration::from_micros(limits.burst_us), Duration::from_micros(limits.waited_us));
     format!(
-        "{}; bursts of {burst:?}; {express}\nwaited {} times, {:.1} s in all, since that was set",
+        "{}; bursts of {burst:?}; {express}\nwaited {}, {:.1} s in all, since that was set",
         rates.join(" and "),
-        limits.waits,
+        counted(limits.waits, "time"),
         waited.as_secs_f64()
     )
 }

@@ -23,6 +23,7 @@ use vlane_engine::behind::Behind;
 use vlane_engine::file::{Cache, Discard, FileEngine, FileOptions, HandedFiles, JournalWay};
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
+use vlane_error::counted;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_report::figure::show_size;
@@ -731,7 +732,9 @@ fn default_serial(image: Option<&Path>) -> String {
 /// Says what is served and how to reach it.
 fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
     let geometry = volume.geometry();
-    let socket = args.socket.display();
+    // For a program that may run in another directory.
+    let socket = std::path::absolute(&args.socket).unwrap_or_else(|_| args.socket.clone());
+    let socket = socket.display();
     let how = match opened {
         Opened::Null(_) => "null device".to_owned(),
         Opened::File(file) if file.is_mapped() => "in memory, mapped".to_owned(),
@@ -751,12 +754,12 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
         }
     };
     let read_only = if geometry.read_only { ", read-only" } else { "" };
-    let size = show_size(geometry.sectors * 512);
+    let (size, offered) = (show_size(geometry.sectors * 512), counted(queues, "queue"));
     let mut out = std::io::stdout().lock();
     // A reader that is gone is no reason to stop serving.
     let _ = writeln!(
         out,
-        "listening on {socket}: {size}, {how}{model}{read_only}, {queues} queues\n\n\
+        "listening on {socket}: {size}, {how}{model}{read_only}, {offered}\n\n\
          QEMU reaches it with (memory must be shared):\n  \
          -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
          -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use vlane_capture::{Imported, Trace, blktrace, iolog, msr};
+use vlane_error::counted;
 use vlane_host::Output;
 use vlane_host::output::Writing;
 use vlane_host::sniff;
@@ -89,7 +90,7 @@ pub fn run(args: &TraceArgs) -> Result<()> {
         Format::Iolog2 => write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?,
         Format::Blktrace => write(&output, |to| blktrace::write(&trace, to))?,
     };
-    print!("{}: {} requests", args.output.display(), count as u64 - left_out);
+    print!("{}: {}", args.output.display(), counted(count as u64 - left_out, "request"));
     match left_out {
         0 => println!(),
         n => println!("; {n} left out, of kinds that the format does not have"),

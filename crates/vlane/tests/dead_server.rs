@@ -21,8 +21,9 @@ use vlane_driver::ring::Kind;
 use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;
-/// What the waiting server says.
-const WAITS: &str = "is locked, and no process that runs has it open";
+/// The waiting server's first words, and those after 10 s more.
+const WAITS: &str = "waiting for the previous server to release the image";
+const STILL_WAITS: &str = "is locked, and no process that runs has it open";
 /// Where the dead server's last write goes.
 const PLACE: u64 = 100 * SECTORS;
 /// Writes that were acknowledged before.
@@ -157,7 +158,7 @@ fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
     let words = String::from_utf8_lossy(&words[..length]).into_owned();
     assert!(words.contains("STATUS=waiting: ") && words.contains("EXTEND_TIMEOUT_USEC=20000000"), "{words}");
     match told_twice {
-        true => until("it says so again", &next.log, || next.says(WAITS) == 2),
+        true => until("it says so again", &next.log, || next.says(STILL_WAITS) == 1),
         // Longer than clients wait.
         false => std::thread::sleep(Duration::from_millis(2500)),
     }

@@ -201,6 +201,41 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
     assert_eq!((taken("50"), taken("50us"), taken("1ms")), (50, 50, 1000));
 }
 
+/// Commands with arguments that stand without an option: their words, and each argument with its place.
+fn positionals(command: &clap::Command, path: &[String], found: &mut Vec<(Vec<String>, String, usize)>) {
+    let options: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+    for (at, arg) in command.get_positionals().enumerate() {
+        let name = arg.get_id().as_str().replace('_', "-");
+        if !options.contains(&name.as_str()) {
+            found.push((path.to_vec(), name, at));
+        }
+    }
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        positionals(below, &[path, &[below.get_name().to_owned()]].concat(), found);
+    }
+}
+
+#[test]
+fn option_named_as_an_argument_is_told_its_place() {
+    let mut found = Vec::new();
+    positionals(&vlane::command(), &[], &mut found);
+    assert!(found.len() > 10, "{found:?}");
+    for (path, name, at) in found {
+        let mut command = Command::new(vlane());
+        let output = command.args(&path).arg(format!("--{name}=x")).stdin(Stdio::null()).output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {words}");
+        let place = format!("the {name} is the {} argument", ["first", "second", "third"][at]);
+        assert!(words.contains(&place) && !words.contains("similar"), "{command:?}: {words}");
+    }
+    let replay = Command::new(vlane()).args(["replay", "T", "--socket", "S"]).output().unwrap();
+    let words = String::from_utf8_lossy(&replay.stderr).into_owned();
+    assert!(words.contains("--socket: the socket is the second argument"), "{words}");
+    let limit = Command::new(vlane()).args(["limit", "--socket", "S"]).output().unwrap();
+    let words = String::from_utf8_lossy(&limit.stderr).into_owned();
+    assert!(words.contains("--socket: the socket is the first argument"), "{words}");
+}
+
 #[test]
 fn the_definition_is_sound() {
     vlane::command().debug_assert();

@@ -305,7 +305,7 @@ fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
     let program = run.path().join("program");
     fs::copy(env!("CARGO_BIN_EXE_vlane"), &program).unwrap();
     fs::set_permissions(run.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    fs::create_dir(run.path().join("vlane")).unwrap();
+    fs::create_dir(run.path().join("vlane-sched")).unwrap();
     let ask = || {
         let mut command = Command::new("unshare");
         command.args([
@@ -323,7 +323,7 @@ fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
         return vlane_testing::skip("no mount namespace of one's own");
     }
     assert!(code == Some(3) && said.contains("/run/vlane-sched/sched-state.sock"), "{code:?}: {said}");
-    let socket = run.path().join("vlane/sched-state.sock");
+    let socket = run.path().join("vlane-sched/sched-state.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).unwrap();
     let (code, said) = ask();

@@ -101,7 +101,7 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     until("the sockets are gone", &log, || !socket.exists() && !control.exists());
     until("what is left is said", &log, || told("ends now") == 1);
-    assert_eq!(told("1 requests are unanswered after 2s"), 1, "{}", std::fs::read_to_string(&log).unwrap());
+    assert_eq!(told("1 request is unanswered after 2s"), 1, "{}", std::fs::read_to_string(&log).unwrap());
     assert_eq!(told("unanswered: queue 1: write at sector 4096"), 1);
     assert_eq!(told("the storage does not answer"), 1, "told once");
     // However long the kernel keeps the process, and its descriptors with it.

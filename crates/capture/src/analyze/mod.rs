@@ -9,6 +9,7 @@ mod time;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use vlane_error::counted;
 use vlane_trace::{Kind, PriorityClass, Record, Status};
 
 use super::{Request, Trace};
@@ -53,8 +54,9 @@ pub(super) fn notes(trace: &Trace) -> Vec<Note> {
     let lost = trace.lost();
     if lost > 0 {
         warn(format!(
-            "{lost} requests are missing ({} gaps): the recorder could not keep up.",
-            trace.gaps.len()
+            "missing: {} ({}); the recorder could not keep up.",
+            counted(lost, "request"),
+            counted(trace.gaps.len(), "gap")
         ));
     }
     notes

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use vlane_error::counted;
 
 use super::plan::{ReplayPlan, State};
 use super::{AHEAD, ReplayKind};
@@ -485,9 +486,9 @@ impl<'a> Replay<'a> {
     fn aborted(&self) -> Error {
         let held: u32 = self.lanes.iter().map(|lane| u32::from(lane.queue.blk.held())).sum();
         if self.shared.gone.load(std::sync::atomic::Ordering::Relaxed) {
-            Error::new(ErrorKind::Gone, format!("the back end hung up with {held} requests out"))
+            Error::new(ErrorKind::Gone, format!("the back end hung up with {} out", counted(held, "request")))
         } else {
-            Error::new(ErrorKind::Timeout, format!("{held} requests never came back"))
+            Error::new(ErrorKind::Timeout, format!("{} never came back", counted(held, "request")))
         }
     }
 }

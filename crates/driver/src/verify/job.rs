@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::ring::{Completion, Kind, Request};
+use vlane_error::counted;
 
 use super::model::{Block, Mismatch};
 use super::{FIRST, VerifyOptions, VerifyReport, sector};
@@ -125,7 +126,7 @@ impl<'a> VerifyJob<'a> {
                         self.report.backend_gone = true;
                         return Ok(self.report);
                     }
-                    let context = format!("{} requests never came back", self.queue.blk.held());
+                    let context = format!("{} never came back", counted(self.queue.blk.held(), "request"));
                     return Err(Error::new(ErrorKind::Timeout, context));
                 }
                 self.queue.blk.reap(&mut done)?;

@@ -51,6 +51,15 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
         std::io::ErrorKind::PermissionDenied => {
             format!("{path}: this user may not connect there; run vlane as the socket's owner, or as root")
         }
+        // EAGAIN at the end of the time limit says nothing more.
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            let what = format!(
+                "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client at a time, give it a socket of its \
+                 own for this",
+                LIMIT.as_secs()
+            );
+            return Error::new(ErrorKind::Io, what);
+        }
         _ => format!(
             "{path}: no answer from QEMU; it serves one QMP client at a time, give it a socket of its own for this"
         ),

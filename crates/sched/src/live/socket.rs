@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::source::{Mark, Poster};
 use super::state::{DaemonState, Snapshot};
 use crate::{Error, ErrorKind, Result};
-use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile};
+use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile, unanswered};
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
@@ -238,7 +238,11 @@ impl Client {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(error) => {
-                return Err(Error::caused_by(ErrorKind::Io, "the scheduler does not answer", error));
+                let stream = self.reader.get_ref();
+                return Err(match unanswered(stream, &error, "the scheduler", 2 * PATIENCE) {
+                    Some(silent) => Error::new(ErrorKind::Io, silent),
+                    None => Error::caused_by(ErrorKind::Io, "the scheduler does not answer", error),
+                });
             }
         }
         let state: DaemonState = serde_json::from_str(&line).map_err(|error| {

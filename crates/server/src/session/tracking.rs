@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
+use vlane_error::counted;
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
 use super::messages::with_cause;
@@ -77,8 +78,10 @@ impl State {
         let again = queue.track(part);
         if again > 0 {
             tracing::info!(
-                "{}: queue {index}: {again} requests that the last back end had in flight are done again",
-                self.volume.config.name
+                "{}: queue {index}: {} that the last back end had in flight {} done again",
+                self.volume.config.name,
+                counted(again, "request"),
+                if again == 1 { "is" } else { "are" }
             );
         }
     }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vlane_engine::file::FileEngine;
+use vlane_error::counted;
 use vlane_server::{Listener, Vanishing, Volume};
 
 use crate::{logging, notify};
@@ -155,8 +156,9 @@ impl Ending {
         } else {
             let left = volume.unanswered();
             tracing::error!(
-                "{name}: cannot be ended in order: {} requests are unanswered after {limit:?} (--stop-timeout)",
-                left.len()
+                "{name}: cannot be ended in order: {} {} unanswered after {limit:?} (--stop-timeout)",
+                counted(left.len(), "request"),
+                if left.len() == 1 { "is" } else { "are" }
             );
             for one in left.iter().take(NAMED) {
                 tracing::error!("{name}: unanswered: {one}");

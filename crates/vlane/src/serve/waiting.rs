@@ -11,8 +11,8 @@ use crate::notify;
 
 /// It is told again that often.
 const AGAIN: Duration = Duration::from_secs(10);
-/// What ends sooner is not worth a line.
-const UNTOLD: Duration = Duration::from_millis(200);
+/// What ends sooner is not worth a line: an ordinary restart does.
+const UNTOLD: Duration = Duration::from_secs(2);
 
 /// Tells what is waited for, and when it is enough.
 pub(super) struct Waiting<'a> {
@@ -44,12 +44,15 @@ impl<'a> Waiting<'a> {
         }
         let is_due = self.told.map_or(leftover.waited >= UNTOLD, |told| told.elapsed() >= AGAIN);
         if is_due {
-            self.told = Some(Instant::now());
+            let is_first = self.told.replace(Instant::now()).is_none();
             let image = self.path.display();
-            tracing::warn!(
-                "{image}: waiting, for {} s so far: the image {leftover}; it is served as soon as that has ended; SIGTERM ends the wait",
-                leftover.waited.as_secs()
-            );
+            match is_first {
+                true => tracing::warn!("{image}: waiting for the previous server to release the image"),
+                false => tracing::warn!(
+                    "{image}: waiting, for {} s so far: the image {leftover}; it is served as soon as that has ended; SIGTERM ends the wait",
+                    leftover.waited.as_secs()
+                ),
+            }
             // Twice as long as until the next time.
             notify::waiting(&format!("waiting: {image} {leftover}"), 2 * AGAIN);
         }

@@ -1,0 +1,84 @@
+//! Messages for people say "1 thread" and not "1 threads": a number before a noun goes through `counted`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+/// Crates whose messages an operator reads.
+const CRATES: [&str; 4] = ["vlane", "driver", "capture", "server"];
+/// Nouns of which there is often one.
+const NOUNS: [&str; 14] = [
+    "threads", "requests", "queues", "vCPUs", "sessions", "machines", "lists", "jobs", "guests", "gaps",
+    "files", "times", "readers", "lanes",
+];
+/// Places where the number is never one, or stands for a unit.
+const NEVER_ONE: [&str; 14] = [
+    // One queue with one thread is always possible.
+    "{queues} queues need up to",
+    "in-flight tracking is asked for {queues} queues",
+    "requests of {left} queues within",
+    "it was offered {} queues and used none",
+    // Rates and numbers with a unit or with many digits.
+    "at {speed} times the recorded speed",
+    "{} requests per second asked for",
+    "{per_second} requests per second",
+    "({} requests)",
+    "{done} of {all} requests",
+    "{} of {} queues idle",
+    "the trace has {what} requests",
+    "{all} requests in {:.1} s",
+    "{} requests, {}, {lost}",
+    "{n} requests",
+];
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => sources(&path, found),
+            false if path.extension().is_some_and(|end| end == "rs") => found.push(path),
+            false => {}
+        }
+    }
+}
+
+/// Whether a line has a number in braces right before one of the nouns.
+fn is_plural(line: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    line.match_indices("} ").any(|(at, _)| {
+        let rest = &line[at + 2..];
+        let word = rest.split(|c| !is_word(c)).next().unwrap_or_default();
+        let open = line[..at].rfind('{').map(|open| &line[open + 1..at]);
+        // A number with digits behind the point is none of things.
+        NOUNS.contains(&word) && open.is_some_and(|inside| !inside.contains(':'))
+    })
+}
+
+#[test]
+fn number_of_one_has_a_singular_noun() {
+    let mut files = Vec::new();
+    for name in CRATES {
+        sources(&common::root().join("crates").join(name).join("src"), &mut files);
+    }
+    let mut wrong = Vec::new();
+    for path in &files {
+        let text = std::fs::read_to_string(path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for (at, line) in code.lines().enumerate() {
+            let comment = line.trim_start().starts_with("//");
+            if !comment && is_plural(line) && !NEVER_ONE.iter().any(|known| line.contains(known)) {
+                wrong.push(format!("{}:{}: {}", path.display(), at + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "use vlane_error::counted:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn plural_after_a_number_is_seen() {
+    assert!(is_plural(r#"println!("{held} threads wait")"#));
+    assert!(is_plural(r#"format!("{}: {} queues", name, n)"#));
+    assert!(!is_plural(r#"format!("{} of them", counted(n, "queue"))"#));
+}
