@@ -102,6 +102,29 @@ fn units_name_no_directory_twice() {
     assert!(!is_below(&volume[0], &sched[0]) && !is_below(&sched[0], &volume[0]), "{volume:?} {sched:?}");
 }
 
+#[test]
+fn recipe_for_libvirt_has_the_group_and_mask_of_the_unit() {
+    let page = fs::read_to_string(units().join("../../docs/src/guests.md")).unwrap();
+    let recipe = page.split("### libvirt").nth(1).unwrap().split("\n### ").next().unwrap().to_owned();
+    let unit = read("vlane@.service");
+    let value = |key: &str| {
+        let line = unit.lines().find_map(|line| line.strip_prefix(&format!("{key}=")));
+        line.unwrap_or_else(|| panic!("the unit has no {key}=")).to_owned()
+    };
+    let by_hand = format!("sg {} 'umask {}; vlane serve", value("Group"), value("UMask"));
+    let socket = value("ExecStart").replace("%i", "disk");
+    let socket = socket.split_whitespace().skip_while(|word| *word != "--socket").nth(1).unwrap().to_owned();
+    for part in [
+        by_hand.as_str(),
+        format!("path='{socket}'").as_str(),
+        "access mode='shared'",
+        "queue_size='1024'",
+        "reconnect enabled='yes'",
+    ] {
+        assert!(recipe.contains(part), "the recipe lacks {part}: {recipe}");
+    }
+}
+
 /// A root directory whose programs are this machine's.
 struct Container {
     directory: TempDir,
