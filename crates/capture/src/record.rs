@@ -34,7 +34,7 @@ pub struct RecordOptions {
 }
 
 /// How far a recording is.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Recorded {
     /// Requests in the file.
     pub requests: u64,
@@ -91,14 +91,7 @@ pub fn record(
     // Only now: what was there before is kept if there is nothing to record.
     let file = options.output.create()?;
     let begin = Instant::now();
-    let state = Cell::new(Recorded {
-        requests: 0,
-        bytes: 0,
-        lost: 0,
-        elapsed: Duration::ZERO,
-        is_over: false,
-        is_cut: false,
-    });
+    let state = Cell::new(Recorded::default());
     let progress = RefCell::new((progress, Instant::now()));
     let is_enough = || {
         let (mut now, clock) = (state.get(), Instant::now());
@@ -124,19 +117,11 @@ pub fn record(
     let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
     // The clock is read for each entry: where they come one by one there is never a pause, and never a thousand of them.
     while state.get().requests < count && !stopped.get() && !is_enough() {
-        let entry = match reader.next() {
-            Some(Ok(entry)) => entry,
-            // The end in the middle of an entry is where we stopped; or where the server died.
-            Some(Err(error)) if is_end(&error) => {
-                is_cut = !stopped.get();
-                break;
-            }
-            Some(Err(error)) => {
-                damage = Some(damaged(error));
-                break;
-            }
-            None => {
-                is_cut = !stopped.get() && !reader.is_complete();
+        let entry = match next(&mut reader) {
+            Ok(entry) => entry,
+            Err(end) => {
+                is_cut = end.is_none() && !stopped.get() && !reader.is_complete();
+                damage = end;
                 break;
             }
         };
@@ -189,9 +174,16 @@ fn check_image(image: &Path, output: &Path) -> Result<()> {
     }
 }
 
-/// Whether the stream ended, or its connection broke.
-fn is_end(error: &vlane_trace::Error) -> bool {
-    matches!(error.kind(), vlane_trace::ErrorKind::Truncated | vlane_trace::ErrorKind::Io)
+/// The next entry; otherwise its damage, or nothing where the stream ended or broke.
+fn next<R: Read>(reader: &mut Reader<R>) -> std::result::Result<Entry, Option<Error>> {
+    use vlane_trace::ErrorKind::{Io, Truncated};
+    match reader.next() {
+        Some(Ok(entry)) => Ok(entry),
+        // The end in the middle of an entry is where the recording was stopped; or where the server died.
+        Some(Err(error)) if matches!(error.kind(), Truncated | Io) => Err(None),
+        Some(Err(error)) => Err(Some(damaged(error))),
+        None => Err(None),
+    }
 }
 
 /// Why a recording ended before its end.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[allow(dead_code, reason = "another test's part of it")]
 mod common;
 
 use std::path::{Path, PathBuf};
@@ -14,12 +15,19 @@ const NOUNS: [&str; 14] = [
     "files", "times", "readers", "lanes",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 14] = [
+const NEVER_ONE: [&str; 20] = [
     // One queue with one thread is always possible.
     "{queues} queues need up to",
     "in-flight tracking is asked for {queues} queues",
     "requests of {left} queues within",
     "it was offered {} queues and used none",
+    // With one of them there is no such message.
+    "{} readers on a queue of {} requests",
+    "the trace has {} queues, the session {}",
+    "{} requests are more than can be replayed",
+    "{} blocks are too few for {queues} jobs",
+    "{STREAMS} requests of the same lane",
+    "loops of the journal, {} requests",
     // Rates and numbers with a unit or with many digits.
     "at {speed} times the recorded speed",
     "{} requests per second asked for",

@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options that take any text: names, paths, words for other programs. (command, option)
-const FREE: [(&str, &str); 7] = [
+const FREE: [(&str, &str); 8] = [
     ("boot", "append"),
     ("bench", "profile"),
     ("trace convert", "file"),
+    ("trace convert", "device"),
     ("sched run", "domain"),
     ("sched run", "name"),
     ("sched measure-sched-ext", "turns"),

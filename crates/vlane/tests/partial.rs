@@ -80,7 +80,7 @@ fn interrupted_measurement_keeps_complete_rounds() {
         "--ramp",
         "10ms",
         "--time",
-        "50ms",
+        "400ms",
         "--think",
         "0",
     ]);

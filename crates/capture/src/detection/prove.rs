@@ -247,8 +247,8 @@ fn run(
     let trace = Trace::load(&file)?;
     if recorded.lost > 0 {
         return Err(failed(&format!(
-            "{} requests were lost by the recording; try again on a quieter machine",
-            recorded.lost
+            "the recording lost {}; try again on a quieter machine",
+            vlane_error::counted(recorded.lost, "request")
         )));
     }
     if let Some(keep) = &options.keep {

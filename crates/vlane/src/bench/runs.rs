@@ -243,11 +243,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     if runs.repeats.is_none() && runs.profile.is_none() {
-        let each = (profile.time + profile.ramp).as_secs_f64();
-        eprintln!(
-            "measuring {}, {each:.1} s each, because one tells no spread; --repeat 1 measures once",
-            super::plural(steps as u64, "time")
-        );
+        tell_repeats(&profile, steps);
     }
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = match &args.socket {
@@ -288,6 +284,15 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         .into());
     }
     Ok(())
+}
+
+/// Says that one option makes several measurements of what would be one.
+fn tell_repeats(profile: &Profile, steps: usize) {
+    let each = (profile.time + profile.ramp).as_secs_f64();
+    eprintln!(
+        "measuring {}, {each:.1} s each, because one tells no spread; --repeat 1 measures once",
+        super::plural(steps as u64, "time")
+    );
 }
 
 #[cfg(test)]
