@@ -40,7 +40,7 @@ impl Drop for Btrfs {
     }
 }
 
-/// What `auto` is for a file there.
+/// The mode that `auto` takes for a file there.
 fn auto(path: &Path) -> Cache {
     open(path, Cache::Auto).cache()
 }

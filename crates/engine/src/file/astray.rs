@@ -20,12 +20,12 @@ pub struct Astray {
 }
 
 impl Astray {
-    /// Whether what the guest wrote is lost when this process ends.
+    /// Says whether the guest's data are lost when this process ends.
     pub fn is_lost_at_the_end(&self) -> bool {
         self.now_at.is_none()
     }
 
-    /// What happened, and the way back while this process runs.
+    /// The event, and the way back while this process runs.
     pub fn in_words(&self) -> String {
         let done = if self.is_replaced { "replaced by another file" } else { "removed" };
         match &self.now_at {
@@ -44,7 +44,7 @@ impl Astray {
         }
     }
 
-    /// What the end of this process means.
+    /// The words for the end of this process.
     pub fn at_the_end(&self) -> String {
         match &self.now_at {
             Some(now_at) => {
@@ -63,7 +63,7 @@ impl Astray {
     }
 }
 
-/// Whether both are the same file, or the same device by whatever node.
+/// Says whether both are the same file, or the same device by whatever node.
 pub(super) fn is_same(a: &Metadata, b: &Metadata) -> bool {
     match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
         // Nodes of a device come and go.
@@ -79,7 +79,7 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     let found = std::fs::metadata(path);
     match &found {
         Ok(found) if is_same(found, &served) => return None,
-        // What cannot be looked at (a directory's mode, a network) says nothing.
+        // A path that cannot be looked at (a directory's mode, a network) says nothing.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
         _ => {}
     }
@@ -121,7 +121,7 @@ mod tests {
         assert!(words.contains(&copy), "{words}");
         std::fs::remove_file(&path).expect("removed");
         assert!(of(&path, &file).is_some_and(|astray| !astray.is_replaced && astray.is_lost_at_the_end()));
-        // What the message says works: the descriptor still leads to the file.
+        // The advice works: the descriptor still leads to the file.
         std::fs::copy(format!("/proc/self/fd/{}", file.as_raw_fd()), &path).expect("a copy");
     }
 

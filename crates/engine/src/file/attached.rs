@@ -1,4 +1,4 @@
-//! Who else writes to the bytes of an image: through a loop device on it, through what lies below it,
+//! Other writers of an image's bytes: through a loop device on it, through what lies below it,
 //! or through another device on the same bytes. The kernel takes no lock for them.
 //!
 //! A file system that is mounted from a loop device has its own picture of the image in memory: a
@@ -39,7 +39,7 @@ pub(super) enum Place {
     Beside,
 }
 
-/// Who uses a device.
+/// The user of a device.
 #[derive(Debug)]
 pub(super) enum User {
     /// It is only there.
@@ -101,7 +101,8 @@ fn open_backing(device: &Device, path: &Path) -> io::Result<File> {
     is_it.then_some(file).ok_or_else(|| io::Error::other("another file is at its path"))
 }
 
-/// Who uses a device. `is_claimed`: what lies on it has it, so that its being taken says nothing.
+/// Finds the user of a device. `is_claimed`: a device on it has it, so that its being taken says
+/// nothing.
 fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> User {
     if let Some(place) = mounted_at(number) {
         return User::Is(format!("mounted at {place}"));
@@ -117,7 +118,8 @@ fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> Use
     if lock::is_locked(&file) {
         return User::Is(lock::user_in_words(&file).trim_start_matches("is ").to_owned());
     }
-    // Who else has it for itself, in whatever namespace: a mount, an array, a mapping, swap space, another back end.
+    // Another user has it for itself, in whatever namespace: a mount, an array, a mapping, swap
+    // space, another back end.
     match is_claimed || !is_taken(&device.name, number) || by_a_partition(stack, number, device) {
         true => User::Nobody,
         false => User::Is("in use".to_owned()),
@@ -134,14 +136,14 @@ fn open_node(name: &str, number: u64, flags: i32) -> io::Result<File> {
     }
 }
 
-/// Whether somebody has a device for itself.
+/// Says whether a device is taken by somebody for itself.
 fn is_taken(name: &str, number: u64) -> bool {
     open_node(name, number, libc::O_EXCL).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// Whether a disk counts as taken only because one of its partitions is.
+/// Says whether a disk counts as taken only because one of its partitions is.
 fn by_a_partition(stack: &Stack, number: u64, device: &Device) -> bool {
-    // Who has the whole disk has each of its partitions.
+    // The owner of the whole disk has each of its partitions.
     let is_one = |(number, part): (u64, &Device)| {
         part.is_held || mounted_at(number).is_some() || open_node(&part.name, number, libc::O_EXCL).is_ok()
     };

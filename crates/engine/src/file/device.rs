@@ -1,4 +1,4 @@
-//! What a block device says of itself, and why storage takes no writes.
+//! Answers of a block device about itself, and reasons why storage takes no writes.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -9,7 +9,7 @@ use rustix::fs::{IFlags, StatVfsMountFlags};
 /// `_IO(0x12, 94)`
 const BLKROGET: libc::Ioctl = 0x125e;
 
-/// Whether a block device is set read-only: `blockdev --setro`, `losetup -r`, a switch of the medium.
+/// Says whether a block device is set read-only: `blockdev --setro`, `losetup -r`, a switch of the medium.
 pub(super) fn is_read_only(device: &File) -> bool {
     let mut answer: libc::c_int = 0;
     // SAFETY: an open descriptor and a number that lives until the call is over, as BLKROGET wants it.

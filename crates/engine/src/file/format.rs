@@ -36,7 +36,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// What is wrong with an image of it, and what to do.
+    /// Says what is wrong with an image of it, and what to do.
     pub(super) fn in_words(self, path: &Path) -> String {
         let Format { name, remedy } = self;
         let insist = "or say --format raw if it is a raw image in which the guest wrote this";

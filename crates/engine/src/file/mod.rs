@@ -94,7 +94,7 @@ pub enum JournalWay {
     Direct,
 }
 
-/// What becomes of a guest's discards: of the storage that it does not need any more.
+/// The effect of a guest's discards, which name storage that it does not need any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Discard {
     /// They free it.

@@ -20,7 +20,7 @@ const ZFS_MAGIC: i64 = 0x2fc1_2fc1;
 /// Files on devices on files that are followed.
 const DEEPEST: u32 = 4;
 
-/// What is known of a file system and of a file on it.
+/// Facts about a file system and a file on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct OnFileSystem {
     magic: i64,
@@ -30,7 +30,7 @@ struct OnFileSystem {
     is_nodatasum: bool,
 }
 
-/// What is known of a device.
+/// Facts about a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct OnDevice {
     name: String,
@@ -138,7 +138,7 @@ fn on_file_system(file: &File) -> OnFileSystem {
     }
 }
 
-/// Whether the mount that a descriptor's `fdinfo` names is without checksums.
+/// Says whether the mount that a descriptor's `fdinfo` names is without checksums.
 fn is_nodatasum(fdinfo: &str, mountinfo: &str) -> bool {
     let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     // proc_pid_mountinfo(5): the ID is the first word, the options of the file system are the last.

@@ -17,7 +17,7 @@ use super::device;
 const DEEPEST: usize = 16;
 const SECTOR: u64 = 512;
 
-/// What has bytes.
+/// A thing that has bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Thing {
     /// A block device, by its number.
@@ -76,7 +76,7 @@ pub(super) struct Roots<'a> {
 }
 
 impl Thing {
-    /// What is open.
+    /// The thing that is open.
     pub(super) fn of(file: &File) -> Option<Thing> {
         file.metadata().ok().map(|metadata| Thing::by(&metadata))
     }
@@ -97,7 +97,7 @@ impl Roots<'static> {
 }
 
 impl Stack {
-    /// Looks at all block devices. What the system does not tell is left out.
+    /// Looks at all block devices. Facts that the system does not tell are left out.
     pub(super) fn read(roots: Roots<'_>) -> Stack {
         let mut devices = BTreeMap::new();
         for entry in std::fs::read_dir(roots.sys.join("dev/block")).into_iter().flatten().flatten() {
@@ -145,7 +145,7 @@ impl Stack {
         mapped.filter(|extent| !extent.range.is_empty()).collect()
     }
 
-    /// Whether two things have bytes in common, in whatever lies below both.
+    /// Says whether two things have bytes in common, in whatever lies below both.
     pub(super) fn shared(&self, one: Thing, other: Thing) -> Option<Shared> {
         let (ours, theirs) = (self.layers(one), self.layers(other));
         let pairs = ours.iter().flat_map(|our| theirs.iter().map(move |their| (our, their)));
@@ -162,7 +162,7 @@ impl Stack {
     }
 }
 
-/// Whether two extents have bytes in common.
+/// Says whether two extents have bytes in common.
 fn in_common(one: &Extent, other: &Extent) -> Option<Shared> {
     let (a, b) = (&one.range, &other.range);
     if one.of != other.of || a.start >= b.end || b.start >= a.end {
@@ -174,7 +174,7 @@ fn in_common(one: &Extent, other: &Extent) -> Option<Shared> {
         (true, true) => Some(Shared::Surely),
         (true, false) if covers(a, b) => Some(Shared::Surely),
         (false, true) if covers(b, a) => Some(Shared::Surely),
-        // Whoever made both keeps them apart.
+        // The maker of both keeps them apart.
         (false, false) => None,
         _ => Some(Shared::Perhaps),
     }
@@ -224,7 +224,7 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     Device { lower, disk, backing, ..found }
 }
 
-/// What a loop device lies on, asked of the device itself.
+/// Asks a loop device on what it lies.
 fn loop_backing(node: &Path) -> Option<Thing> {
     let flags = libc::O_NONBLOCK;
     let device = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(node).ok()?;

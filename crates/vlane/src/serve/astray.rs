@@ -34,7 +34,7 @@ impl Watch {
         let watch = |changes: &Changes| changes.watch(&image.own_path(), events).is_ok();
         let first = Arc::clone(&look);
         let changes = Changes::tell(move |_: Option<&std::ffi::OsStr>| look()).ok().filter(watch);
-        // What happened since the image was opened.
+        // For events since the image was opened.
         first();
         Watch { _changes: changes }
     }

@@ -38,7 +38,7 @@ const ARCHIVES: &[Archive] = &[
     },
 ];
 
-/// Who packed what begins like this, and the command that unpacks it.
+/// The program that packed a file with this beginning, and the command that unpacks it.
 pub(super) fn packed_by(head: &[u8]) -> Option<(&'static str, &'static str)> {
     ARCHIVES.iter().find(|archive| (archive.begins)(head)).map(|archive| (archive.name, archive.unpack))
 }

@@ -41,7 +41,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether somebody has locked the file and keeps it: a lock outlives its process until its last request has ended.
+/// Says whether the file is locked and stays so: a lock outlives its process until its last request
+/// has ended.
 fn stays_locked(file: &File, patience: &mut lock::Patience<'_>) -> bool {
     let mut wait = lock::Wait::new(patience);
     while lock::is_locked(file) {

@@ -49,7 +49,7 @@ const MARKS: &[Mark] = &[
     (0, b"\xfc\x4e\x2b\xa9\x01\0\0\0", "a member of an MD RAID"),
 ];
 
-/// What has its mark in a part of the volume. `reads` are left, of [`READS`].
+/// The name of that which has its mark in a part of the volume. `reads` are left, of [`READS`].
 pub(super) fn of(disk: &mut dyn Disk, range: &Range<u64>, reads: &mut usize) -> Option<&'static str> {
     let mut is_there = |(at, bytes, _): &&Mark| {
         let Some(left) = reads.checked_sub(1) else { return false };
