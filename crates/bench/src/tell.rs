@@ -49,6 +49,7 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
         created: run.created.clone(),
         seconds: run.seconds,
         machine: run.machine.clone(),
+        partial: run.partial.then(|| how_much(run)),
         notes: notes(run),
         sections,
         samples: vec![samples(run)],

@@ -12,11 +12,12 @@ pub mod guests;
 pub mod image;
 pub mod interrupt;
 pub mod output;
-pub mod partial;
+pub mod rounds;
 pub mod server;
 pub mod sniff;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use interrupt::Interrupt;
 pub use output::Output;
+pub use rounds::Rounds;
 pub use server::Server;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use crate::machine::{Busy, Machine};
 use crate::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Point, Report, SCHEMA, Samples, Section, Series, Spread,
-    Table, date,
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section, Series,
+    Spread, Table, date,
 };
 
 /// Work that a report will be made of: by which command, and since when.
@@ -34,10 +34,19 @@ impl Begun {
             created: self.created.clone(),
             seconds: self.at.elapsed().as_secs_f64(),
             machine: Machine { load: self.busy.and_then(Busy::until_now), ..Machine::describe(programs) },
+            partial: None,
             notes: Vec::new(),
             sections: Vec::new(),
             samples: Vec::new(),
         }
+    }
+}
+
+impl Report {
+    /// Marks it as one of fewer measurements than were wanted; its first note says so.
+    pub fn mark_partial(&mut self, missing: String) {
+        self.notes.insert(0, Note::warning(&*missing));
+        self.partial = Some(missing);
     }
 }
 

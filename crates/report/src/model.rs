@@ -27,6 +27,9 @@ pub struct Report {
     pub seconds: f64,
     /// Where it was made.
     pub machine: Machine,
+    /// The measurements that are missing, in a sentence, if it is of fewer than were wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<String>,
     /// What a reader must know before believing the figures.
     pub notes: Vec<Note>,
     /// The results.

@@ -243,13 +243,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let found = Found::look(&options, &host)?;
     eprint!("{}", found.about());
     let report = compare::run(&options, &host, &found, &interrupt)?;
-    if !output.write(&report)? {
-        print!("{}", text::render(&compare::report::brief(&report), width()));
-    }
-    for path in output.files() {
+    let shown = output.show_as(&report, || text::render(&compare::report::brief(&report), width()));
+    for path in output.files().filter(|path| path.exists()) {
         eprintln!("the whole report: {}", path.display());
     }
-    Ok(())
+    shown
 }
 
 /// Columns of the terminal; more where the output is kept.

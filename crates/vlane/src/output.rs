@@ -61,18 +61,23 @@ impl OutputArgs {
         Ok(is_printed)
     }
 
-    /// Writes the report into its files, and prints it.
+    /// Writes the report into its files, and prints it. It is printed, too, if a file cannot be
+    /// written: the measurements took their time.
+    ///
+    /// # Errors
+    /// That of the file; [`Partial`] for a report of fewer measurements than were wanted.
     pub fn show(&self, report: &Report) -> Result<()> {
+        self.show_as(report, || text::render(report, width()))
+    }
+
+    /// As [`OutputArgs::show`], with a text of its own.
+    pub fn show_as(&self, report: &Report, text: impl FnOnce() -> String) -> Result<()> {
         let written = self.write(report);
-        // What was measured is not lost with a file that cannot be written.
         if !matches!(written, Ok(true)) {
-            print!("{}", text::render(report, width()));
+            print!("{}", text());
         }
         written?;
-        match vlane_host::partial::of(report) {
-            Some(why) => Err(Partial(why.to_owned()).into()),
-            None => Ok(()),
-        }
+        report.partial.as_ref().map_or(Ok(()), |missing| Err(Partial(missing.clone()).into()))
     }
 }
 

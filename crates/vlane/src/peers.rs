@@ -10,6 +10,7 @@ use vlane_boot::Install;
 use vlane_host::{Interrupt, Output};
 use vlane_lab::peers::{self, Options, RowResult, fixed};
 
+use crate::exit::Partial;
 use crate::output::{Overwrite, command_line};
 use crate::values;
 
@@ -164,11 +165,17 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         println!("\n{}", peers::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        let report = peers::report(&outcome, &begun);
+        let mut report = peers::report(&outcome, &begun);
+        outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
-    Ok(())
+    whole(outcome.partial)
+}
+
+/// An error, at the end, of a result that is not all of what was wanted.
+fn whole(partial: Option<String>) -> anyhow::Result<()> {
+    partial.map_or(Ok(()), |missing| Err(Partial(missing).into()))
 }
 
 /// The measurements at given rates.
@@ -187,7 +194,8 @@ fn fixed_load(
         // After every row: an interrupted run keeps what it has.
         json.map_or(Ok(()), |output| peers::write_json(output, &so_far))
     })?;
-    let report = fixed::report(&outcome, options, &begun);
+    let mut report = fixed::report(&outcome, options, &begun);
+    outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
     println!();
     for sentence in &report.summary {
         println!("{sentence}");
@@ -199,5 +207,5 @@ fn fixed_load(
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
-    Ok(())
+    whole(outcome.partial)
 }

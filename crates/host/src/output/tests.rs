@@ -28,6 +28,13 @@ fn refused(path: &Path, force: bool, why: &str) {
 }
 
 #[test]
+fn place_without_new_files_is_refused_before() {
+    let error = Output::new("/proc/vlane-result").check().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert!(error.to_string().contains("/proc/vlane-result: cannot be written"), "{error}");
+}
+
+#[test]
 fn a_file_is_made_where_none_is_and_replaced_only_if_it_is_of_the_same_kind_or_by_force() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("result");
@@ -132,6 +139,7 @@ fn report() -> Report {
         notes: Vec::new(),
         sections: Vec::new(),
         samples: Vec::new(),
+        partial: None,
     }
 }
 

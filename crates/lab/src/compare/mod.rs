@@ -189,6 +189,8 @@ pub struct Outcome {
     pub results: Results,
     /// The counted pass: where requests go, system calls among it.
     pub counted: Results,
+    /// The measurements that are missing, in a sentence, if it broke off.
+    pub partial: Option<String>,
     /// Why system calls were not counted.
     pub uncounted: Option<String>,
     /// The back ends alone.
@@ -234,6 +236,7 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
         *name = name.rsplit('/').next().unwrap_or_default().to_string();
     }
     report.machine.versions.push(("Linux (guest)".into(), outcome.kernel.clone()));
+    outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
     Ok(report)
 }
 
@@ -289,15 +292,20 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let kvm = !found.emulated();
     let mut bench =
         Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
-    let results = bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
-    let (counted, uncounted) = bench.count_calls(&planned.counted, &mut progress)?;
-    bench.machine.quit()?;
+    let (results, mut broken) =
+        bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
+    let mut rest = Rest::default();
+    if broken.is_none() {
+        broken = rest.measure(bench, &planned, native.as_ref(), options.often, &mut progress).err();
+    }
     drop(servers);
-
-    let native = native.map_or(Ok(Vec::new()), |native| native.run(options.often, &mut progress))?;
     drop(progress);
+    let Rest { counted, uncounted, native } = rest;
+    let partial =
+        broken.map(|error| format!("PARTIAL: it broke off, and has what was measured before: {error}"));
     Ok(Outcome {
         results,
+        partial,
         counted,
         uncounted,
         native,
@@ -408,7 +416,8 @@ impl Planned {
 }
 
 impl Bench<'_> {
-    /// The parts of the plan, as many of them as there is time for since `begin`.
+    /// The parts of the plan, as many of them as there is time for since `begin`. A part that
+    /// breaks off after a whole one leaves the others, and its error.
     fn parts(
         &mut self,
         planned: &Planned,
@@ -416,7 +425,7 @@ impl Bench<'_> {
         begin: Instant,
         native: Option<&Native<'_>>,
         progress: &mut Progress,
-    ) -> Result<Results> {
+    ) -> Result<(Results, Option<Error>)> {
         let cost = |part: &[Round]| planned.costs.total(part, planned.runtime);
         let after =
             cost(&planned.counted) + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
@@ -430,12 +439,20 @@ impl Bench<'_> {
                     continue;
                 }
             }
+            let whole = results.all.len();
             for round in part {
-                self.round(round, &mut results, progress)?;
+                match self.round(round, &mut results, progress) {
+                    Ok(()) => {}
+                    Err(error) if whole == 0 => return Err(error),
+                    Err(error) => {
+                        results.all.truncate(whole);
+                        return Ok((results, Some(error)));
+                    }
+                }
             }
             made += cost(part);
         }
-        Ok(results)
+        Ok((results, None))
     }
 
     /// The rounds in which calls are counted, and why they are not.
@@ -457,6 +474,31 @@ impl Bench<'_> {
             self.round(round, &mut counted, progress)?;
         }
         Ok((counted, None))
+    }
+}
+
+/// The measurements behind the rounds of the plan.
+#[derive(Debug, Default)]
+struct Rest {
+    counted: Results,
+    uncounted: Option<String>,
+    native: Vec<native::NativeMeasurement>,
+}
+
+impl Rest {
+    /// The first error; everything that was measured before it is there.
+    fn measure(
+        &mut self,
+        mut bench: Bench<'_>,
+        planned: &Planned,
+        native: Option<&Native<'_>>,
+        often: plan::Often,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        (self.counted, self.uncounted) = bench.count_calls(&planned.counted, progress)?;
+        bench.machine.quit()?;
+        self.native = native.map_or(Ok(Vec::new()), |native| native.run(often, progress))?;
+        Ok(())
     }
 }
 

@@ -117,6 +117,8 @@ pub struct RowResult {
 pub struct Outcome {
     /// The rows.
     pub rows: Vec<RowResult>,
+    /// The rows that are missing, in a sentence, if the measurement broke off.
+    pub partial: Option<String>,
     /// What was not measured, and why.
     pub missing: Vec<String>,
     /// The version of the fio that is the second client.
@@ -139,8 +141,16 @@ pub fn run(
     let blkio = second_client(options, &host, &mut rows, &mut missing)?;
     let mut bench = Bench::new(options, &host, blkio, &rows, interrupt)?;
     let mut results = Vec::new();
+    let mut partial = None;
     for row in &rows {
-        let measured = bench.row(row)?;
+        let measured = match bench.row(row) {
+            Ok(measured) => measured,
+            Err(error) if results.is_empty() => return Err(error),
+            Err(error) => {
+                partial = Some(broken_off(results.len(), rows.len(), &error));
+                break;
+            }
+        };
         let verdicts: Vec<_> = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
         let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
         let named = row.contenders.iter().zip(&measured.rounds);
@@ -153,7 +163,13 @@ pub fn run(
         done(&result)?;
         results.push(result);
     }
-    Ok(Outcome { rows: results, missing, fio: bench.blkio.as_ref().and_then(BlkioClient::version) })
+    Ok(Outcome { rows: results, partial, missing, fio: bench.blkio.as_ref().and_then(BlkioClient::version) })
+}
+
+/// The sentence on the rows that a measurement lacks which broke off.
+fn broken_off(whole: usize, wanted: usize, error: &Error) -> String {
+    let rows = if whole == 1 { "row was" } else { "rows were" };
+    format!("PARTIAL: {whole} of {wanted} {rows} measured, the next one broke off: {error}")
 }
 
 /// The second client, if some rows need it; without it they are left out, unless they were named.

@@ -10,6 +10,7 @@ use super::patterns::Pattern;
 use super::validate::{Bench, Suite};
 use super::{Kind, Subject, Topology, render};
 use vlane_driver::Workload;
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
@@ -120,7 +121,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     progress.step("what meeting costs on this machine");
     let prices = micro::measure(&cpus, MICRO)?;
     let mut cells: HashMap<Key, Vec<Cell>> = HashMap::new();
-    for round in 0..options.repeats {
+    let rounds = Rounds::measure(options.repeats, |round| {
         let reverse = round % 2 == 1;
         for (_, suite) in &mut suites {
             suite.round(&bench, reverse, &mut |label| progress.step(label))?;
@@ -136,9 +137,14 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
             let cell = bench.cell(*subject, *jobs, workload, work, options.placement)?;
             cells.entry((pattern.name, *group, *subject, *jobs)).or_default().push(cell);
         }
-    }
+        Ok(())
+    })?;
     progress.clear();
-    let measured =
-        Measured { patterns, jobs, cells, suites, prices, cpus: cpus.len(), repeats: options.repeats, begun };
-    Ok(render::report(options, &measured))
+    let repeats = rounds.whole();
+    cells.values_mut().for_each(|cells| cells.truncate(repeats));
+    suites.iter_mut().for_each(|(_, suite)| suite.keep(repeats));
+    let measured = Measured { patterns, jobs, cells, suites, prices, cpus: cpus.len(), repeats, begun };
+    let mut report = render::report(options, &measured);
+    rounds.mark(&mut report);
+    Ok(report)
 }

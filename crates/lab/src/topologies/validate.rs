@@ -204,6 +204,11 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
+    /// Drops what was measured after these rounds.
+    pub fn keep(&mut self, rounds: usize) {
+        self.cells.iter_mut().flatten().for_each(|cells| cells.truncate(rounds));
+    }
+
     /// Every cell: of which topology, what was measured, and its rounds.
     pub fn measured(&self) -> impl Iterator<Item = (Subject, &'static str, &[Cell])> {
         self.cells.iter().zip(WHAT).flat_map(move |(cells, what)| {

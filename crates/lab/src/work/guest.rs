@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction, Options};
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{trouble, wait};
 use vlane_host::interrupt::Interrupt;
@@ -118,7 +119,7 @@ pub fn measure(
     options: &Options,
     interrupt: &Interrupt,
     progress: &mut Progress,
-) -> Result<Vec<GuestMeasured>> {
+) -> Result<(Vec<GuestMeasured>, Rounds)> {
     progress.step("booting a guest on QEMU's virtio-blk");
     let log = dir.join("qemu-trace.log");
     let append = String::new();
@@ -140,7 +141,7 @@ pub fn measure(
     let mut guest = machine.start_with(parts.host, &parts.kernel, &initramfs, limit, None)?;
     wait(&mut guest, "ready", BOOT, interrupt)?;
     let mut all = Vec::new();
-    for pass in 0..options.passes {
+    let rounds = Rounds::measure(options.passes, |pass| {
         let cases = Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
         let mut cases: Vec<_> = cases.collect();
         if pass % 2 == 1 {
@@ -179,9 +180,13 @@ pub fn measure(
                 exits,
             });
         }
+        Ok(())
+    })?;
+    all.retain(|measured| measured.pass < rounds.whole());
+    if !rounds.is_broken() {
+        guest.send("quit\n")?;
     }
-    guest.send("quit\n")?;
-    Ok(all)
+    Ok((all, rounds))
 }
 
 /// How long QEMU's log is.

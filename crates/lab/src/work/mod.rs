@@ -172,18 +172,23 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     };
     let mut progress =
         Progress::new(native.steps() + guest.as_ref().map_or(0, |_| guest::steps(options.passes)));
-    let measured = native.run(&mut progress)?;
+    let (measured, rounds) = native.run(&mut progress)?;
+    let mut partial = rounds.missing();
     let mut accel = None;
     let mut in_guest = Vec::new();
-    if let Some((bytes, parts)) = guest {
+    if let (Some((bytes, parts)), None) = (guest, &partial) {
         // On the RAM disk if there is one: it is the work that counts, not the disk.
         let own =
             if ram.is_none() { Some(image_of(image::Medium::Ram, ram_dir, "--ram-dir")?) } else { None };
         let image = own.as_ref().or(ram.as_ref());
         let image = image.ok_or_else(|| Error::new(ErrorKind::Invalid, "no image for the guest"))?;
-        in_guest =
-            guest::measure(&parts, image.path(), dir.path(), bytes, options, interrupt, &mut progress)?;
-        accel = Some(parts.accel);
+        match guest::measure(&parts, image.path(), dir.path(), bytes, options, interrupt, &mut progress) {
+            Ok((measured, rounds)) => {
+                (in_guest, accel) = (measured, Some(parts.accel));
+                partial = rounds.missing();
+            }
+            Err(error) => partial = Some(format!("PARTIAL: the guest is missing: {error}")),
+        }
     }
     progress.clear();
     let outcome = Outcome { native: measured, guest: in_guest, accel, missing };
@@ -191,7 +196,9 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     if !outcome.guest.is_empty() {
         programs.extend(["qemu-system-x86_64", "fio"]);
     }
-    Ok(report::fill(&outcome, options, &begun, &programs))
+    let mut report = report::fill(&outcome, options, &begun, &programs);
+    partial.into_iter().for_each(|missing| report.mark_partial(missing));
+    Ok(report)
 }
 
 /// Size of each image.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use vlane_driver::{Limit, SessionOptions, Workload};
 
 use super::{BLOCKS, Direction, Medium, Options};
+use vlane_host::Rounds;
 use vlane_host::control::Control;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
@@ -155,9 +156,9 @@ impl<'a> Native<'a> {
     ///
     /// # Errors
     /// Those of starting and driving back ends; [`ErrorKind::Interrupted`].
-    pub fn run(&self, progress: &mut Progress) -> Result<Vec<Measured>> {
+    pub fn run(&self, progress: &mut Progress) -> Result<(Vec<Measured>, Rounds)> {
         let mut all = Vec::new();
-        for pass in 0..=self.options.passes {
+        let rounds = Rounds::measure(self.options.passes + 1, |pass| {
             let counting = pass == self.options.passes;
             let mut cases = self.cases();
             if pass % 2 == 1 {
@@ -169,10 +170,12 @@ impl<'a> Native<'a> {
                 let size = case.block >> 10;
                 let (medium, peer) = (case.medium.name(), case.peer.name());
                 progress.step(format!("{medium}: {peer}, {size}K {}{what}", case.direction.name()));
-                all.push(self.measure(case, pass, counting)?);
+                all.push((pass, self.measure(case, pass, counting)?));
             }
-        }
-        Ok(all)
+            Ok(())
+        })?;
+        all.retain(|(pass, _)| *pass < rounds.whole());
+        Ok((all.into_iter().map(|(_, measured)| measured).collect(), rounds))
     }
 
     fn start(&self, medium: Medium, peer: Peer) -> Result<Running> {

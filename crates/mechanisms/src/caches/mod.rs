@@ -36,6 +36,7 @@ pub use self::plan::{Arm, Cell, Expected, Job};
 pub use self::volume::SMALLEST_JOURNAL;
 use self::volume::Volume;
 use vlane_bench::Pin;
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Place};
 use vlane_host::interrupt::Interrupt;
@@ -214,12 +215,18 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         bed.recorded.insert(volume.journal, replay);
     }
     let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell, &arms)).collect();
-    measure_all(&mut bed, &mut volumes, &arms, &mut results, &mut progress)?;
+    let rounds = measure_all(&mut bed, &mut volumes, &arms, &mut results, &mut progress)?;
     progress.clear();
+    for arm in results.iter_mut().flat_map(|result| &mut result.arms) {
+        arm.rounds.truncate(rounds.whole());
+    }
+    let options = &Options { rounds: rounds.whole(), ..options.clone() };
     let guests = guests.map(|maker| maker.describe());
     let is_apart = !neighbour_cpus.is_empty();
     let about = About { guests, replays, has_device: device.is_some(), is_apart };
-    Ok(report::fill(options, &results, &about, &begun))
+    let mut report = report::fill(options, &results, &about, &begun);
+    rounds.mark(&mut report);
+    Ok(report)
 }
 
 /// Every round of every cell, in turns.
@@ -229,9 +236,9 @@ fn measure_all(
     arms: &[Arm],
     results: &mut [CellResult],
     progress: &mut Progress,
-) -> Result<()> {
+) -> Result<Rounds> {
     let options = bed.options;
-    for round in 0..options.rounds {
+    Rounds::measure(options.rounds, |round| {
         for result in results.iter_mut() {
             let cell = result.cell;
             let unthrottled = match (bed.device, cell.throttled) {
@@ -255,8 +262,8 @@ fn measure_all(
             }
             drop(unthrottled);
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A cell before it is measured.

@@ -10,7 +10,6 @@ use super::places::{Task, Wanted};
 use super::{BLOCK, report};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::partial;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 
@@ -102,7 +101,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         readers: &|place| options.readers.unwrap_or(place.readers()),
         takes: AROUND,
     };
-    let (results, cut) = options.wanted.measure(&task, host, interrupt, |machine, setup, variant| {
+    let found = options.wanted.measure(&task, host, interrupt, |machine, setup, variant| {
         let reads = options.reads(setup.place);
         let each =
             setup.model.latency.mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
@@ -110,10 +109,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         let (said, beside) = machine.measure(variant, "read", &keys, each * reads * SLOWER)?;
         Sample::of(reads, &said, beside)
     })?;
-    let mut report = report::guests::fill(options, &results, &begun);
-    if let Some(error) = cut {
-        partial::mark(&mut report, &error, options.wanted.rounds);
-    }
+    let mut report = report::guests::fill(options, &found.results, &begun);
+    found.mark(&mut report);
     Ok(report)
 }
 

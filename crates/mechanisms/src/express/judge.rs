@@ -20,11 +20,9 @@ pub struct Measured<S> {
 pub struct Arms<S>(pub Vec<Measured<S>>);
 
 impl<S> Arms<S> {
-    /// Leaves only the rounds that every arm has; how many these are.
-    pub fn keep_complete(&mut self) -> usize {
-        let complete = self.0.iter().map(|arm| arm.rounds.len()).min().unwrap_or(0);
-        self.0.iter_mut().for_each(|arm| arm.rounds.truncate(complete));
-        complete
+    /// Drops what was measured after these rounds.
+    pub fn keep(&mut self, rounds: usize) {
+        self.0.iter_mut().for_each(|arm| arm.rounds.truncate(rounds));
     }
 }
 

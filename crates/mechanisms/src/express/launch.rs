@@ -14,7 +14,6 @@ use super::report;
 use super::root::{Program, Root};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::partial;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 
@@ -78,15 +77,13 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         readers: &|_| options.readers,
         takes: TURN,
     };
-    let (results, cut) = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
+    let found = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
         let (said, beside) = machine.measure(variant, "launch", &keys, LIMIT)?;
         let each = options.programs.iter().zip(&said);
         let seconds = each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
         Ok(Sample { seconds, beside })
     })?;
-    let mut report = report::launch::fill(options, &root, &results, &begun);
-    if let Some(error) = cut {
-        partial::mark(&mut report, &error, options.wanted.rounds);
-    }
+    let mut report = report::launch::fill(options, &root, &found.results, &begun);
+    found.mark(&mut report);
     Ok(report)
 }

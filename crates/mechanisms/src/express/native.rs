@@ -9,9 +9,9 @@ use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 
 use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::partial;
 use vlane_host::server::{Server, Storage};
 use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
@@ -185,37 +185,25 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let arms = names.len() + 1;
     let mut progress =
         Progress::new(options.rounds * results.len() * arms).expecting(options.ramp + options.time + AROUND);
-    let mut cut = None;
-    'rounds: for round in 0..options.rounds {
+    let rounds = Rounds::measure(options.rounds, |round| {
         for result in &mut results {
             for turn in turns(arms, round) {
                 let arm = &mut result.arms.0[turn];
                 progress.step(format!("round {}: {}: {}", round + 1, result.load.name(), arm.arm));
                 let mode = options.modes[turn % options.modes.len()];
-                match measure(options, result.load, mode, dir.path(), &mut progress, interrupt) {
-                    Ok(sample) => {
-                        tracing::debug!(?sample, arm = arm.arm, "measured");
-                        arm.rounds.push(sample);
-                    }
-                    Err(error) => {
-                        cut = Some(error);
-                        break 'rounds;
-                    }
-                }
+                let sample = measure(options, result.load, mode, dir.path(), &mut progress, interrupt)?;
+                tracing::debug!(?sample, arm = arm.arm, "measured");
+                arm.rounds.push(sample);
             }
         }
-    }
+        Ok(())
+    })?;
     progress.clear();
-    results.retain_mut(|result| result.arms.keep_complete() > 0);
-    match cut {
-        Some(error) if results.is_empty() => Err(error),
-        Some(error) => {
-            let mut report = report::native::fill(options, &results, &begun);
-            partial::mark(&mut report, &error, options.rounds);
-            Ok(report)
-        }
-        None => Ok(report::native::fill(options, &results, &begun)),
-    }
+    results.iter_mut().for_each(|result| result.arms.keep(rounds.whole()));
+    let options = &Options { rounds: rounds.whole(), ..options.clone() };
+    let mut report = report::native::fill(options, &results, &begun);
+    rounds.mark(&mut report);
+    Ok(report)
 }
 
 fn measure(

@@ -8,8 +8,10 @@ use vlane_boot::Host;
 use super::judge::Arms;
 use super::machine::{Machine, Place, Setup};
 use super::{Model, Variant, turns};
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_report::Report;
 use vlane_report::progress::Progress;
 
 /// What the user wants of guests.
@@ -64,6 +66,21 @@ pub(super) struct Task<'a> {
     pub(super) takes: Duration,
 }
 
+/// The results of all places.
+#[derive(Debug)]
+pub(super) struct Found<S> {
+    pub(super) results: Vec<PlaceResult<S>>,
+    /// The measurements that are missing, in a sentence.
+    pub(super) partial: Option<String>,
+}
+
+impl<S> Found<S> {
+    /// Marks the report of it as partial if something is missing.
+    pub(super) fn mark(&self, report: &mut Report) {
+        self.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
+    }
+}
+
 impl Wanted {
     /// Whether anything is left to be measured, and `vlane-fg` is where it should be, if something needs it.
     pub(super) fn check(&self, options: &str) -> Result<()> {
@@ -81,26 +98,22 @@ impl Wanted {
         Err(Error::new(ErrorKind::Missing, text))
     }
 
-    /// Measures each variant in turns, `one` at a time, each round beginning with another one. A failure after a complete round is given
-    /// beside what was measured.
+    /// Measures each variant in turns, `one` at a time, each round beginning with another one.
     pub(super) fn measure<S: std::fmt::Debug>(
         &self,
         task: &Task<'_>,
         host: &Host,
         interrupt: &Interrupt,
         mut one: impl FnMut(&mut Machine<'_>, &Setup<'_>, Variant) -> Result<S>,
-    ) -> Result<(Vec<PlaceResult<S>>, Option<Error>)> {
+    ) -> Result<Found<S>> {
         let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
         let names: Vec<String> = self.variants.iter().map(|variant| variant.title().to_owned()).collect();
         let arms = names.len() + 1;
         let steps = self.places.len() * (1 + self.rounds * arms);
         let mut progress = Progress::new(steps).expecting(self.ramp + task.takes);
-        let (mut results, mut cut) = (Vec::new(), None);
+        let (mut results, mut partial) = (Vec::new(), None);
         for &place in &self.places {
-            if cut.is_some() {
-                break;
-            }
             let setup = Setup {
                 host,
                 vlane: &self.vlane,
@@ -117,8 +130,9 @@ impl Wanted {
             progress.step(format!("{}: the guest boots", place.name()));
             let mut machine = match setup.boot(interrupt) {
                 Ok(machine) => machine,
+                Err(error) if results.is_empty() => return Err(error),
                 Err(error) => {
-                    cut = Some(error);
+                    partial = Some(format!("PARTIAL: {} is missing: {error}", place.name()));
                     break;
                 }
             };
@@ -130,30 +144,30 @@ impl Wanted {
                 readers: setup.readers,
                 arms: Arms::named(&names),
             };
-            'rounds: for round in 0..self.rounds {
+            let rounds = Rounds::measure(self.rounds, |round| {
                 for turn in turns(arms, round) {
                     let arm = &mut result.arms.0[turn];
                     progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
-                    match one(&mut machine, &setup, self.variants[turn % self.variants.len()]) {
-                        Ok(sample) => {
-                            tracing::debug!(?sample, arm = arm.arm, "measured");
-                            arm.rounds.push(sample);
-                        }
-                        Err(error) => {
-                            cut = Some(error);
-                            break 'rounds;
-                        }
-                    }
+                    let sample = one(&mut machine, &setup, self.variants[turn % self.variants.len()])?;
+                    tracing::debug!(?sample, arm = arm.arm, "measured");
+                    arm.rounds.push(sample);
+                }
+                Ok(())
+            });
+            match rounds {
+                Err(error) if results.is_empty() => return Err(error),
+                Err(error) => partial = Some(format!("PARTIAL: {} is missing: {error}", place.name())),
+                Ok(rounds) => {
+                    result.arms.keep(rounds.whole());
+                    results.push(result);
+                    partial = rounds.missing();
                 }
             }
-            if result.arms.keep_complete() > 0 {
-                results.push(result);
+            if partial.is_some() {
+                break;
             }
         }
         progress.clear();
-        match cut {
-            Some(error) if results.is_empty() => Err(error),
-            cut => Ok((results, cut)),
-        }
+        Ok(Found { results, partial })
     }
 }

@@ -16,6 +16,7 @@ use super::bed::{self, Bed, Plan};
 use super::express_report::{self, Labels};
 use super::figures::{Cell, Measured, Sample};
 use vlane_capture::Trace;
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
@@ -166,7 +167,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
     let mut cells = vec![Cell::default(); ARMS.len()];
-    for round in 0..options.rounds {
+    let rounds = Rounds::measure(options.rounds, |round| {
         // The disks in turns, and within each its arms: switching takes the guest some seconds.
         for has_classes in [round % 2 == 1, round.is_multiple_of(2)] {
             let disk = usize::from(has_classes);
@@ -184,8 +185,10 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
                 cells[number].samples.push(sample);
             }
         }
-    }
+        Ok(())
+    })?;
     drop(progress);
+    cells.iter_mut().for_each(|cell| cell.samples.truncate(rounds.whole()));
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
     let measured = Measured { cells: vec![cells], weights, begun };
     let labels = Labels {
@@ -193,11 +196,14 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         about: about(options, &bed.what),
         warnings: bed::warnings(options.machines),
         guests: bed.what.clone(),
-        rounds: options.rounds,
+        rounds: rounds.whole(),
         time: options.time,
         reads: READS,
     };
-    express_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+    let report = express_report::make(&labels, &measured);
+    let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
+    rounds.mark(&mut report);
+    Ok(report)
 }
 
 /// Of `vlane sched run`.

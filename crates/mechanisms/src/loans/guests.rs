@@ -16,6 +16,7 @@ use super::bed::{self, Bed, Plan};
 use super::figures::{Cell, Measured};
 use super::live_report::{self, Labels};
 use vlane_capture::Trace;
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
@@ -118,7 +119,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
     let mut cells = vec![vec![Cell::default(); arms.len()]; options.latencies.len()];
-    for round in 0..options.rounds {
+    let rounds = Rounds::measure(options.rounds, |round| {
         for (load, latency) in options.latencies.iter().enumerate() {
             bed.load(load, interrupt)?;
             for turn in 0..arms.len() {
@@ -132,8 +133,10 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
                 cells[load][number].samples.push(sample);
             }
         }
-    }
+        Ok(())
+    })?;
     drop(progress);
+    cells.iter_mut().flatten().for_each(|cell| cell.samples.truncate(rounds.whole()));
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
     let measured = Measured { cells, weights, begun };
     let labels = Labels {
@@ -146,10 +149,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
              real-time under all schedulers, EEVDF included.",
             options.guests, bed.what
         ),
-        rounds: options.rounds,
+        rounds: rounds.whole(),
         time: options.time,
         warnings: bed::warnings(options.machines),
         versions: vec![("guests".into(), bed.what.clone())],
     };
-    live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+    let report = live_report::make(&labels, &measured);
+    let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
+    rounds.mark(&mut report);
+    Ok(report)
 }

@@ -25,6 +25,7 @@ use vlane_sched::thread::Thread;
 
 use super::figures::{Cell, Measured, Sample};
 use super::live_report::{self, Labels};
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
@@ -341,7 +342,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let mut cells = vec![vec![Cell::default(); options.arms.len()]; options.gaps.len()];
     let steps = options.rounds * options.gaps.len() * options.arms.len();
     let mut progress = Progress::new(steps).expecting(options.time + options.ramp);
-    for round in 0..options.rounds {
+    let rounds = Rounds::measure(options.rounds, |round| {
         for (load, gap) in options.gaps.iter().enumerate() {
             for turn in 0..options.arms.len() {
                 // Each round begins with another one.
@@ -353,8 +354,10 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
                 cells[load][number].samples.push(sample);
             }
         }
-    }
+        Ok(())
+    })?;
     drop(progress);
+    cells.iter_mut().flatten().for_each(|cell| cell.samples.truncate(rounds.whole()));
     let measured = Measured { cells, weights, begun };
     let labels = Labels {
         arms: options.arms.iter().map(|arm| arm.name.clone()).collect(),
@@ -369,10 +372,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
              lasts from the event until it is served.",
             options.guests, options.work
         ),
-        rounds: options.rounds,
+        rounds: rounds.whole(),
         time: options.time,
         warnings: Vec::new(),
         versions: Vec::new(),
     };
-    live_report::make(&labels, &measured).context(ErrorKind::Io, || "cannot make the report")
+    let report = live_report::make(&labels, &measured);
+    let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
+    rounds.mark(&mut report);
+    Ok(report)
 }

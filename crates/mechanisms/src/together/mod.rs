@@ -29,9 +29,9 @@ use self::bed::Bed;
 use crate::express::judge::Arms;
 use crate::express::root::{Program, Root};
 use crate::express::{Model, turns};
+use vlane_host::Rounds;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
-use vlane_host::partial;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
@@ -171,8 +171,8 @@ impl Options {
 /// Measures, and makes the report of it. Where threads cannot be real-time, what has loans in it is left out, and the report says so.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed. Before the first round is
-/// complete: [`ErrorKind::Interrupted`], and what guests, back ends and schedulers say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`],
+/// and what guests, back ends and schedulers say.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
     let begun = Begun::now(&options.command);
@@ -188,29 +188,19 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     progress.step(format!("{} guests boot", options.others + 1));
     let root = Root::find(host, &[options.program])?;
     let mut bed = Bed::make(options, host, &root, &conditions, interrupt)?;
-    let mut cut = None;
-    let all =
-        (0..options.rounds).flat_map(|round| turns(count, round).into_iter().map(move |turn| (round, turn)));
-    for (round, turn) in all {
-        let arm = &mut arms.0[turn];
-        progress.step(format!("round {}: {}", round + 1, arm.arm));
-        match bed.turn(turn % conditions.len(), interrupt) {
-            Ok(sample) => {
-                tracing::debug!(?sample, arm = arm.arm, "measured");
-                arm.rounds.push(sample);
-            }
-            Err(error) => {
-                cut = Some(error);
-                break;
-            }
+    let rounds = Rounds::measure(options.rounds, |round| {
+        for turn in turns(count, round) {
+            let arm = &mut arms.0[turn];
+            progress.step(format!("round {}: {}", round + 1, arm.arm));
+            let sample = bed.turn(turn % conditions.len(), interrupt)?;
+            tracing::debug!(?sample, arm = arm.arm, "measured");
+            arm.rounds.push(sample);
         }
-    }
+        Ok(())
+    })?;
     progress.clear();
-    if arms.keep_complete() == 0
-        && let Some(error) = cut
-    {
-        return Err(error);
-    }
+    arms.keep(rounds.whole());
+    let options = &Options { rounds: rounds.whole(), ..options.clone() };
     let seen = report::Seen {
         guest: bed.about.clone(),
         root,
@@ -218,9 +208,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         impossible,
     };
     let mut report = report::make(options, &arms, &seen, &begun);
-    if let Some(error) = cut {
-        partial::mark(&mut report, &error, options.rounds);
-    }
+    rounds.mark(&mut report);
     Ok(report)
 }
 

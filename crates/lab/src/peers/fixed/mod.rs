@@ -81,6 +81,8 @@ pub struct RowResult {
 pub struct Outcome {
     /// The rows.
     pub rows: Vec<RowResult>,
+    /// The rows that are missing, in a sentence, if the measurement broke off.
+    pub partial: Option<String>,
     /// What could not be measured or counted, and why.
     pub missing: Vec<String>,
     /// What the guests were.
@@ -154,15 +156,22 @@ pub fn run(
     let mut bench = Bench::new(options, also, chosen(options)?, interrupt)?;
     let mut results = Vec::new();
     let mut guest: Option<(&'static Group, InGuest<'_>)> = None;
-    for row in bench.rows.clone() {
+    let mut partial = None;
+    let wanted = bench.rows.clone();
+    for &row in &wanted {
         // A guest lives as long as its rows.
         if guest.as_ref().is_some_and(|(group, _)| *group != row.group) {
             guest = None;
         }
-        if let (Client::Guest(machines), None) = (row.group.client, &guest) {
-            guest = Some((row.group, bench.boot(machines, row.group.medium)?));
-        }
-        let measured = bench.row(row, guest.as_mut().map(|(_, guest)| guest))?;
+        let measured = bench.in_guest(row, &mut guest);
+        let measured = match measured {
+            Ok(measured) => measured,
+            Err(error) if results.is_empty() => return Err(error),
+            Err(error) => {
+                partial = Some(super::broken_off(results.len(), wanted.len(), &error));
+                break;
+            }
+        };
         let resolution = |rounds: &[Figures]| match row.group.client {
             Client::Native => FIO_STEP,
             // Its short answer is in whole us.
@@ -195,7 +204,7 @@ pub fn run(
     drop(guest);
     let fio = bench.native.as_ref().and_then(BlkioClient::version);
     let Bench { missing, guests, emulated, .. } = bench;
-    Ok(Outcome { rows: results, missing, guests, emulated, fio })
+    Ok(Outcome { rows: results, partial, missing, guests, emulated, fio })
 }
 
 /// The rows that are wanted.
@@ -289,6 +298,18 @@ impl<'a> Bench<'a> {
         self.guests.push(maker.describe());
         self.emulated |= maker.is_emulated();
         InGuest::boot(maker, machines, servers, self.interrupt)
+    }
+
+    /// All rounds of a row, in a guest if it is of one; the guest stays for the next row.
+    fn in_guest(
+        &mut self,
+        row: Row,
+        guest: &mut Option<(&'static Group, InGuest<'a>)>,
+    ) -> Result<Measured<Figures>> {
+        if let (Client::Guest(machines), None) = (row.group.client, &guest) {
+            *guest = Some((row.group, self.boot(machines, row.group.medium)?));
+        }
+        self.row(row, guest.as_mut().map(|(_, guest)| guest))
     }
 
     /// All rounds of a row, forwards and backwards in turns.

@@ -1,0 +1,90 @@
+//! Rounds of a measurement, of which the whole ones are kept when a later one breaks off.
+//!
+//! A measurement takes minutes to hours, and its rounds are whole results of their own. So an
+//! interruption, a guest that dies or a full disk costs the round in which it happens, no other.
+
+use vlane_report::Report;
+
+use crate::error::{Error, Result};
+
+/// Rounds that were measured.
+#[derive(Debug)]
+pub struct Rounds {
+    wanted: usize,
+    whole: usize,
+    broken: Option<Error>,
+}
+
+impl Rounds {
+    /// Measures `wanted` rounds, which are numbered from 0.
+    ///
+    /// # Errors
+    /// That of the first round. A later one that fails is the last one, and the others are kept.
+    pub fn measure(wanted: usize, mut round: impl FnMut(usize) -> Result<()>) -> Result<Self> {
+        let mut rounds = Self { wanted, whole: 0, broken: None };
+        while rounds.whole < wanted {
+            match round(rounds.whole) {
+                Ok(()) => rounds.whole += 1,
+                Err(error) if rounds.whole == 0 => return Err(error),
+                Err(error) => {
+                    rounds.broken = Some(error);
+                    break;
+                }
+            }
+        }
+        Ok(rounds)
+    }
+
+    /// Rounds that were measured as a whole.
+    pub fn whole(&self) -> usize {
+        self.whole
+    }
+
+    /// Whether a round broke off.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// The sentence on rounds that are missing, if some are.
+    pub fn missing(&self) -> Option<String> {
+        let error = self.broken.as_ref()?;
+        let (whole, wanted) = (self.whole, self.wanted);
+        let rounds = if whole == 1 { "round was" } else { "rounds were" };
+        Some(format!("PARTIAL: {whole} of {wanted} {rounds} measured, the next one broke off: {error}"))
+    }
+
+    /// Marks a report of fewer rounds than were wanted as partial.
+    pub fn mark(&self, report: &mut Report) {
+        if let Some(missing) = self.missing() {
+            report.mark_partial(missing);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn breaking(at: usize) -> Result<(Rounds, usize)> {
+        let mut calls = 0;
+        let rounds = Rounds::measure(3, |round| {
+            calls += 1;
+            if round == at { Err(Error::new(ErrorKind::Interrupted, "interrupted")) } else { Ok(()) }
+        })?;
+        Ok((rounds, calls))
+    }
+
+    #[test]
+    fn whole_rounds_outlive_a_broken_one() {
+        assert_eq!(breaking(0).unwrap_err().kind(), ErrorKind::Interrupted);
+        for at in 1..3 {
+            let (rounds, calls) = breaking(at).unwrap();
+            assert_eq!((rounds.whole(), calls), (at, at + 1));
+            assert!(rounds.missing().unwrap().contains(&format!("{at} of 3")));
+        }
+        let (rounds, _) = breaking(3).unwrap();
+        assert_eq!((rounds.whole(), rounds.missing()), (3, None));
+    }
+}
