@@ -238,7 +238,7 @@ fn a_missing_tool_is_skipped_and_with_ci_a_failure() {
 }
 
 #[test]
-fn the_budgets_are_those_of_the_book_and_stay_below_35_minutes() {
+fn budgets_match_the_book_and_stay_below_45_minutes() {
     let book = std::fs::read_to_string(root().join("docs/src/testing.md")).unwrap();
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -253,5 +253,5 @@ fn the_budgets_are_those_of_the_book_and_stay_below_35_minutes() {
     let split =
         |line: &str| line.split_once(' ').map(|(name, seconds)| (name.to_owned(), seconds.parse().unwrap()));
     assert_eq!(written, list.lines().map(|line| split(line).unwrap()).collect::<Vec<_>>());
-    assert!(written.iter().map(|(_, seconds)| seconds).sum::<u32>() <= 35 * 60, "{written:?}");
+    assert!(written.iter().map(|(_, seconds)| seconds).sum::<u32>() <= 45 * 60, "{written:?}");
 }
