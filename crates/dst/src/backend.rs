@@ -63,7 +63,9 @@ fn engine(plan: &Plan, sectors: u64, kernel: &Rc<RefCell<Kernel>>) -> Given<Arc<
     };
     kernel.open();
     let (cache, block, memory) = (plan.cache, plan.block, usize::try_from(plan.memory)?);
-    let engine = Simulated { cache, direct, buffered, witness, block, memory, sectors };
+    let Plan { is_device, pieces, turns, .. } = *plan;
+    let engine =
+        Simulated { cache, direct, buffered, witness, block, memory, sectors, is_device, pieces, turns };
     Ok(Arc::new(FileEngine::simulated(engine)))
 }
 

@@ -17,11 +17,13 @@ pub enum Bug {
     ForgottenDurability,
     /// A failure to write back is told to nobody.
     HiddenLoss,
+    /// While one operation is slow, so are all others.
+    SlowForAll,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 7] = [
+    pub const ALL: [Bug; 8] = [
         Bug::LostCompletion,
         Bug::DoubledCompletion,
         Bug::SwallowedSync,
@@ -29,5 +31,6 @@ impl Bug {
         Bug::TornSector,
         Bug::ForgottenDurability,
         Bug::HiddenLoss,
+        Bug::SlowForAll,
     ];
 }

@@ -188,6 +188,14 @@ impl Guest {
         slots.iter().position(Option::is_none).and_then(|slot| u16::try_from(slot).ok())
     }
 
+    /// The versions of the requests that are out, by queue.
+    pub(crate) fn versions_out(&self) -> Vec<(u16, Version)> {
+        let of = |(number, queue): (u16, &Virtqueue)| -> Vec<(u16, Version)> {
+            queue.slots.iter().flatten().map(|out| (number, out.version)).collect()
+        };
+        (0..).zip(&self.queues).flat_map(of).collect()
+    }
+
     /// Requests that are out.
     pub(crate) fn out(&self) -> usize {
         self.queues.iter().flat_map(|queue| queue.slots.iter().flatten()).count()

@@ -33,7 +33,7 @@ pub(crate) struct Record {
     begin: u64,
     end: Option<u64>,
     is_ok: bool,
-    /// The back end died while it was out.
+    /// The back end died, or gave it up, while it was out.
     died: Option<u64>,
     /// It is durable, by itself.
     is_durable: bool,
@@ -152,6 +152,14 @@ impl History {
     /// The back end died: what is out may happen twice.
     pub(crate) fn died(&mut self, now: u64) {
         for record in self.records.iter_mut().filter(|record| record.end.is_none()) {
+            record.died.get_or_insert(now);
+        }
+    }
+
+    /// The back end stopped: a discard or zeroing that is out may be half done, and happen twice.
+    pub(crate) fn stopped(&mut self, now: u64) {
+        let is_range = |record: &&mut Record| matches!(record.action, Action::Zero | Action::Discard);
+        for record in self.records.iter_mut().filter(|record| record.end.is_none()).filter(is_range) {
             record.died.get_or_insert(now);
         }
     }

@@ -76,6 +76,8 @@ pub(crate) struct Kernel {
     pub(crate) files: Files,
     pub(crate) faults: Faults,
     pub(crate) bug: Option<Bug>,
+    /// An operation that is slow: nothing happens to it. A planted bug may say that nothing happens to any other.
+    pub(crate) held: Option<u64>,
     /// System calls until the process dies.
     pub(crate) dies_after: Option<u32>,
     /// What went wrong so far that requests may fail of.
@@ -130,6 +132,7 @@ impl Kernel {
             files,
             faults,
             bug,
+            held: None,
             dies_after: None,
             failures: 0,
             progress: BTreeMap::new(),
@@ -152,7 +155,18 @@ impl Kernel {
 
     /// Whether something is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.orphans.is_empty() || system::newest().is_some()
+        let has_operation = match self.held {
+            None => system::newest().is_some(),
+            Some(_) => self.goes_on().next().is_some(),
+        };
+        !self.orphans.is_empty() || has_operation
+    }
+
+    /// The operations that are not held.
+    fn goes_on(&self) -> impl Iterator<Item = (u64, Call)> {
+        let (held, stops_all) = (self.held, self.bug == Some(Bug::SlowForAll));
+        let goes_on = move |number| held.is_none_or(|held| held != number && !stops_all);
+        system::operations().into_iter().filter(move |(number, _)| goes_on(*number))
     }
 
     /// Some pages cannot be written back.
@@ -167,7 +181,7 @@ impl Kernel {
     pub(crate) fn step(&mut self) {
         // The kernel writes back when it likes.
         self.fail_writeback(self.faults.writeback / 8);
-        let operations = system::operations();
+        let operations: Vec<_> = self.goes_on().collect();
         let at = self.rng.usize(0..(operations.len() + self.orphans.len()).max(1));
         match operations.get(at) {
             Some((number, call)) => self.work(*number, call),
@@ -195,7 +209,7 @@ impl Kernel {
         if is_transfer && sectors > unit && self.happens(self.faults.short) {
             return Fate::Short(unit * self.rng.u64(1..sectors.div_ceil(unit)));
         }
-        if call.what == What::Clear && self.happens(self.faults.momentary) {
+        if matches!(call.what, What::Clear | What::Discard) && self.happens(self.faults.momentary) {
             return Fate::Refused(libc::EOPNOTSUPP);
         }
         if call.what != What::Sync && self.happens(self.faults.fails) {
@@ -285,7 +299,8 @@ impl Kernel {
                 self.put(sector, &bytes);
             }
             What::Clear => self.disk.write(sector, ZERO),
-            What::Sync => {}
+            What::Discard if self.rng.bool() => self.disk.write(sector, ZERO),
+            What::Discard | What::Sync => {}
         }
     }
 
@@ -315,7 +330,7 @@ impl Kernel {
         let mut result = match (call.what, fate) {
             (_, Fate::Refused(errno) | Fate::Fails(errno)) => -errno,
             (What::Sync, _) => self.sync(call.fd, covers),
-            (What::Clear, _) => 0,
+            (What::Clear | What::Discard, _) => 0,
             (_, Fate::Short(count)) => moved.min(i32::try_from(count * SECTOR as u64).unwrap_or(i32::MAX)),
             (_, Fate::Whole) => moved,
         };
@@ -386,7 +401,7 @@ impl Kernel {
     pub(crate) fn bury(&mut self) {
         for (number, call) in system::operations() {
             let progress = self.progress.remove(&number);
-            if call.what == What::Write || call.what == What::Clear {
+            if matches!(call.what, What::Write | What::Clear | What::Discard) {
                 let first = call.offset / SECTOR as u64;
                 let left = match progress {
                     Some(progress) => progress.left,
@@ -398,7 +413,7 @@ impl Kernel {
                     let mut bytes = [0; SECTOR];
                     system::load(number, index * SECTOR as u64, &mut bytes);
                     match version_of(first + index, &bytes) {
-                        _ if call.what == What::Clear => orphan.push((first + index, ZERO)),
+                        _ if call.what != What::Write => orphan.push((first + index, ZERO)),
                         Some(version) => orphan.push((first + index, version)),
                         None => self
                             .log

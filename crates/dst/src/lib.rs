@@ -14,6 +14,7 @@
 //! | `kernel` | operations: their order, their faults, what is left of them when their process dies |
 //! | `disk` | what sectors hold, now and after a power cut |
 //! | `history` | what must hold |
+//! | `strangers` | whom a slow operation may keep waiting |
 //! | `bug` | bugs that are planted |
 
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ mod history;
 mod kernel;
 mod log;
 mod plan;
+mod strangers;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -29,6 +29,8 @@ pub(crate) struct Rates {
     pub(crate) stop: u32,
     pub(crate) change: u32,
     pub(crate) hold: u32,
+    /// One operation is slow while everything else goes on.
+    pub(crate) slow: u32,
 }
 
 /// See the [module](self).
@@ -39,8 +41,12 @@ pub(crate) struct Plan {
     pub(crate) memory: u64,
     pub(crate) size: u64,
     pub(crate) most: u64,
-    /// Sectors of the largest request.
+    /// Sectors of the largest request that moves data; one that discards or zeroes may be as large as the disk.
     pub(crate) largest: u64,
+    /// The image is a device. A range is punched, zeroed and written by so many bytes at a time, in so many turns at a time.
+    pub(crate) is_device: bool,
+    pub(crate) pieces: [u64; 3],
+    pub(crate) turns: (usize, usize),
     pub(crate) queues: u16,
     pub(crate) threads: usize,
     pub(crate) shape: BlkOptions,
@@ -95,8 +101,14 @@ impl Plan {
             refuses_to_wait: rng.u32(0..4) == 0,
         };
         let mut often = |most: u32| if rng.bool() { rng.u32(1..most) } else { 0 };
-        let rates =
-            Rates { kill: often(30), cut: often(10), stop: often(20), change: often(30), hold: often(20) };
+        let rates = Rates {
+            kill: often(30),
+            cut: often(10),
+            stop: often(20),
+            change: often(30),
+            hold: often(20),
+            slow: often(20),
+        };
         Plan {
             cache,
             block,
@@ -104,6 +116,10 @@ impl Plan {
             size: blocks * 8,
             most,
             largest,
+            is_device: rng.u32(0..4) == 0,
+            pieces: [(); 3].map(|()| 512 << rng.u32(0..6)),
+            // With one, a slow one would keep the others waiting.
+            turns: (rng.usize(2..4), rng.usize(2..4)),
             queues: rng.u16(1..=3),
             threads: rng.usize(1..=2),
             shape,

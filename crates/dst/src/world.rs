@@ -23,7 +23,7 @@ use crate::plan::{Plan, limits};
 type Given<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Steps in which everything that was begun must have come to its end.
-const PATIENCE: u32 = 50_000;
+pub(crate) const PATIENCE: u32 = 50_000;
 
 /// What happened in a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,12 +48,15 @@ pub struct Tally {
     pub resumed: u64,
     /// Threads that stood still while all others came to rest.
     pub held: u64,
+    /// Times that one operation was slow.
+    pub slow: u64,
 }
 
 impl Tally {
     /// Adds another run's.
     pub fn add(&mut self, other: Tally) {
-        let Tally { steps, answers, flushes, errors, kills, cuts, stops, changes, resumed, held } = other;
+        let Tally { steps, answers, flushes, errors, kills, cuts, stops, changes, resumed, held, slow } =
+            other;
         self.steps += steps;
         self.answers += answers;
         self.flushes += flushes;
@@ -64,6 +67,7 @@ impl Tally {
         self.changes += changes;
         self.resumed += resumed;
         self.held += held;
+        self.slow += slow;
     }
 }
 
@@ -74,18 +78,20 @@ struct WriteCache {
     is_off: bool,
     /// It is, for all lanes, since then.
     in_force: Option<u64>,
+    /// It was to be off at some time: a request of then may still be out.
+    was_off: bool,
 }
 
 pub(crate) struct World {
-    plan: Plan,
+    pub(crate) plan: Plan,
     bug: Option<Bug>,
-    rng: Rng,
-    log: Log,
-    kernel: Rc<RefCell<Kernel>>,
-    guest: Guest,
-    history: History,
+    pub(crate) rng: Rng,
+    pub(crate) log: Log,
+    pub(crate) kernel: Rc<RefCell<Kernel>>,
+    pub(crate) guest: Guest,
+    pub(crate) history: History,
     /// None: it is dead.
-    backend: Option<Backend>,
+    pub(crate) backend: Option<Backend>,
     cache: WriteCache,
     /// Sectors that the guest knows of.
     size: u64,
@@ -165,6 +171,11 @@ impl World {
         permille > 0 && self.rng.u32(0..1000) < permille
     }
 
+    /// Whether no request that is out need be durable when it is answered.
+    pub(crate) fn has_cache(&self) -> bool {
+        self.plan.cache != Cache::WriteThrough && !self.cache.was_off
+    }
+
     fn terms(&self) -> Terms {
         Terms {
             durable_since: if self.plan.cache == Cache::WriteThrough { Some(0) } else { self.cache.in_force },
@@ -185,6 +196,8 @@ impl World {
             self.stop();
         } else if self.happens(rates.change) {
             self.change();
+        } else if self.happens(rates.slow) {
+            self.slows()?;
         }
         if self.happens(rates.cut) {
             return self.cut();
@@ -262,7 +275,7 @@ impl World {
         }
     }
 
-    fn submit(&mut self) -> Given<()> {
+    pub(crate) fn submit(&mut self) -> Given<()> {
         let queue = self.queue();
         let Some(slot) = self.guest.free_slot(queue) else { return Ok(()) };
         let Plan { reads, flushes, zeroes, largest, .. } = self.plan;
@@ -274,7 +287,8 @@ impl World {
             n if n < reads + flushes + zeroes => Action::Discard,
             _ => Action::Write,
         };
-        let count = self.rng.u64(1..=largest);
+        let is_range = matches!(action, Action::Zero | Action::Discard) && self.rng.bool();
+        let count = self.rng.u64(1..=if is_range { self.size } else { largest });
         // Sometimes beyond the end, which is refused.
         let end = if self.rng.u32(0..200) == 0 { self.plan.most } else { self.size };
         let sector = self.rng.u64(0..=end - count);
@@ -324,7 +338,7 @@ impl World {
         match self.rng.u32(0..4) {
             0 if !backend.is_asked() => {
                 let on = !self.cache.is_off;
-                self.cache = WriteCache { is_off: on, in_force: None };
+                self.cache = WriteCache { is_off: on, in_force: None, was_off: true };
                 backend.set_write_through(queues, on);
                 self.log.say(&[32, on.into()], || format!("control: write-through {on}"));
             }
@@ -365,6 +379,10 @@ impl World {
         let Some(backend) = self.backend.take() else { return Ok(()) };
         self.tally.stops += 1;
         self.spare();
+        // As with a death, the guest sees what was answered before.
+        self.reap_all();
+        let now = self.log.tick();
+        self.history.stopped(now);
         self.misplace(&mut bases);
         let write_through = self.cache.is_off;
         let same = self.rng.bool();
@@ -413,7 +431,7 @@ impl World {
     }
 
     /// Whatever was to kill the back end does not.
-    fn spare(&self) {
+    pub(crate) fn spare(&self) {
         vlane_ring::kill::after(None);
         self.kernel.borrow_mut().dies_after = None;
     }
@@ -576,7 +594,7 @@ impl World {
     }
 
     /// Tells if somebody had something to do, but for a thread that stands still.
-    fn goes_on(&mut self, held: Option<usize>) -> Given<bool> {
+    pub(crate) fn goes_on(&mut self, held: Option<usize>) -> Given<bool> {
         let mut any = false;
         for queue in 0..self.plan.queues {
             if self.guest.owes(queue) {

@@ -105,7 +105,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
     let (runs, tally) = sum.into_inner().unwrap();
     println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
     if is_sample {
-        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, held, .. } = tally;
+        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, held, slow, .. } = tally;
         // What is not done is not tested.
         for (what, count) in [
             ("answers", answers / 10),
@@ -117,6 +117,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
             ("changes", changes),
             ("restarts with requests in flight", resumed),
             ("threads that stood still", held * 2),
+            ("slow operations", slow),
         ] {
             assert!(count > RUNS / 5, "too few {what}: {tally:?}");
         }
@@ -188,4 +189,9 @@ fn a_write_that_comes_again_over_a_newer_one_is_found() {
 #[test]
 fn a_sector_with_what_nobody_wrote_is_found() {
     is_found(Bug::TornSector, &["which nobody wrote there", "found"]);
+}
+
+#[test]
+fn storage_that_is_slow_for_all_is_found() {
+    is_found(Bug::SlowForAll, &["waits for a stranger"]);
 }

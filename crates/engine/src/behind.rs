@@ -127,6 +127,10 @@ impl Channel for Delayed {
         }
     }
 
+    fn waiting(&self, slots: &mut Vec<Slot>) {
+        self.inner.waiting(slots);
+    }
+
     fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
         self.port.poll(now, ready);
         self.inner.poll(now, ready);

@@ -380,6 +380,9 @@ impl Drop for IoQueue {
     }
 }
 
+/// `_IO(0x12, 0)`
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+
 /// RWF flags of an operation.
 fn rw_flags(operation: &Operation) -> i32 {
     if operation.durable { libc::RWF_DSYNC } else { 0 }
@@ -397,6 +400,11 @@ impl Kept {
         let entry = match &operation.what {
             What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
             What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
+            What::Discard => {
+                let mut command = [0; 16];
+                command[..8].copy_from_slice(&len.to_ne_bytes());
+                opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD).addr(Some(offset)).cmd(command).build()
+            }
             What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
                 vectored_of(request.buffers(), operation, target)
             }

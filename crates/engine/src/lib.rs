@@ -80,7 +80,7 @@ pub struct Geometry {
     pub read_only: bool,
     /// DISCARD does something.
     pub discard: bool,
-    /// WRITE_ZEROES is possible.
+    /// WRITE_ZEROES spares the guest the writing. Where it does not, zeroes are written for a guest that asks all the same.
     pub write_zeroes: bool,
     /// Writes may be answered before they are durable (flush makes them so).
     pub write_cache: bool,
@@ -189,6 +189,10 @@ pub trait Channel: Send + fmt::Debug {
     /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
     /// [`Channel::submit`], and a wait of its ends.
     fn forget(&mut self, _slot: Slot) {}
+
+    /// Names requests that wait for others of this channel to end, and of which nothing is under way: the lane may [forget](Channel::forget)
+    /// any of them.
+    fn waiting(&self, _slots: &mut Vec<Slot>) {}
 
     /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the
     /// [deadline](Channel::deadline).

@@ -41,6 +41,8 @@ pub enum What {
     Punch,
     /// Zeroes the extent and keeps it allocated (`fallocate`).
     Zero,
+    /// Tells a device that the extent is not needed (`BLOCK_URING_CMD_DISCARD`, Linux 6.12).
+    Discard,
 }
 
 /// The memory of a read or write.

@@ -48,6 +48,8 @@ pub enum What {
     Sync,
     /// `fallocate`, so that the extent reads as zeroes.
     Clear,
+    /// A device's discard: what the extent reads as is the device's business.
+    Discard,
 }
 
 /// An operation that the kernel has.
@@ -618,7 +620,7 @@ impl Kernel {
 
     /// Takes an entry as the kernel reads it (`struct io_uring_sqe`).
     #[allow(clippy::cast_possible_truncation, reason = "fields of words")]
-    fn take(&mut self, number: u32, [first, offset, address, lengths, user_data, ..]: [u64; 8]) {
+    fn take(&mut self, number: u32, [first, at, address, lengths, user_data, _, command, _]: [u64; 8]) {
         const READV: u8 = 1;
         const WRITEV: u8 = 2;
         const POLL_ADD: u8 = 6;
@@ -626,6 +628,7 @@ impl Kernel {
         const FALLOCATE: u8 = 17;
         const READ: u8 = 22;
         const WRITE: u8 = 23;
+        const URING_CMD: u8 = 46;
         let (code, flags, fd) = (first as u8, (first >> 8) as u8, (first >> 32) as i32);
         let (len, how) = (lengths as u32, (lengths >> 32) as u32);
         let Some(ring) = self.rings.get_mut(&number) else { return };
@@ -635,6 +638,7 @@ impl Kernel {
             READ | READV => What::Read,
             WRITE | WRITEV => What::Write,
             FALLOCATE => What::Clear,
+            URING_CMD => What::Discard,
             _ => {
                 let result = -libc::EINVAL;
                 return ring.ended.push_back(Completion { user_data, result, flags: 0 });
@@ -659,9 +663,10 @@ impl Kernel {
             what,
             ring: Some(number),
             fd,
-            offset,
+            offset: if what == What::Discard { address } else { at },
             len: match what {
                 What::Clear => address,
+                What::Discard => command,
                 _ => buffers.iter().map(|buffer| buffer.iov_len as u64).sum(),
             },
             durable: what == What::Write && how & libc::RWF_DSYNC.cast_unsigned() != 0,

@@ -15,7 +15,7 @@ use vlane_engine::{
     Uring,
 };
 use vlane_policy::express::{Class, Express};
-use vlane_ring::{Kind, Queue, Request, SECTOR, Slot, Status};
+use vlane_ring::{Kind, Queue, Request, Slot, Status};
 
 use crate::call::Call;
 use crate::classes::ClassBoard;
@@ -35,9 +35,13 @@ const BUDGET: usize = 128;
 /// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
 const BUDGET_BYTES: u64 = 32 << 20;
 /// What a lane has begun and not answered: no more requests are begun beyond any of the two. A single request may be larger.
-const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20 };
+#[cfg(not(vlane_simulated))]
+const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20, others: 0 };
+/// The simulator's disk is small: a discard of all of it is more than this, a read never is.
+#[cfg(vlane_simulated)]
+const MOST_BEGUN: Load = Load { requests: 1024, bytes: 12 << 10, others: 0 };
 /// What a lane takes, and decides on, while there is no room to begin it.
-const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20 };
+const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20, others: 0 };
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
 /// waits for the guest; with a few at a time both always have something to do.
 const SUBMIT_AFTER: usize = 4;
@@ -71,11 +75,24 @@ pub struct LaneConfig {
     pub classes: Option<Arc<ClassBoard>>,
 }
 
-/// How many requests, and how many bytes they ask for.
+/// How many requests, and how many bytes they move.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     requests: usize,
     bytes: u64,
+    /// Those of the requests that move nothing and weigh nothing: flushes, and discards and zeroings, for which the channel has a limit.
+    others: usize,
+}
+
+/// Why nothing of a request is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Idle {
+    /// The lane has not begun it.
+    NotBegun,
+    /// It goes on after the lane's other work.
+    Again,
+    /// It waits in the channel.
+    InChannel,
 }
 
 /// What became of a lane's answers.
@@ -115,6 +132,8 @@ pub(crate) struct Lane {
     is_plain: bool,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
+    /// Begun, and given up for an end that may be called off: they stay in flight, or are begun again.
+    parked: Vec<Slot>,
     /// Begun and not answered.
     begun: Load,
     sectors: u64,
@@ -179,6 +198,7 @@ impl Lane {
             limited: None,
             is_plain: true,
             again: List::EMPTY,
+            parked: Vec::new(),
             begun: Load::default(),
             sectors: geometry.sectors,
             read_only: geometry.read_only,
@@ -394,7 +414,7 @@ impl Lane {
                 let durable = self.decisions[usize::from(slot.0)].durable;
                 self.queue.begin_whole(uring, slot, file, durable);
             }
-            _ if self.is_ending() && self.put_back(slot) => {}
+            _ if self.is_ending() && self.goes_back(slot, outcome) => {}
             Outcome::Pending => {
                 self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
                 self.operations.clear();
@@ -472,44 +492,82 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// Puts a large request that is half done back into its ring, so that nobody need stay for it: whoever serves the ring next does all
-    /// of it again. That is possible if it was taken last, which a large one is: nothing is begun beside it, and what waits behind it is put
-    /// back first. Not a discard: a device that is at it cannot be called back, and would hit what is written next.
+    /// The same, if nothing of it is under way: a discard that a thread does cannot be called back, and would hit what is written next.
+    #[cold]
+    fn goes_back(&mut self, slot: Slot, outcome: Outcome) -> bool {
+        let is_under_way = outcome == Outcome::Pending
+            && self.operations.is_empty()
+            && self.queue.request(slot).kind() == Kind::Discard;
+        !is_under_way && self.put_back(slot)
+    }
+
+    /// Gives up a large request, or a discard or zeroing, that is half done, so that nobody need stay for it: whoever serves the ring next does all
+    /// of it again. It stays in flight where whoever comes next knows what is. Elsewhere it is put back into its ring, which is possible if it
+    /// was taken last, as a large one is: nothing is begun beside it, and what waits behind it is put back first.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
         let load = Load::of(request);
         let class = self.decisions[usize::from(slot.0)].class;
         let demand = self.limited.as_ref().map(|limited| limited.demand(request, class));
-        if load.bytes < MOST_BEGUN.bytes || request.kind() == Kind::Discard || !self.queue.put_back(slot) {
+        let is_long = load.bytes >= MOST_BEGUN.bytes || is_range(request);
+        let stays = self.stays_in_flight();
+        if !is_long || !(stays || self.queue.put_back(slot)) {
             return false;
         }
         self.leaves_device(slot, false);
         self.begun.requests -= load.requests;
         self.begun.bytes -= load.bytes;
+        self.begun.others -= load.others;
         self.operations.clear();
         self.channel.forget(slot);
         if let (Some(limited), Some(demand)) = (&self.limited, demand) {
             limited.refund(demand);
         }
-        self.observers.put_back(slot);
+        if stays && !self.is_suspending() {
+            self.parked.push(slot);
+        } else {
+            self.observers.put_back(slot);
+        }
         true
     }
 
-    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun.
+    /// Requests that were begun and of which nothing is under way, and whether they are those that asked to go on.
+    fn idle(&mut self) -> Vec<(Slot, Idle)> {
+        let again = std::iter::from_fn(|| self.again.pop(&self.links)).map(|slot| (slot, Idle::Again));
+        let mut idle: Vec<(Slot, Idle)> = again.collect();
+        let mut waiting = Vec::new();
+        self.channel.waiting(&mut waiting);
+        idle.extend(waiting.into_iter().map(|slot| (slot, Idle::InChannel)));
+        idle
+    }
+
+    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun; and what was begun and has nothing under
+    /// way, as far as [`Lane::put_back`] does.
     fn put_back_waiting(&mut self) {
-        let mut slots: Vec<Slot> = std::iter::from_fn(|| self.next_waiting()).collect();
+        let waiting = std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
+        let mut slots: Vec<(Slot, Idle, bool)> = waiting.collect();
+        slots.extend(self.idle().into_iter().map(|(slot, idle)| (slot, idle, false)));
         // The one that was taken last goes first. A queue may have 32,768 of them, so nothing is looked for.
-        let mut youngest_first = slots.clone();
-        youngest_first.sort_unstable_by_key(|slot| self.queue.taken_since(*slot));
-        for slot in youngest_first {
-            if !self.queue.put_back(slot) {
-                break;
+        let mut youngest_first: Vec<usize> = (0..slots.len()).collect();
+        youngest_first.sort_unstable_by_key(|at| self.queue.taken_since(slots[*at].0));
+        for at in youngest_first {
+            let (slot, idle, is_gone) = &mut slots[at];
+            *is_gone = match idle {
+                Idle::NotBegun => self.queue.put_back(*slot),
+                Idle::Again | Idle::InChannel => self.put_back(*slot),
+            };
+            if *is_gone && *idle == Idle::NotBegun {
+                self.observers.put_back(*slot);
             }
-            self.observers.put_back(slot);
         }
-        slots.retain(|slot| self.queue.request(*slot).is_in_flight());
-        slots.into_iter().for_each(|slot| self.wait(slot));
+        for (slot, idle, _) in slots.into_iter().filter(|(.., is_gone)| !is_gone) {
+            match idle {
+                Idle::NotBegun => self.wait(slot),
+                Idle::Again => self.again.push(&mut self.links, slot),
+                Idle::InChannel => {}
+            }
+        }
     }
 
     #[cold]
@@ -622,14 +680,16 @@ impl Lane {
 impl Load {
     #[inline]
     fn is_below(self, most: Load) -> bool {
-        self.requests < most.requests && self.bytes < most.bytes
+        self.requests - self.others < most.requests && self.bytes < most.bytes
     }
 
-    /// What a request weighs: its bytes are to be moved, or to be zeroed.
+    /// What a request weighs.
     #[inline]
     fn of(request: &Request) -> Load {
-        let is_transfer = matches!(request.kind(), Kind::In | Kind::Out);
-        Load { requests: 1, bytes: if is_transfer { request.len() } else { zeroed(request) } }
+        match request.kind() {
+            Kind::In | Kind::Out => Load { requests: 1, bytes: request.len(), others: 0 },
+            _ => Load { requests: 1, bytes: 0, others: 1 },
+        }
     }
 
     #[inline]
@@ -637,6 +697,7 @@ impl Load {
         let load = Load::of(request);
         self.requests += load.requests;
         self.bytes += load.bytes;
+        self.others += load.others;
     }
 
     #[inline]
@@ -644,16 +705,12 @@ impl Load {
         let load = Load::of(request);
         self.requests -= load.requests;
         self.bytes -= load.bytes;
+        self.others -= load.others;
     }
 }
 
-/// Bytes that a request zeroes or discards.
-#[cold]
-fn zeroed(request: &Request) -> u64 {
-    match request.kind() {
-        Kind::Discard | Kind::WriteZeroes => {
-            request.ranges().iter().map(|range| u64::from(range.sectors) * SECTOR).sum()
-        }
-        _ => 0,
-    }
+/// Whether a request discards or zeroes.
+#[inline]
+fn is_range(request: &Request) -> bool {
+    matches!(request.kind(), Kind::Discard | Kind::WriteZeroes)
 }

@@ -15,7 +15,7 @@ use vlane_engine::{
 };
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::Express;
-use vlane_ring::{Broken, Queue, QueueConfig, RingFormat};
+use vlane_ring::{Broken, InflightRegion, Queue, QueueConfig, RingFormat};
 use vlane_trace::{Entry, Magic};
 
 use crate::cost::device;
@@ -23,6 +23,7 @@ use crate::inbox::pair;
 use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
+use crate::wish::Wish;
 use crate::{
     Counters, LaneConfig, LaneEvent, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel,
     recorder,
@@ -48,8 +49,20 @@ fn guest_of(format: Format, engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
 }
 
 fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> (Guest, LaneConfig) {
-    let options =
-        BlkOptions { format, size: None, depth: 8, data: 4096, segments, indirect: true, event_idx: false };
+    guest_with(BlkOptions { format, segments, ..OPTIONS }, engine)
+}
+
+const OPTIONS: BlkOptions = BlkOptions {
+    format: Format::Split,
+    size: None,
+    depth: 8,
+    data: 4096,
+    segments: 1,
+    indirect: true,
+    event_idx: false,
+};
+
+fn guest_with(options: BlkOptions, engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
     let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
     let driver = BlkQueue::new(&arena, options).unwrap();
     let counters = Arc::new(Counters::default());
@@ -210,12 +223,15 @@ pub(crate) struct Stuck {
     pub(crate) submitted: Submitted,
     /// Wants to go on again and again.
     pub(crate) is_busy: bool,
+    /// Its requests wait for each other, and nothing of them is under way.
+    pub(crate) waits: bool,
 }
 
 #[derive(Debug)]
 struct StuckChannel {
     submitted: Submitted,
     is_busy: bool,
+    waits: bool,
     write_through: bool,
 }
 
@@ -230,7 +246,8 @@ impl Engine for Stuck {
 
     fn channel(&self, _: u16) -> Result<Box<dyn Channel>, EngineError> {
         let submitted = Arc::clone(&self.submitted);
-        Ok(Box::new(StuckChannel { submitted, is_busy: self.is_busy, write_through: false }))
+        let Stuck { is_busy, waits, .. } = *self;
+        Ok(Box::new(StuckChannel { submitted, is_busy, waits, write_through: false }))
     }
 }
 
@@ -258,6 +275,11 @@ impl Channel for StuckChannel {
         }
     }
 
+    fn waiting(&self, slots: &mut Vec<Slot>) {
+        let submitted = self.submitted.lock().unwrap();
+        slots.extend(submitted.iter().filter(|_| self.waits).map(|(slot, _)| Slot(*slot)));
+    }
+
     fn set_write_through(&mut self, on: bool) {
         self.write_through = on;
     }
@@ -273,8 +295,20 @@ fn first(submitted: &Submitted) -> Slot {
 
 /// A lane with such storage, and what that was asked for.
 pub(crate) fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Submitted) {
+    stuck_lane(engine, BlkOptions { format, ..OPTIONS }, false)
+}
+
+/// The same with a ring like that; which `is_tracked`, or not.
+fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, Lane, Uring, Submitted) {
     let submitted = Arc::clone(&engine.submitted);
-    let (guest, config) = guest_of(format, Arc::new(engine));
+    let (guest, mut config) = guest_with(options, Arc::new(engine));
+    if is_tracked {
+        let size = guest.driver.layout().size;
+        let (bytes, file) =
+            (InflightRegion::bytes(1, size).unwrap(), InflightRegion::create(1, size).unwrap());
+        let marks = InflightRegion::map(&file, 0, bytes, 1, size).unwrap();
+        config.queue.track(marks.part(0).unwrap());
+    }
     let mut uring = Uring::new(64).unwrap();
     let lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     (guest, lane, uring, submitted)
@@ -283,9 +317,11 @@ pub(crate) fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Sub
 #[test]
 fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_stops() {
     for format in [Format::Split, Format::Packed] {
-        let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), format);
-        // 2 GiB of zeroes fill a lane; the small ones come behind it.
-        guest.zeroes(0, 4 << 20);
+        let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
+        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
+        // 64 MiB fill a lane; the small ones come behind it.
+        let large = Request { kind: Kind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
+        guest.driver.submit(0, large).unwrap();
         (1..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
@@ -308,12 +344,12 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
         let engine = Stuck { is_busy: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = lane_of(engine, format);
         guest.zeroes(0, 4 << 20);
-        guest.submit(1, Kind::Read, 0);
+        guest.zeroes(1, 8);
         guest.driver.publish();
         for _ in 0..5 {
             assert!(lane.serve(&mut uring, false) && lane.has_work() && lane.before_sleep());
         }
-        assert_eq!(submitted.lock().unwrap().len(), 5, "a part each turn");
+        assert_eq!(submitted.lock().unwrap().len(), 6, "both, and then a part each turn");
         let (reply, stopped) = channel();
         lane.stop(reply);
         lane.serve(&mut uring, false);
@@ -323,6 +359,64 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
         let mut done = Vec::new();
         guest.driver.reap(&mut done).unwrap();
         assert!(done.is_empty(), "{format:?}: it was answered");
+    }
+}
+
+#[test]
+fn discards_and_zeroings_take_no_room_from_others() {
+    for format in [Format::Split, Format::Packed] {
+        let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), format);
+        (0..4).for_each(|slot| guest.zeroes(slot, 4 << 20));
+        (4..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+        guest.driver.publish();
+        assert!(lane.serve(&mut uring, false));
+        assert_eq!(submitted.lock().unwrap().len(), 8, "{format:?}: 8 GiB are named before the reads");
+    }
+}
+
+#[test]
+fn zeroings_that_wait_are_put_back_from_the_last_on() {
+    for format in [Format::Split, Format::Packed] {
+        let engine = Stuck { waits: true, ..Stuck::default() };
+        let (mut guest, mut lane, mut uring, _) = lane_of(engine, format);
+        (0..8).for_each(|slot| guest.zeroes(slot, 4 << 20));
+        guest.driver.publish();
+        lane.serve(&mut uring, false);
+        let (reply, stopped) = channel();
+        lane.stop(reply);
+        assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
+        assert_eq!(stopped.recv().unwrap().unwrap().base & 0x7fff, 0, "{format:?}: all are next again");
+    }
+}
+
+#[test]
+fn zeroings_stay_in_flight_for_an_upgrade_and_go_on_if_that_is_called_off() {
+    for is_called_off in [false, true] {
+        let engine = Stuck { waits: true, ..Stuck::default() };
+        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, OPTIONS, true);
+        guest.zeroes(0, 4 << 20);
+        guest.submit(1, Kind::Read, 0);
+        guest.driver.publish();
+        lane.serve(&mut uring, false);
+        let (reply, stopped) = channel();
+        let wish = Arc::new(Wish::default());
+        lane.try_stop(Arc::clone(&wish), reply);
+        assert!(matches!(lane.settle(), Settled::Stays), "the read is under way");
+        if is_called_off {
+            assert!(wish.call_off());
+            lane.carry_on();
+            submitted.lock().unwrap().clear();
+            assert!(lane.has_work() && lane.serve(&mut uring, false));
+            assert_eq!(submitted.lock().unwrap().len(), 1, "the zeroing begins again");
+        } else {
+            let read = Slot(submitted.lock().unwrap()[1].0);
+            lane.go_on(&mut uring, read);
+            assert!(matches!(lane.settle(), Settled::Ends), "nothing is under way");
+            stopped.recv().unwrap().unwrap();
+            let mut done = Vec::new();
+            guest.driver.reap(&mut done).unwrap();
+            assert_eq!(done.iter().map(|done| done.slot).collect::<Vec<_>>(), [1]);
+        }
     }
 }
 

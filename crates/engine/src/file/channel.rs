@@ -18,6 +18,7 @@ use super::journal::Sense;
 use super::placements::Placer;
 use super::sync_thread::SyncThread;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
+use super::turns::{Turn, Turns};
 use super::{Cache, PART, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile};
 use crate::recorder;
@@ -64,6 +65,10 @@ pub(super) struct Progress {
     pub(super) part: u64,
     /// Which of a range's ways is being tried.
     pub(super) way: usize,
+    /// Its turn among discards and zeroings.
+    pub(super) turn: Option<Turn>,
+    /// A thread's discard is next.
+    pub(super) is_armed: bool,
     /// What came of the device's discard.
     pub(super) discarded: Option<i32>,
 }
@@ -82,6 +87,7 @@ pub(super) struct FileChannel {
     /// None: there are no blocks that a request could be part of.
     pub(super) holder: Option<Holder>,
     pub(super) discards: Option<Results>,
+    pub(super) turns: Turns,
     /// Only where parts of the volume are read and written around the page cache.
     pub(super) placer: Option<Placer>,
     doorbell: Arc<Waker>,
@@ -100,7 +106,9 @@ impl FileChannel {
         slots: u16,
         syncs: Arc<SyncThread>,
     ) -> Result<FileChannel, EngineError> {
-        let discards_by_thread = shared.is_device && shared.can_discard && !shared.read_only;
+        // The simulator has no threads.
+        let has_threads = !cfg!(vlane_simulated);
+        let discards_by_thread = has_threads && shared.is_device && shared.can_discard && !shared.read_only;
         let doorbell = Arc::new(doorbell(&shared.path)?);
         let rung = || Arc::clone(&doorbell);
         Ok(FileChannel {
@@ -112,6 +120,9 @@ impl FileChannel {
             pool: Pool::default(),
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
+            turns: shared
+                .turns
+                .map_or_else(Turns::default, |(discards, zeroings)| Turns::new(discards, zeroings)),
             placer: shared.placements.as_ref().map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
@@ -289,6 +300,7 @@ impl FileChannel {
             }
             Next::Wait => Outcome::Pending,
             Next::Done if progress.stage == Stage::Zeroes => {
+                self.end_turn(slot);
                 self.range_part_done(slot);
                 self.next_range(slot, request, decisions, operations)
             }
@@ -432,12 +444,17 @@ impl FileChannel {
 
     /// Leaves the slot as the next request wants to find it.
     pub(super) fn answer(&mut self, slot: Slot, status: Status) -> Outcome {
-        let FileChannel { progress, holder, .. } = self;
+        let FileChannel { progress, holder, turns, .. } = self;
         let progress = &mut progress[usize::from(slot.0)];
         transfer::release(holder.as_mut(), &mut progress.hold);
         match progress.stage {
             Stage::Straight => progress.durable = false,
-            _ => *progress = Progress::default(),
+            _ => {
+                if let Some(turn) = progress.turn {
+                    turns.end(turn);
+                }
+                *progress = Progress::default();
+            }
         }
         Outcome::Done(status)
     }
@@ -649,13 +666,23 @@ impl Channel for FileChannel {
         let (progress, mut means) = self.means(slot, Placement::Direct);
         progress.transfer.forget(&mut means);
         self.flusher.forget(slot);
+        self.end_turn(slot);
+        self.turns.forget(slot);
         *self.at(slot) = Progress::default();
         if let Some(placer) = &mut self.placer {
             placer.end(slot);
         }
     }
 
+    fn waiting(&self, slots: &mut Vec<Slot>) {
+        slots.extend(self.turns.waiting());
+    }
+
     fn poll(&mut self, _now: Instant, ready: &mut Vec<Slot>) {
+        while let Some((slot, turn)) = self.turns.next() {
+            self.at(slot).turn = Some(turn);
+            ready.push(slot);
+        }
         while let Some((slot, piece)) = self.pool.next_ready() {
             self.at(slot).transfer.give(piece);
             ready.push(slot);
@@ -683,7 +710,8 @@ impl Channel for FileChannel {
 
     fn deadline(&self) -> Option<Instant> {
         let is_freed = || self.placer.as_ref().is_some_and(Placer::is_freed);
-        (self.pool.is_ready() || self.flusher.is_told() || is_freed()).then_some(self.past)
+        let is_ready = self.pool.is_ready() || self.turns.is_ready();
+        (is_ready || self.flusher.is_told() || is_freed()).then_some(self.past)
     }
 
     fn set_write_through(&mut self, on: bool) {

@@ -1,11 +1,13 @@
-//! BLKDISCARD, for block devices. It is a system call that lasts as long as the device takes and io_uring has no
-//! equivalent before Linux 6.12, so one thread per volume does it, started by the first DISCARD. It puts what came of it
-//! into a queue of the channel that asked, and rings the channel's doorbell.
+//! BLKDISCARD, for block devices where io_uring has no command for it (before Linux 6.12). It is a system call that lasts as long as the
+//! device takes, so threads of the volume do it, as many as there are discards, up to [`THREADS`]. A thread ends when it had nothing to do for
+//! [`IDLE`]. What comes of a discard is put into a queue of the channel that asked, and the channel's doorbell is rung.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use vlane_trace::storage::{Clear, What};
 
@@ -15,6 +17,12 @@ use crate::sync::{Waker, wake};
 
 /// `_IO(0x12, 119)`
 const BLKDISCARD: libc::Ioctl = 0x1277;
+/// Threads of a volume, at most.
+const THREADS: usize = 32;
+/// How long a thread waits for the next discard.
+const IDLE: Duration = Duration::from_secs(1);
+/// Bytes of a thread's stack.
+const STACK: usize = 64 << 10;
 
 struct Job {
     shared: Arc<Shared>,
@@ -27,11 +35,31 @@ struct Job {
     told: Option<u64>,
 }
 
-/// The way to the thread.
+/// The way to the threads.
 #[derive(Debug, Default)]
 pub(super) struct Discarder {
-    // Taken once per DISCARD on a block device, for a send.
-    sender: Mutex<Option<Sender<Job>>>,
+    pool: Arc<Pool>,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    // Taken once per DISCARD on a block device, and by its thread.
+    state: Mutex<State>,
+    has_job: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    /// Threads that wait for a job.
+    idle: usize,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("threads", &self.threads).finish_non_exhaustive()
+    }
 }
 
 /// What came of a channel's discards.
@@ -63,28 +91,58 @@ impl Discarder {
         (offset, len): (u64, u64),
         results: &Results,
     ) -> io::Result<()> {
+        let mut state = self.pool.lock();
+        if state.idle <= state.jobs.len() && state.threads < THREADS {
+            let pool = Arc::clone(&self.pool);
+            let thread = std::thread::Builder::new().name("discard".to_owned()).stack_size(STACK);
+            match thread.spawn(move || pool.work()) {
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => return Err(error),
+                // Those that are there do it.
+                Err(_) => {}
+            }
+        }
         let discard = What::Clear { how: Clear::Discard, offset, len };
-        let job = Job {
+        state.jobs.push_back(Job {
             told: shared.recorder.as_ref().map(|recorder| recorder.begin(discard)),
             shared: Arc::clone(shared),
             span: [offset, len],
             slot,
             results: results.sender.clone(),
             doorbell: Arc::clone(&results.doorbell),
-        };
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = match &mut *sender {
-            Some(sender) => sender,
-            none => {
-                let (sender, jobs) = channel::<Job>();
-                // Ends with the volume, which holds the only sender.
-                std::thread::Builder::new()
-                    .name("discard".to_owned())
-                    .spawn(move || jobs.iter().for_each(run))?;
-                none.insert(sender)
+        });
+        drop(state);
+        self.pool.has_job.notify_one();
+        Ok(())
+    }
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics while it holds the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a thread does.
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                run(job);
+                state = self.lock();
+                continue;
             }
-        };
-        sender.send(job).map_err(|_| io::ErrorKind::BrokenPipe.into())
+            state.idle += 1;
+            let waited = self.has_job.wait_timeout(state, IDLE);
+            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if timeout.timed_out() && state.jobs.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
     }
 }
 

@@ -40,6 +40,7 @@ mod simulated;
 mod stack;
 mod sync_thread;
 mod transfer;
+mod turns;
 
 use std::fs::File;
 use std::io::Write;
@@ -170,6 +171,9 @@ struct Shared {
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
+    pieces: ranges::Pieces,
+    /// For the simulator: how many discards and how many zeroings a channel has under way.
+    turns: Option<(usize, usize)>,
     durability: Arc<durability::Durability>,
     /// Which parts of the volume are read and written around the page cache; nothing if that never changes.
     placements: Option<Arc<placements::Placements>>,
@@ -185,6 +189,8 @@ struct Shared {
     is_device: bool,
     can_discard: bool,
     discard: Discard,
+    /// It has a command that zeroes, or a file system that does. Zeroes are written elsewhere.
+    can_zero: bool,
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless nothing can be written.
     journal: Option<journal::Journal>,
@@ -315,7 +321,7 @@ impl Engine for FileEngine {
             optimal_blocks: 0,
             read_only: shared.read_only,
             discard: !shared.read_only && shared.can_discard && shared.discard != Discard::Off,
-            write_zeroes: !shared.read_only,
+            write_zeroes: !shared.read_only && shared.can_zero,
             write_cache: shared.cache != Cache::WriteThrough,
         }
     }

@@ -19,7 +19,7 @@ use super::inline::Pace;
 use super::transfer::Align;
 use super::{
     Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
-    map, rereads,
+    map, ranges, rereads,
 };
 use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece, pages};
@@ -126,6 +126,7 @@ struct Opened {
     /// Why nothing of it is read and written around the page cache, if that is asked.
     refusal: Option<String>,
     can_discard: bool,
+    can_zero: bool,
     is_device: bool,
     in_memory: bool,
     size: u64,
@@ -159,17 +160,20 @@ pub(super) fn open(
     lock::also(path, &file, read_only)?;
 
     let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
-    let can_discard = !is_device || device_discards(&metadata);
+    let can_discard = !is_device || device_takes(&metadata, "discard_max_bytes");
+    let can_zero = !is_device || device_takes(&metadata, "write_zeroes_max_bytes");
     if !is_device && !read_only && options.discard == Discard::On {
         warn_of_freeing(path, &file);
     }
-    let opened = Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size };
+    let opened =
+        Opened { file, second, cache, witness, refusal, can_discard, can_zero, is_device, in_memory, size };
     shared(path, options, opened)
 }
 
 /// What the channels of an opened image share.
 fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
-    let Opened { file, second, cache, witness, refusal, can_discard, is_device, in_memory, size } = opened;
+    let Opened { file, second, cache, witness, refusal, can_discard, can_zero, is_device, in_memory, size } =
+        opened;
     let FileOptions { read_only, flush_delay, .. } = options;
     let align = match second {
         Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
@@ -195,8 +199,14 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         files: [Some(file), second].into_iter().flatten().map(StorageFile::new).collect(),
         exclusion: (align.block > SECTOR && !read_only).then(|| Exclusion::new(align.block)),
         has_warned: AtomicBool::new(false),
-        unknown_ways: AtomicU8::new(0),
+        unknown_ways: AtomicU8::new(if can_zero {
+            0
+        } else {
+            ranges::Way::Punch.bit() | ranges::Way::Zero.bit()
+        }),
         discarder: discard::Discarder::default(),
+        pieces: ranges::Pieces::USUAL,
+        turns: None,
         durability,
         placements,
         flushes: Flushes::new(),
@@ -210,6 +220,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         is_device,
         can_discard,
         discard: options.discard,
+        can_zero,
         map,
         journal,
         flush_delay,
@@ -487,12 +498,11 @@ fn warn_of_freeing(path: &Path, file: &File) {
     }
 }
 
-/// Whether a block device takes discards, according to its queue's limits.
-fn device_discards(metadata: &std::fs::Metadata) -> bool {
+/// Whether a block device takes commands of a kind, according to one of its queue's limits.
+fn device_takes(metadata: &std::fs::Metadata, limit: &str) -> bool {
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let limit =
-        |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}discard_max_bytes"));
+    let of = |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}{limit}"));
     // A partition's limits are its disk's.
-    let text = limit("queue/").or_else(|_| limit("../queue/")).unwrap_or_default();
+    let text = of("queue/").or_else(|_| of("../queue/")).unwrap_or_default();
     text.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0)
 }

@@ -2,6 +2,9 @@
 //!
 //! Where direct I/O has blocks of more than a sector, a range is taken apart: the part of a block that it begins or ends with is not
 //! discarded, and zeroed as a write of zeroes is; what is between is whole blocks.
+//!
+//! A range is worked on a piece at a time ([`Pieces`]), each in a turn of its own (`turns.rs`): a request that names 2 GiB keeps nobody else waiting, and
+//! who wants the lane to end waits for a piece.
 
 use std::sync::atomic::Ordering;
 
@@ -9,6 +12,7 @@ use vlane_ring::{Kind, Range, SECTOR};
 
 use super::channel::{FileChannel, Stage};
 use super::transfer::{self, Data, Extent, Failure, Transfer};
+use super::turns::Turn;
 use super::{Discard, span};
 use crate::operation::{Decisions, Operation, Placement, What};
 use crate::{Outcome, Request, Slot, Status};
@@ -22,12 +26,42 @@ pub(super) enum Way {
     Zero,
     /// Writes zeroes.
     Write,
-    /// Tells the device that it is not needed (BLKDISCARD): what it reads as is the device's business.
+    /// Tells the device that it is not needed, by io_uring: what it reads as is the device's business.
+    Discard,
+    /// The same by a thread that waits for it (BLKDISCARD).
     Device,
 }
 
+/// Bytes of a range that are worked on at a time: powers of two.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pieces {
+    /// Of a range of a file that is deallocated. It takes as long as the file system has extents there.
+    pub(super) punched: u64,
+    /// Of one that is zeroed. Where the device has no command for it, the kernel writes it.
+    pub(super) zeroed: u64,
+    /// Of one to which vlane writes zeroes.
+    pub(super) written: u64,
+}
+
+impl Pieces {
+    /// Each lasts some milliseconds, on a disk that writes 100 MB in a second a sixth of one.
+    pub(super) const USUAL: Pieces = Pieces { punched: 64 << 20, zeroed: 16 << 20, written: 1 << 20 };
+
+    /// The most that goes in this way at once.
+    fn of(self, way: Way) -> u64 {
+        match way {
+            Way::Punch => self.punched,
+            Way::Zero => self.zeroed,
+            Way::Write => self.written,
+            // One command whatever its length, and one wait.
+            Way::Discard | Way::Device => u64::MAX,
+        }
+    }
+}
+
 impl Way {
-    fn bit(self) -> u8 {
+    /// In [`Shared::unknown_ways`](super::Shared::unknown_ways).
+    pub(super) fn bit(self) -> u8 {
         1 << self as u8
     }
 }
@@ -37,7 +71,7 @@ impl FileChannel {
     /// 5.2.6.2).
     fn ways(&self, kind: Kind, range: &Range) -> &'static [Way] {
         match (kind, self.shared.discard) {
-            (Kind::Discard, Discard::On) if self.shared.is_device => &[Way::Device],
+            (Kind::Discard, Discard::On) if self.shared.is_device => &[Way::Discard, Way::Device],
             (Kind::Discard, Discard::On) => &[Way::Punch],
             (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[Way::Zero],
             (Kind::Discard, _) => &[],
@@ -59,6 +93,7 @@ impl FileChannel {
             progress.stage = Stage::Range;
             let (index, way, done) = (progress.range, progress.way, progress.done);
             let Some(range) = request.ranges().get(index) else {
+                self.end_turn(slot);
                 return self.all_done(slot, request, decisions);
             };
             let Some((start, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
@@ -75,6 +110,7 @@ impl FileChannel {
             let into = at % block;
             let is_part = into > 0 || left < block;
             let len = if is_part { left.min(block - into) } else { left - left % block };
+            let pieces = self.shared.pieces;
             let progress = self.at(slot);
             progress.part = len;
             if is_part && request.kind() == Kind::Discard {
@@ -83,19 +119,28 @@ impl FileChannel {
                 continue;
             }
             let ways = self.ways(request.kind(), range);
-            let way = if is_part { Some(Way::Write) } else { ways.get(way).copied() };
-            match way {
+            let Some(way) = (if is_part { Some(Way::Write) } else { ways.get(way).copied() }) else {
                 // A discard is advice; zeroes can always be written.
-                None => {
-                    let FileChannel { progress, holder, .. } = self;
-                    transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
-                    self.range_part_done(slot);
+                let FileChannel { progress, holder, .. } = self;
+                transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
+                self.range_part_done(slot);
+                continue;
+            };
+            if self.shared.unknown_ways.load(Ordering::Relaxed) & way.bit() != 0 {
+                self.at(slot).way += 1;
+                continue;
+            }
+            self.at(slot).part = len.min(pieces.of(way).max(block));
+            if !self.has_turn(slot, way) {
+                return Outcome::Pending;
+            }
+            match way {
+                Way::Write => return self.write_zeroes(slot, request, decisions, at, operations),
+                // A thread's discard cannot be called back: the lane may want the request to end here.
+                Way::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
+                    return Outcome::Again;
                 }
-                Some(Way::Write) => return self.write_zeroes(slot, request, decisions, at, operations),
-                Some(way) if self.shared.unknown_ways.load(Ordering::Relaxed) & way.bit() != 0 => {
-                    self.at(slot).way += 1;
-                }
-                Some(way) => match self.begin_way(slot, decisions, way, at, operations) {
+                way => match self.begin_way(slot, decisions, way, at, operations) {
                     true => return Outcome::Pending,
                     false => self.at(slot).way += 1,
                 },
@@ -135,7 +180,7 @@ impl FileChannel {
         if let Some(holder) = holder.as_mut().filter(|_| decisions.placement == Placement::Direct)
             && progress.hold.is_none()
         {
-            progress.hold = holder.begin_write(slot, offset..offset + len);
+            progress.hold = holder.begin_range(slot, offset..offset + len);
             if progress.hold.is_none() {
                 return true;
             }
@@ -143,7 +188,9 @@ impl FileChannel {
         let what = match way {
             Way::Punch => What::Punch,
             Way::Zero => What::Zero,
+            Way::Discard => What::Discard,
             Way::Write | Way::Device => {
+                progress.is_armed = false;
                 let begun = discards.as_ref().is_some_and(|results| {
                     shared.discarder.begin(shared, slot, (offset, len), results).is_ok()
                 });
@@ -157,6 +204,24 @@ impl FileChannel {
         // The descriptor that claimed a device: see `open::claim`.
         operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
         true
+    }
+
+    /// Whether a request has a turn for a piece that goes in this way; or it waits for one.
+    fn has_turn(&mut self, slot: Slot, way: Way) -> bool {
+        let FileChannel { progress, turns, .. } = self;
+        let progress = &mut progress[usize::from(slot.0)];
+        if progress.turn.is_none() {
+            let turn = if matches!(way, Way::Discard | Way::Device) { Turn::Discard } else { Turn::Zeroing };
+            progress.turn = turns.take(slot, turn).then_some(turn);
+        }
+        progress.turn.is_some()
+    }
+
+    /// A request's turn is over, if it has one.
+    pub(super) fn end_turn(&mut self, slot: Slot) {
+        if let Some(turn) = self.at(slot).turn.take() {
+            self.turns.end(turn);
+        }
     }
 
     /// The present part of a range is done.
@@ -179,6 +244,7 @@ impl FileChannel {
         let progress = &mut progress[usize::from(slot.0)];
         transfer::release(holder.as_mut(), &mut progress.hold);
         let (range, way) = (request.ranges().get(progress.range), progress.way);
+        self.end_turn(slot);
         let way = range.and_then(|range| self.ways(request.kind(), range).get(way).copied());
         match (way, result.saturating_neg()) {
             (_, errno) if errno <= 0 => self.range_part_done(slot),
@@ -186,6 +252,8 @@ impl FileChannel {
                 self.shared.unknown_ways.fetch_or(way.bit(), Ordering::Relaxed);
                 self.at(slot).way += 1;
             }
+            // A security module that knows no such command, or pages that others have: there is the system call.
+            (Some(Way::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => self.at(slot).way += 1,
             // Not for this range: not aligned as the device wants it.
             (Some(_), libc::EINVAL) => self.at(slot).way += 1,
             (_, errno) if self.may_retry(slot, errno) => {}

@@ -84,6 +84,7 @@ fn told(request: &Request, operation: &Operation) -> Option<Told> {
         What::Read(_) => return None,
         What::Punch => return Some(Told::Clear { how: Clear::Punch, offset, len }),
         What::Zero => return Some(Told::Clear { how: Clear::Zero, offset, len }),
+        What::Discard => return Some(Told::Clear { how: Clear::Discard, offset, len }),
         What::Write(Memory::Request(from)) => recorder::data(request, *from, len),
         What::Write(Memory::Zeroes) => Data::Zeroes(len),
         What::Write(Memory::Piece(piece, from)) => {
@@ -155,6 +156,10 @@ impl Channel for Recorded {
             self.recorder.forget(number);
         }
         self.inner.forget(slot);
+    }
+
+    fn waiting(&self, slots: &mut Vec<Slot>) {
+        self.inner.waiting(slots);
     }
 
     fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {

@@ -13,7 +13,7 @@ use super::exclusion::Exclusion;
 use super::flushes::{Flushes, Syncer};
 use super::inline::Pace;
 use super::transfer::Align;
-use super::{Cache, FileEngine, Shared, discard, durability, sync_thread, transfer};
+use super::{Cache, FileEngine, Shared, discard, durability, ranges, sync_thread, transfer};
 use crate::operation::StorageFile;
 use crate::{Writeback, system};
 
@@ -34,12 +34,19 @@ pub struct Simulated {
     pub memory: usize,
     /// Size in sectors.
     pub sectors: u64,
+    /// It is a device.
+    pub is_device: bool,
+    /// Bytes of a range that are punched, zeroed and written at a time: powers of two.
+    pub pieces: [u64; 3],
+    /// Discards and zeroings that a channel has under way.
+    pub turns: (usize, usize),
 }
 
 impl FileEngine {
     /// A volume in the simulated kernel.
     pub fn simulated(of: Simulated) -> FileEngine {
-        let Simulated { cache, direct, buffered, witness, block, memory, sectors } = of;
+        let Simulated { cache, direct, buffered, witness, block, memory, sectors, .. } = of;
+        let [punched, zeroed, written] = of.pieces;
         let align = if direct.is_some() { Align { block, memory } } else { Align::NONE };
         let shared = Shared {
             path: PathBuf::from("simulated"),
@@ -48,6 +55,8 @@ impl FileEngine {
             has_warned: AtomicBool::new(false),
             unknown_ways: AtomicU8::new(0),
             discarder: discard::Discarder::default(),
+            pieces: ranges::Pieces { punched, zeroed, written },
+            turns: Some(of.turns),
             durability: Arc::new(durability::Durability::new(Some(witness))),
             placements: None,
             flushes: Flushes::new(),
@@ -58,9 +67,10 @@ impl FileEngine {
             physical_exponent: 3,
             align,
             read_only: false,
-            is_device: false,
+            is_device: of.is_device,
             can_discard: true,
             discard: super::Discard::On,
+            can_zero: true,
             map: None,
             journal: None,
             flush_delay: Duration::ZERO,

@@ -253,7 +253,7 @@ impl Lane {
         if let Some(classed) = &mut self.classed {
             classed.is_stale = true;
             classed.timed = (classed.timed + 1) % TIMED;
-            classed.follow(self.begun.requests);
+            classed.follow(self.begun.requests - self.begun.others);
             self.tracks = classed.tracks();
         }
         self.chooses();
@@ -299,7 +299,7 @@ impl Lane {
             classed.class = class;
             self.defaults.class = class;
             classed.sees(class);
-            classed.follow(self.begun.requests);
+            classed.follow(self.begun.requests - self.begun.others);
             self.tracks = classed.tracks();
             self.chooses();
         }
@@ -351,7 +351,7 @@ impl Lane {
         let mut now = classed.now() & !COUNTED;
         if classed.is_mixed {
             now |= COUNTED;
-            if self.queue.request(slot).kind() != Kind::Flush {
+            if matches!(self.queue.request(slot).kind(), Kind::In | Kind::Out) {
                 classed.at_device[usize::from(class != Class::Express)] += 1;
                 classed.begun += 1;
             }
@@ -369,7 +369,7 @@ impl Lane {
         if classed.is_mixed {
             classed.answered += 1;
             let is_counted = begun & COUNTED != 0;
-            if !(is_counted && request.kind() == Kind::Flush) {
+            if matches!(request.kind(), Kind::In | Kind::Out) {
                 let others = usize::from(!is_counted || class != Class::Express);
                 classed.at_device[others] -= 1;
             }

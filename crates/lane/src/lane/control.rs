@@ -9,8 +9,8 @@ use vlane_hint::LaneHint;
 use vlane_memory::GuestMemory;
 use vlane_ring::{Broken, probes};
 
-use super::Lane;
 use super::events::LaneEvent;
+use super::{Idle, Lane};
 use crate::call::Call;
 use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
@@ -128,10 +128,33 @@ impl Lane {
         }
         self.draining = Some(Draining::Suspend(reply));
         self.tell_classes();
+        self.begin_parked_again();
         while let Some(slot) = self.next_waiting() {
             self.observers.put_back(slot);
         }
+        for (slot, idle) in self.idle() {
+            if !self.put_back(slot) && idle == Idle::Again {
+                self.again.push(&mut self.links, slot);
+            }
+        }
         self.leave_budget();
+    }
+
+    /// Whether a request that is half done stays in flight, for whoever serves the queue next and knows of it.
+    pub(super) fn stays_in_flight(&self) -> bool {
+        match self.draining {
+            Some(Draining::Suspend(_)) => true,
+            Some(Draining::TryStop(..)) => self.queue.is_tracked(),
+            _ => false,
+        }
+    }
+
+    /// What was given up waits for its turn again.
+    fn begin_parked_again(&mut self) {
+        for slot in std::mem::take(&mut self.parked) {
+            self.wait(slot);
+            self.begins_to_wait(slot);
+        }
     }
 
     /// What is in flight stays so for another device.
@@ -152,12 +175,14 @@ impl Lane {
         if matches!(&self.draining, Some(Draining::TryStop(wish, _)) if !wish.stands()) {
             self.draining = None;
             self.is_touched = true;
+            self.begin_parked_again();
         }
     }
 
     fn drain(&mut self, draining: Draining) {
         self.draining = Some(draining);
         self.tell_classes();
+        self.begin_parked_again();
         self.put_back_waiting();
         // What could not be put back does not wait any more, and pays when it is begun.
         self.leave_budget();
@@ -286,7 +311,9 @@ impl Lane {
         }
         let is_idle = match self.is_suspending() {
             true => self.begun.requests == 0,
-            false => self.queue.in_flight() == 0 && (self.broken || !self.queue.is_replaying()),
+            false => {
+                self.queue.in_flight() == self.parked.len() && (self.broken || !self.queue.is_replaying())
+            }
         };
         if !is_idle {
             return Settled::Stays;
@@ -317,6 +344,9 @@ impl Lane {
 
     fn stops(&mut self, reply: &Sender<Option<Stopped>>) -> Settled {
         self.publish();
+        for slot in std::mem::take(&mut self.parked) {
+            self.observers.put_back(slot);
+        }
         self.queue.leave_place();
         self.store_counters();
         let counters = self.counters.since(&self.counted_before);

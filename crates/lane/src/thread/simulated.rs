@@ -188,6 +188,11 @@ impl Threads {
         self.routes.move_lane(index, thread);
     }
 
+    /// A lane that was to move and has not is to stay, as whoever lets lanes move soon says.
+    pub fn call_off(&mut self, index: u16) {
+        self.routes.call_off(index);
+    }
+
     fn ask<T>(&self, index: u16, message: impl FnOnce(std::sync::mpsc::Sender<T>) -> Message) -> Receiver<T> {
         let (reply, answer) = channel();
         self.routes.send(index, message(reply));
