@@ -487,17 +487,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
         sockets: Arc::clone(&sockets),
         control: control.as_ref().map(|control| Box::new(control.remover()) as Box<dyn Fn() + Send>),
     };
-    let stopper = listener.stopper();
-    ending.guard(remains, move || stopper.stop())?;
-    stops_on_lost_write(args, &volume, &ending);
-    let upgrade = upgrade::Upgrade::new(upgrade::Belongings {
-        name: volume_name(args),
-        status: status.clone(),
-        volume: Arc::clone(&volume),
-        image: image.clone(),
-        control: control.as_ref().map(|control| Box::new(control.giver()) as upgrade::GiveControl),
-        is_recorded: args.danger_record_storage.is_some(),
-    })?;
+    guard(args, &ending, remains)?;
+    let belongings = belongings(args, &status, &volume, image.as_ref(), control.as_ref());
+    let upgrade = upgrade::Upgrade::new(belongings)?;
     listener.name_successor(upgrade.clone());
     let resize = resizer(volume_name(args), Arc::clone(&listener), opened, Arc::clone(&upgrade))?;
     signals::thread(signals, signals::Means { ending: ending.clone(), resize, upgrade, status })?;
@@ -516,12 +508,28 @@ fn serve(args: &ServeArgs) -> Result<()> {
     listener.close();
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-    all_of([
-        astray::at_the_end(&volume_name(args), image.as_ref()),
-        synced.with_context(|| unwritten(args, &volume)),
-        recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete"),
-        result,
-    ])
+    let recorded =
+        recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete");
+    let synced = synced.with_context(|| unwritten(args, &volume));
+    all_of([astray::at_the_end(&volume_name(args), image.as_ref()), synced, recorded, result])
+}
+
+/// All that is handed over at an upgrade beside the session.
+fn belongings(
+    args: &ServeArgs,
+    status: &str,
+    volume: &Arc<Volume>,
+    image: Option<&Arc<FileEngine>>,
+    control: Option<&Control>,
+) -> upgrade::Belongings {
+    upgrade::Belongings {
+        name: volume_name(args),
+        status: status.to_owned(),
+        volume: Arc::clone(volume),
+        image: image.cloned(),
+        control: control.map(|control| Box::new(control.giver()) as upgrade::GiveControl),
+        is_recorded: args.danger_record_storage.is_some(),
+    }
 }
 
 /// What the volume is, besides its engine.
@@ -544,12 +552,15 @@ fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     last.map_or(Ok(()), Err)
 }
 
-/// Has a lost write end it, if that is asked.
-fn stops_on_lost_write(args: &ServeArgs, volume: &Volume, ending: &stop::Ending) {
+/// Has the session end when the end is asked for, and a lost write ask for it if that is wanted.
+fn guard(args: &ServeArgs, ending: &stop::Ending, remains: stop::Remains) -> Result<()> {
+    let (stopper, volume) = (remains.listener.stopper(), Arc::clone(&remains.volume));
+    ending.guard(remains, move || stopper.stop())?;
     if args.on_lost_write == OnLostWrite::Stop {
         let ending = ending.clone();
         volume.on_lost_write(move || ending.begin());
     }
+    Ok(())
 }
 
 /// The sockets: new ones, or those of the program that handed them over, which is told.
