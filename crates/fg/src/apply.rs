@@ -7,7 +7,7 @@ use crate::{proc, sys};
 
 /// Makes it, if the thread is still the one, with the values, that it was decided for.
 pub fn apply(change: &Change) -> Outcome {
-    // What cannot be read for the moment is left as it is, and tried again.
+    // A thread that cannot be read for the moment is left as it is, and tried again.
     let now = proc::thread(change.pid, change.tid).ok().flatten();
     if now.is_none_or(|thread| thread.start != change.start || thread.values != change.from) {
         return Outcome { gone: true, ..Outcome::default() };

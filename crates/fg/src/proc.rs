@@ -81,7 +81,7 @@ impl Stat {
     }
 }
 
-/// What was read, or nothing if it has ended. Other errors, as "too many open files", say nothing of the process.
+/// The value that was read, or nothing if its process has ended. Other errors, as "too many open files", say nothing of the process.
 fn if_there<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),

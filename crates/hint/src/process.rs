@@ -35,7 +35,7 @@ impl ProcessId {
         }
     }
 
-    /// Whether it still lives, as far as that can be found out.
+    /// Says whether it still lives, as far as that can be found out.
     pub fn is_alive(&self) -> bool {
         !matches!(self.check(), Err(HintError::Gone { .. }))
     }

@@ -174,7 +174,7 @@ impl Thread {
         }
     }
 
-    /// Whether it has ended, by the system's word: what cannot be read for another reason has not.
+    /// Says whether it has ended, by the system's word: one that cannot be read for another reason has not.
     pub fn has_ended(&self) -> bool {
         self.clock().is_err_and(|error| is_gone(&error))
     }

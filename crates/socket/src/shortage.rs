@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// The same shortage is not told again sooner.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 
-/// Whether the system was short of descriptors or memory. Such an error says nothing of what was asked for.
+/// Says whether the system was short of descriptors or memory. Such an error says nothing of what was asked for.
 pub fn is_short(error: &io::Error) -> bool {
     let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
     short.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -24,7 +24,7 @@ pub fn is_short(error: &io::Error) -> bool {
 /// The last descriptors, which work of many is not to take: the process's own are opened in them.
 const RESERVE: u64 = 64;
 
-/// Whether a descriptor that was just opened is one of the last that this process may have. The system gives the lowest free number,
+/// Says whether a descriptor that was just opened is one of the last that this process may have. The system gives the lowest free number,
 /// so all below it are in use.
 pub fn is_scarce(fd: &impl AsFd) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -40,7 +40,7 @@ pub fn no_descriptor() -> io::Error {
 /// Paces attempts that the system refuses for the moment. It tells of a shortage once, and of its end.
 #[derive(Debug)]
 pub struct Shortage {
-    /// What does not go on, as the beginning of a sentence.
+    /// The thing that does not go on, as the beginning of a sentence.
     what: String,
     pause: Duration,
     /// When the last attempt was refused; `None`: it was not.

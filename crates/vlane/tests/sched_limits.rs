@@ -1,4 +1,4 @@
-//! What bounds `vlane sched run`: its descriptors, its signals, whose machines it takes, and what it says.
+//! Bounds of `vlane sched run`: its descriptors, its signals, the machines that it takes, and its messages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -17,10 +17,10 @@ use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Somebody else: `nobody`.
+/// Another user: `nobody`.
 const OTHER: u32 = 65534;
 
-/// Whether the tests can be: as root, with what it takes to schedule.
+/// Says whether the tests can run: as root, with the right to schedule.
 fn may_schedule() -> bool {
     if !rustix::process::geteuid().is_root() {
         vlane_testing::skip("only root can be other users");
@@ -120,7 +120,7 @@ impl Named {
     }
 }
 
-/// Somebody who connects as a back end does.
+/// A connection as a back end makes it.
 fn knock(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -169,7 +169,7 @@ fn flood_of_refused_back_ends_is_told_in_few_lines() {
     let run = Scheduler::start(&["env"], &[]);
     let refused = 3000;
     for _ in 0..refused {
-        // What no back end says.
+        // No back end says that.
         while !knock(&run.listen()).is_some_and(|socket| rustix::io::write(&socket, b"nonsense").is_ok()) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -226,7 +226,6 @@ fn machines_that_nobody_offered_are_not_adopted() {
     }
 }
 
-/// Starts a shell with a program of its own, the shell's name in `name`.
 fn machine_that_names_its_thread_after(seconds: &str) -> Process {
     // A process that gives itself a vCPU's name a moment after its start.
     let script = format!("sleep {seconds}; printf 'CPU 0/KVM' > /proc/$$/comm; sleep 100");
@@ -262,9 +261,8 @@ fn user_mode_linux(dir: &Path, children: usize) -> Process {
          time.sleep(100)\n"
     );
     fs::write(&script, text).unwrap();
-    let python = fs::read_link("/proc/self/exe").map(|_| PathBuf::from("/usr/bin/python3")).unwrap();
     let linux = dir.join("linux");
-    fs::copy(fs::canonicalize(python).unwrap(), &linux).unwrap();
+    fs::copy(fs::canonicalize("/usr/bin/python3").unwrap(), &linux).unwrap();
     Process::start(Command::new(&linux).arg(&script).arg("mem=64M").process_group(0))
 }
 

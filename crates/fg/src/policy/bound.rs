@@ -15,7 +15,7 @@ pub fn user_of(owner: &str) -> &str {
     owner.split(' ').next().unwrap_or_default()
 }
 
-/// What is raised of each user.
+/// The raised threads and terminals of each user.
 #[derive(Debug, Default)]
 pub(super) struct Raised(BTreeMap<String, OfUser>);
 
@@ -26,7 +26,7 @@ struct OfUser {
 }
 
 impl Raised {
-    /// What these processes have.
+    /// The part of these processes.
     pub(super) fn of(known: &BTreeMap<i32, Known>) -> Self {
         let mut raised = Self::default();
         for (pid, known) in known {
@@ -40,7 +40,7 @@ impl Raised {
         raised
     }
 
-    /// Whether a process in the foreground is raised; it counts from then on. One that has become too large for its user is not any more.
+    /// Says whether a process in the foreground is raised; it counts from then on. One that has become too large for its user is not any more.
     pub(super) fn admits(&mut self, seen: &Seen) -> bool {
         let (pid, user) = (seen.stat.pid, user(seen.owner.as_deref()));
         if user == ROOT {

@@ -101,7 +101,7 @@ impl Machine {
         &self.vcpus
     }
 
-    /// Whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]), or threads of a vCPU ([`MAX_THREADS`]).
+    /// Says whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]), or threads of a vCPU ([`MAX_THREADS`]).
     pub fn has_more(&self) -> bool {
         self.left_out || self.vcpus.len() == MAX_VCPUS
     }

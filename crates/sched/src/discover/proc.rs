@@ -22,7 +22,7 @@ pub(super) fn gone(pid: u32) -> Error {
     Error::new(ErrorKind::Gone, format!("process {pid} is gone"))
 }
 
-/// What cannot be read of a process: it is gone, or that cannot be found out now. Only the first lets a machine go.
+/// The error of a process that cannot be read: it is gone, or that cannot be found out now. Only the first lets a machine go.
 pub(super) fn unread(pid: u32, error: io::Error) -> Error {
     match is_gone(&error) {
         true => gone(pid),
@@ -47,7 +47,7 @@ pub(super) fn check(process: ProcessId) -> Result<()> {
     process.check().map_err(|error| hint(process.pid, error))
 }
 
-/// Whether the thread is still there, as far as that can be found out.
+/// Says whether the thread is still there, as far as that can be found out.
 pub(super) fn has_thread(process: ProcessId, tid: u32) -> bool {
     fs::exists(format!("/proc/{}/task/{tid}", process.pid)).unwrap_or(true)
 }

@@ -210,7 +210,7 @@ impl Ears {
             let Some(ear) = self.ears.get_mut(&id) else { continue };
             ear.paused = false;
             ear.calm();
-            // What the system refuses for one is no reason not to hear the others, nor it.
+            // A refusal for one is no reason not to hear the others, nor it.
             if !matches!(watch(&self.epoll, &ear.wake, id), Ok(()) | Err(Errno::EXIST)) {
                 self.until.insert((now + UNWATCHED_NS, id));
             }

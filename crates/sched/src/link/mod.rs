@@ -42,7 +42,7 @@ const HELLO: Duration = Duration::from_secs(5);
 const EVENTS: usize = 256;
 const LISTENER: u64 = 0;
 
-/// Whose machines are adopted when a back end registers them. A machine that was named is adopted in any case.
+/// The users whose machines are adopted when a back end registers them. A machine that was named is adopted in any case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Adoption {
     /// Everybody's, as far as the socket's mode lets back ends register.
@@ -53,7 +53,7 @@ pub enum Adoption {
 }
 
 impl Adoption {
-    /// Whether a machine is adopted whose process has this user; `None`: its user IDs differ.
+    /// Says whether a machine is adopted whose process has this user; `None`: its user IDs differ.
     fn includes(&self, owner: Option<u32>) -> bool {
         match self {
             Adoption::All => true,
@@ -62,7 +62,7 @@ impl Adoption {
     }
 }
 
-/// Whether there is room for one more session of a user, beside `all` sessions of which `same` are that user's. `own`: the scheduler's
+/// Says whether there is room for one more session of a user, beside `all` sessions of which `same` are that user's. `own`: the scheduler's
 /// user.
 fn has_room(all: usize, same: usize, user: u32, own: u32) -> bool {
     if user == 0 || user == own {
@@ -336,7 +336,7 @@ impl Door {
         Ok(notices)
     }
 
-    /// Nobody is accepted for a while: the socket stays readable, and this thread would do nothing else.
+    /// Accepts no back end for a while: the socket stays readable, and this thread would do nothing else.
     fn close_for_now(&mut self, error: &std::io::Error) {
         let _ = epoll::delete(&self.epoll, &self.socket);
         self.closed_until = Some(self.shortage.refused(error, Instant::now()));
@@ -458,7 +458,7 @@ fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> rustix::io::Result<()> 
 
 /// Why a back end is not let in.
 enum Refusal {
-    /// Nobody has said that this user's machines are to be scheduled.
+    /// This user's machines were not offered.
     NotAdopted {
         pid: u32,
         owner: Option<u32>,
@@ -525,7 +525,7 @@ mod tests {
     use super::*;
 
     proptest::proptest! {
-        /// Whoever else registers, in whatever order: root and the scheduler's own user find room for as many as are reserved.
+        /// Others register, in any order: root and the scheduler's own user find room for as many as are reserved.
         #[test]
         fn many_users_leave_root_its_places(users in proptest::collection::vec(1_u32..40, 20)) {
             let own = 7;

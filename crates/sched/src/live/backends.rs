@@ -232,7 +232,7 @@ impl Backends {
                     let room = self.fit(user, *token, vcpu);
                     if let Some(joined) = self.joined.get_mut(token) {
                         joined.room = room;
-                        // What fails here is tried once more by the daemon, which says why. The threads that were taken stay taken.
+                        // A failure here is tried once more by the daemon, which says why. The threads that were taken stay taken.
                         if let Ok(opened) = opened(vcpu, &joined.threads) {
                             joined.threads.clone_from(&opened);
                             threads = opened;
@@ -444,7 +444,7 @@ impl Backends {
     }
 }
 
-/// The user that a vCPU counts for. Nobody's, if its process has ended: the daemon finds that out. One that cannot be told for the
+/// The user that a vCPU counts for; none if its process has ended: the daemon finds that out. One that cannot be told for the
 /// moment is bounded all the same.
 fn user_of(pid: u32) -> Option<u32> {
     match process_of(pid) {

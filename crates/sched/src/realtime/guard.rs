@@ -104,7 +104,7 @@ impl Guard {
         }
     }
 
-    /// Whether it is alive, as far as the system tells.
+    /// Says whether it is alive, as far as the system tells.
     pub fn is_alive(&self) -> bool {
         !matches!(readable(self.pidfd.as_fd(), Duration::ZERO), Ok(true))
     }

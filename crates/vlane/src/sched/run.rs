@@ -60,7 +60,7 @@ pub struct RunArgs {
     /// The group whose members may connect there, by name or number [default: the scheduler's own]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     listen_group: Option<u32>,
-    /// Whose machines are scheduled when their back ends register: own (this process's user), all (everybody's who may connect), or users by
+    /// Users whose machines are scheduled when their back ends register: own (this process's user), all (everybody's who may connect), or users by
     /// name or number, with commas in between. Machines that are named are scheduled in any case
     #[arg(long, value_name = "WHO", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
     adopt: Vec<Adopt>,
@@ -120,7 +120,7 @@ pub struct RunArgs {
     overwrite: Overwrite,
 }
 
-/// Whose machines.
+/// A user, or several, whose machines are adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Adopt {
     Own,
@@ -161,7 +161,7 @@ impl RunArgs {
         }
     }
 
-    /// Whose machines are adopted.
+    /// The users whose machines are adopted.
     fn adoption(&self) -> Adoption {
         if self.adopt.contains(&Adopt::All) {
             return Adoption::All;
