@@ -1,7 +1,7 @@
 //! What each vhost-user message does to a session's [`State`].
 
 use super::tracking::Tracking;
-use super::{State, refuse, refuse_for_good};
+use super::{State, refuse, refuse_for_good, with_cause};
 use crate::arriving;
 use crate::features;
 use crate::signal_fd::Use;
@@ -19,11 +19,6 @@ use vlane_memory::{GuestMemory, Region, RegionSpec};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
 const MAX_REGIONS: usize = 509;
-
-/// An error and what caused it, in one line.
-pub(super) fn with_cause(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
-}
 
 /// Maps memory of the front end's, and keeps its file.
 pub(super) fn map(spec: RegionSpec, file: File) -> Result<Region> {

@@ -10,10 +10,9 @@ use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Error, Result};
 use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 
-use super::messages::with_cause;
 use super::relay::Messages;
 use super::tracking::Tracking;
-use super::{End, Session, Standing, State, messages, refuse};
+use super::{End, Session, Standing, State, messages, refuse, with_cause};
 use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, Silence};

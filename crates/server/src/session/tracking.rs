@@ -9,8 +9,7 @@ use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_error::counted;
 use vlane_ring::{InflightError, InflightRegion, Queue};
 
-use super::messages::with_cause;
-use super::{State, refuse, refuse_for_good};
+use super::{State, refuse, refuse_for_good, with_cause};
 
 /// What SET_INFLIGHT_FD gave.
 pub(super) struct Tracking {
