@@ -302,3 +302,18 @@ fn threads_that_share_a_budget_never_have_more_together_than_it_has() {
     assert!(taken <= most, "{taken} of {most}");
     assert!(taken > burst.as_secs_f64() * f64::from(rate), "{taken}: only the burst");
 }
+
+#[test]
+fn zeroes_and_discards_count_by_the_bytes_that_they_name() {
+    let budget = slow(ExpressBudget::Counted);
+    let (mut guest, mut lane, mut uring) = limited(&budget);
+    // Zeroes that keep their place count as a write does.
+    (0..4).for_each(|slot| guest.zeroes(slot, 8));
+    // What is freed counts a part.
+    let sectors = 8 * u32::try_from(crate::limits::FREED).unwrap();
+    (4..8).for_each(|slot| guest.discard(slot, sectors));
+    guest.driver.publish();
+    assert!(lane.serve(&mut uring, false));
+    assert_eq!(answered(&mut guest), [0, 1, 2, 3, 4]);
+    assert!(!lane.serve(&mut uring, false) && lane.is_held(), "the others wait for the limit");
+}

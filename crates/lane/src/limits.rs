@@ -4,8 +4,8 @@
 //! takes half a millisecond's worth at a time, uses it without touching anything that is shared, and gives back what is left as soon as it
 //! has nothing to do. A lane that is told to wait sleeps until its piece is due: it asks nobody meanwhile.
 //!
-//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes are those of reads and writes; a discard
-//! moves none.
+//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes are those of reads and writes, and of zeroes that
+//! keep their place, which somebody writes. What is freed counts a part of its bytes ([`FREED`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,13 @@ use std::time::Duration;
 
 use vlane_engine::{Class, Instant};
 use vlane_policy::throttle::{Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks};
-use vlane_ring::{Kind, Request};
+use vlane_ring::{Kind, Range, Request, SECTOR};
 
 /// The longest that a lane sleeps for its budget before it looks again.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Of so many bytes that are freed, by a discard or by zeroes that may free, one counts.
+pub(crate) const FREED: u64 = 64;
 
 /// The level of a bucket: every thread of the volume changes it.
 #[derive(Debug, Default)]
@@ -145,6 +148,13 @@ pub(crate) struct Demand {
     is_exempt: bool,
 }
 
+/// What a range of a discard or zeroing counts.
+fn cost(kind: Kind, range: &Range) -> u64 {
+    let bytes = u64::from(range.sectors) * SECTOR;
+    let is_freed = kind == Kind::Discard || range.unmap;
+    if is_freed { bytes.div_ceil(FREED) } else { bytes }
+}
+
 /// A lane's part in its volume's budget.
 #[derive(Debug)]
 pub(crate) struct Limited {
@@ -174,9 +184,11 @@ impl Limited {
     }
 
     pub(crate) fn demand(&self, request: &Request, class: Class) -> Demand {
-        let is_transfer = matches!(request.kind(), Kind::In | Kind::Out);
-        let is_exempt = class == Class::Express && self.exempts();
-        Demand { bytes: if is_transfer { request.len() } else { 0 }, is_exempt }
+        let bytes = match request.kind() {
+            Kind::In | Kind::Out => request.len(),
+            kind => request.ranges().iter().map(|range| cost(kind, range)).sum(),
+        };
+        Demand { bytes, is_exempt: class == Class::Express && self.exempts() }
     }
 
     /// Whether express requests do not wait.

@@ -87,12 +87,21 @@ impl Guest {
         self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     }
 
-    /// One range of zeroes.
+    /// One range of zeroes, which keep their place.
     pub(crate) fn zeroes(&mut self, slot: u16, sectors: u32) {
+        self.range(slot, Kind::WriteZeroes, sectors);
+    }
+
+    /// One range that is discarded.
+    pub(crate) fn discard(&mut self, slot: u16, sectors: u32) {
+        self.range(slot, Kind::Discard, sectors);
+    }
+
+    fn range(&mut self, slot: u16, kind: Kind, sectors: u32) {
         let mut range = [0; 16];
         range[8..12].copy_from_slice(&sectors.to_le_bytes());
         self.driver.data_mut(slot).unwrap().copy_in(0, &range).unwrap();
-        self.driver.submit(slot, Request { kind: Kind::WriteZeroes, sector: 0, len: 16, ioprio: 0 }).unwrap();
+        self.driver.submit(slot, Request { kind, sector: 0, len: 16, ioprio: 0 }).unwrap();
     }
 }
 
