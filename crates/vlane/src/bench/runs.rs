@@ -268,12 +268,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         Err(error) if !error.is::<exit::Partial>() => return Err(error),
         _ => {}
     }
-    for path in output.files() {
-        if std::io::stderr().is_terminal() {
-            // The report is written; that nobody can be told is no reason to fail.
-            let _ = writeln!(std::io::stderr(), "written: {}", path.display());
-        }
-    }
+    tell_written(&output);
     if runs.fail_on_worse && is_worse(&comparisons) {
         return Err(
             exit::Missed("worse than what it was compared with (the verdicts are above)".to_owned()).into()
@@ -288,6 +283,16 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         .into());
     }
     Ok(())
+}
+
+/// Names the files of the report, to a person.
+fn tell_written(output: &OutputArgs) {
+    for path in output.files() {
+        if std::io::stderr().is_terminal() {
+            // The report is written; that nobody can be told is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "written: {}", path.display());
+        }
+    }
 }
 
 /// Says that one option makes several measurements of what would be one.
