@@ -32,6 +32,7 @@ fn report() -> Report {
         notes: Vec::new(),
         sections: vec![Section::new("randread", "", Vec::new(), blocks)],
         samples: Vec::new(),
+        partial: None,
     }
 }
 
