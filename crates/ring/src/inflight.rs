@@ -14,6 +14,7 @@
 
 mod packed;
 mod split;
+mod trailer;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -28,6 +29,7 @@ use vlane_memory::shared::{SharedError, SharedWords};
 
 pub(crate) use packed::PackedMarks;
 pub(crate) use split::SplitMarks;
+pub use trailer::{NotedImage, Notes};
 
 use crate::error::Lost;
 use crate::limits::MAX_QUEUE_SIZE;
@@ -81,17 +83,23 @@ pub struct InflightRegion {
     /// Bytes of each queue's part.
     stride: usize,
     queues: u16,
+    /// There is room for [`Notes`] behind the last part.
+    has_notes: bool,
 }
 
 impl InflightRegion {
-    /// Bytes that `queues` queues of `size` entries need, whatever their layout.
+    /// Bytes that `queues` queues of `size` entries need, whatever their layout, and the [`Notes`].
     ///
     /// # Errors
     /// [`InflightError::Shape`].
     pub fn bytes(queues: u16, size: u16) -> Result<u64, InflightError> {
         Self::check(queues, size)?;
-        let part = packed::bytes(size).max(split::bytes(size)).next_multiple_of(ALIGNMENT);
-        Ok(part as u64 * u64::from(queues))
+        Ok((Self::part_bytes(size) * usize::from(queues) + trailer::BYTES) as u64)
+    }
+
+    /// Bytes of a part that is made here.
+    fn part_bytes(size: u16) -> usize {
+        packed::bytes(size).max(split::bytes(size)).next_multiple_of(ALIGNMENT)
     }
 
     /// New memory for so many queues of that size: a file whose size cannot change.
@@ -123,13 +131,17 @@ impl InflightRegion {
             return Err(too_small(len.saturating_sub(offset)));
         }
         let total = usize::try_from(bytes).map_err(|_| too_small(bytes))?;
-        // Whoever made it gave each queue the same, a multiple of the alignment.
-        let stride = total / usize::from(queues) / ALIGNMENT * ALIGNMENT;
+        let has_notes = Self::bytes(queues, size)? == bytes;
+        let stride = match has_notes {
+            true => Self::part_bytes(size),
+            // Whoever made it gave each queue the same, a multiple of the alignment.
+            false => total / usize::from(queues) / ALIGNMENT * ALIGNMENT,
+        };
         if stride < split::bytes(size) {
             return Err(too_small(bytes));
         }
         let mapping = Mapping::new(file, offset, total, MapFlags::empty())?;
-        Ok(Arc::new(Self { mapping, stride, queues }))
+        Ok(Arc::new(Self { mapping, stride, queues, has_notes }))
     }
 
     fn check(queues: u16, size: u16) -> Result<(), InflightError> {
@@ -139,13 +151,21 @@ impl InflightRegion {
 
     /// The part of queue `index`, if there is one.
     pub fn part(self: &Arc<Self>, index: u16) -> Option<InflightPart> {
-        let start = usize::from(index) * self.stride;
-        (index < self.queues).then(|| InflightPart {
-            // SAFETY: `index` parts of `stride` bytes, and one more, lie inside the mapping.
-            base: unsafe { self.mapping.base().add(start) },
-            len: self.stride,
-            _region: Arc::clone(self),
-        })
+        (index < self.queues).then(|| self.bytes_behind(index, self.stride))
+    }
+
+    /// The notes behind the last part, if there is room for them: whoever made the memory knows of them.
+    pub fn notes(self: &Arc<Self>) -> Option<Notes> {
+        self.has_notes.then(|| Notes(self.bytes_behind(self.queues, trailer::BYTES)))
+    }
+
+    /// `len` bytes behind the first `parts` parts, which the mapping must have.
+    fn bytes_behind(self: &Arc<Self>, parts: u16, len: usize) -> InflightPart {
+        let start = usize::from(parts) * self.stride;
+        assert!(start + len <= self.mapping.len());
+        // SAFETY: `len` bytes from there on lie inside the mapping, as just checked.
+        let base = unsafe { self.mapping.base().add(start) };
+        InflightPart { base, len, _region: Arc::clone(self) }
     }
 
     /// Nothing is in flight any more, in any queue, and none goes on where it was: the device was reset.

@@ -26,7 +26,7 @@ mod split;
 pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
 pub use error::{Broken, Lost, QueueError, RingFormat};
-pub use inflight::{InflightError, InflightPart, InflightRegion};
+pub use inflight::{InflightError, InflightPart, InflightRegion, NotedImage, Notes};
 pub use limits::MAX_QUEUE_SIZE;
 pub use queue::{Queue, QueueConfig, Slot};
 
