@@ -39,6 +39,10 @@ impl Engine for Behind {
         self.inner.sync()
     }
 
+    fn identity(&self) -> Option<file::Identity> {
+        self.inner.identity()
+    }
+
     fn lost_write(&self) -> Option<LostWrite> {
         self.inner.lost_write()
     }

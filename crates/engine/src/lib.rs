@@ -97,6 +97,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What the storage says; what it said first, once something was lost.
     fn sync(&self) -> io::Result<()>;
 
+    /// Which image it is, if it is one. Asks the system; not for the data path.
+    fn identity(&self) -> Option<file::Identity> {
+        None
+    }
+
     /// What was answered and is lost, if something is. Reads go on all the same.
     fn lost_write(&self) -> Option<LostWrite> {
         None

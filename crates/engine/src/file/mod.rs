@@ -23,6 +23,8 @@ mod flushes;
 #[cfg(test)]
 mod flushes_tests;
 mod format;
+mod handle;
+mod identity;
 mod inline;
 mod journal;
 mod leftover;
@@ -53,6 +55,7 @@ use vlane_ring::SECTOR;
 use vlane_trace::storage::Header;
 
 pub use self::astray::Astray;
+pub use self::identity::Identity;
 pub use self::journal::{DirectReport, JournalReport};
 pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
@@ -344,6 +347,10 @@ impl Engine for FileEngine {
             journal.synced();
         }
         durability.lost().map_or(synced, |lost| Err(lost.error()))
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Identity::of(self.shared.file())
     }
 
     fn lost_write(&self) -> Option<LostWrite> {
