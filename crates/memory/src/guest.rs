@@ -253,6 +253,16 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
+    /// The same memory with one region more, in the place of all that it overlaps.
+    pub fn replacing(&self, region: Region) -> GuestMemory {
+        let overlaps = |other: &Region| region.spec.guest < other.end() && other.spec.guest < region.end();
+        let mut regions: Vec<Region> =
+            self.regions.iter().filter(|other| !overlaps(other)).cloned().collect();
+        let at = regions.partition_point(|other| other.spec.guest < region.spec.guest);
+        regions.insert(at, region);
+        GuestMemory { regions }
+    }
+
     /// The same memory without the region at `guest` of `size` bytes.
     ///
     /// # Errors

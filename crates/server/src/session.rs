@@ -15,9 +15,10 @@ use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
 use vlane_memory::{DirtyLog, GuestMemory};
-use vlane_ring::{Broken, Queue, RingFormat, probes};
+use vlane_ring::{Broken, Queue, probes};
 
 mod messages;
+mod notes;
 mod relay;
 mod restore;
 mod tracking;
@@ -364,11 +365,7 @@ impl Handle {
         for index in state.running() {
             let _ = self.volume.pool.set_sectors(index, sectors, &state.calls());
         }
-        if let Some(channel) = &state.backend_channel
-            && let Err(error) = config_change::send(channel)
-        {
-            tracing::warn!("{}: cannot tell the front end of the new size: {error}", self.volume.config.name);
-        }
+        state.tell_size();
     }
 }
 
@@ -398,6 +395,14 @@ struct State {
     totals: Vec<Snapshot>,
     /// No ring starts any more.
     ended: bool,
+    /// No ring starts: the guest has another image.
+    is_barred: bool,
+    /// A ring has run since everything was written to the storage.
+    has_run: bool,
+    /// Whether the write cache is on, if somebody has said so.
+    switched: Option<bool>,
+    /// The size that the front end has read last, in this session.
+    seen_sectors: Option<u64>,
     was_asked_for_queues: bool,
 }
 
@@ -437,6 +442,10 @@ impl State {
             tracking: None,
             totals: vec![Snapshot::default(); usize::from(queues)],
             ended: false,
+            is_barred: false,
+            has_run: false,
+            switched: None,
+            seen_sectors: None,
             was_asked_for_queues: false,
             volume,
         }
@@ -516,7 +525,7 @@ impl State {
 
     /// Starts a lane for the ring, if all is there that it needs.
     fn try_start(&mut self, index: u16) -> Result<()> {
-        let layout = if self.has(features::RING_PACKED) { RingFormat::Packed } else { RingFormat::Split };
+        let layout = self.layout();
         let event_idx = self.has(features::RING_EVENT_IDX);
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let vring = &self.vrings[usize::from(index)];
@@ -528,7 +537,13 @@ impl State {
         //= vhost-user Ring states
         //# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled
         //# or disabled.
-        if self.ended || !self.is_negotiated || vring.running || !vring.started || !is_enabled {
+        if self.ended
+            || self.is_barred
+            || !self.is_negotiated
+            || vring.running
+            || !vring.started
+            || !is_enabled
+        {
             return Ok(());
         }
         let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };
@@ -541,7 +556,9 @@ impl State {
         }
         let mut queue =
             Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
-        self.track(index, &mut queue);
+        let again = self.track(index, &mut queue);
+        self.settle_write_cache(index, &queue, again)?;
+        let vring = &self.vrings[usize::from(index)];
         if queue.went_on() {
             tracing::info!(
                 "{}: queue {index} goes on where the last back end stopped ({:#x}), not where the front end says ({:#x})",
@@ -569,7 +586,12 @@ impl State {
         };
         let started = self.volume.pool.start(index, config, &self.calls());
         started.map_err(|error| self.lane_failed(index, error))?;
+        let is_first = self.running().is_empty();
         self.vrings[usize::from(index)].running = true;
+        self.has_run = true;
+        if is_first {
+            self.tell_size_at_start();
+        }
         self.tell_facts();
         Ok(())
     }
@@ -651,6 +673,8 @@ impl State {
         }
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.config = ConfigSpace::new(&self.volume.geometry(), self.volume.queues());
+        // The front end may not ask what it is now.
+        self.begin_write_cache();
         Ok(())
     }
 

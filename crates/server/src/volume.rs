@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use vlane_engine::file::Identity;
 use vlane_engine::{Engine, Geometry, LostWrite};
 use vlane_lane::{
     Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology, Waits,
@@ -101,6 +102,10 @@ pub struct Volume {
     stalls: Option<Stalls>,
     sessions: AtomicU64,
     session: Mutex<Option<SessionFacts>>,
+    /// Which image it is, if it is one.
+    identity: Option<Identity>,
+    /// A guest may go on with it that had another one.
+    may_be_another: bool,
 }
 
 impl Volume {
@@ -131,7 +136,10 @@ impl Volume {
         let stalls = engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;
         let classes =
             config.express.mode.classifies().then(|| Arc::new(ClassBoard::new(config.topology.queues)));
+        let identity = engine.identity();
         Ok(Volume {
+            identity,
+            may_be_another: false,
             config,
             engine,
             pool,
@@ -172,6 +180,22 @@ impl Volume {
     pub fn descriptors_with(&self, handed: usize) -> u64 {
         let running = handed as u64 + 2 * u64::from(self.queues()) + of_threads(&self.config) + OTHERS;
         running.max(needed(&self.config))
+    }
+
+    /// Lets a guest go on with this image that had another one, or a longer one: it is ruined if that is a mistake.
+    pub fn for_any_guest(mut self, may_be_another: bool) -> Volume {
+        self.may_be_another = may_be_another;
+        self
+    }
+
+    /// Which image it is, if it is one.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.identity
+    }
+
+    /// [`Volume::for_any_guest`].
+    pub(crate) fn may_be_another(&self) -> bool {
+        self.may_be_another
     }
 
     /// What a guest sees.

@@ -29,6 +29,8 @@ pub(crate) struct Vring {
     pub enabled: bool,
     /// A lane serves it.
     pub running: bool,
+    /// A lane has served it in this session.
+    pub has_run: bool,
 }
 
 impl Vring {

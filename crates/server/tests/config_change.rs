@@ -5,7 +5,9 @@
 mod common;
 
 use std::fs::OpenOptions;
-use std::os::fd::BorrowedFd;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -55,6 +57,7 @@ fn grows_and_shrinks(directory: &Path, cache: Cache) {
     let channel = unsafe { BorrowedFd::borrow_raw(handler.get_tx_raw_fd()) };
     assert!(wire.set(code::SET_BACKEND_REQ_FD, &[], &[channel]));
     let mut ring = Ring::new(&memory, 0);
+    assert_eq!(sectors(&wire), 4 * MIB / 512);
     assert!(wire.start(0, &ring));
 
     assert_eq!((write(&mut ring, 4 * MIB - 4096), write(&mut ring, 4 * MIB)), (0, 1));
@@ -91,6 +94,76 @@ fn grows_and_shrinks(directory: &Path, cache: Cache) {
     resize(&path, 0);
     assert!(engine.refresh().is_err());
     assert_eq!(sectors(&wire), 2 * MIB / 512);
+}
+
+/// A front end, and what it is told.
+struct Listening {
+    wire: Wire,
+    channel: UnixStream,
+}
+
+impl Listening {
+    fn new(wire: Wire) -> Listening {
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        channel.set_nonblocking(true).unwrap();
+        assert!(wire.set(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]));
+        Listening { wire, channel }
+    }
+
+    /// How often it was told of the configuration since the last look.
+    fn told(&mut self) -> usize {
+        // What was told before this answer is there.
+        assert!(self.wire.is_alive());
+        let mut told = Vec::new();
+        let end = self.channel.read_to_end(&mut told);
+        assert!(end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+        // CONFIG_CHANGE_MSG, version 1, without a body.
+        told.chunks(12).for_each(|message| assert_eq!(message, halves(&[2, 1, 0])));
+        told.len() / 12
+    }
+}
+
+/// A front end asks for the size once, and heeds no message while its machine is stopped, or before it is connected.
+#[test]
+fn size_is_told_when_the_first_ring_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path(), MIB);
+    let options = FileOptions { cache: Cache::Writeback, ..FileOptions::default() };
+    let engine = Arc::new(FileEngine::open(&path, options).unwrap());
+    let server = Server::new(Arc::clone(&engine) as _, 2, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
+    let mut front_end = Listening::new(wire);
+    let start = |front_end: &Listening| {
+        assert!((0..2).all(|index| front_end.wire.start(u32::from(index == 1), &rings[index])));
+    };
+    assert_eq!(sectors(&front_end.wire), MIB / 512);
+    start(&front_end);
+    assert_eq!(front_end.told(), 0, "it has asked");
+
+    let stop = |front_end: &Listening| assert!((0..2).all(|index| front_end.wire.get_base(index).is_some()));
+    stop(&front_end);
+    resize(&path, 2 * MIB);
+    assert!(engine.refresh().unwrap());
+    server.listener.size_changed();
+    front_end.told();
+    start(&front_end);
+    assert_eq!(front_end.told(), 1, "it has not asked since");
+    assert_eq!(sectors(&front_end.wire), 2 * MIB / 512);
+    stop(&front_end);
+    start(&front_end);
+    assert_eq!(front_end.told(), 0, "it knows");
+    // The look at the same size, which a user asks for again.
+    server.listener.size_changed();
+    assert_eq!(front_end.told(), 1);
+
+    // The next session is one of a front end that has asked another server, at another time.
+    drop((front_end, memory));
+    let (wire, memory) = server.guest(USUAL);
+    let ring = Ring::new(&memory, 0);
+    let mut front_end = Listening::new(wire);
+    assert!(front_end.wire.start(0, &ring));
+    assert_eq!(front_end.told(), 1);
 }
 
 #[test]

@@ -70,11 +70,7 @@ impl VhostUserBackendReqHandlerMut for State {
         self.features = wanted;
         self.is_negotiated = true;
         if changed & (features::BLK_FLUSH | features::BLK_CONFIG_WCE) != 0 {
-            //= virtio 5.2.5.2
-            //# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
-            //# writeback to 0.
-            let cannot_flush = self.has(features::BLK_CONFIG_WCE) && !self.has(features::BLK_FLUSH);
-            self.config.set_write_back(self.volume.geometry().write_cache && !cannot_flush);
+            self.begin_write_cache();
         }
         for index in running {
             self.update_log(index)?;
@@ -220,19 +216,19 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let bytes = self.config.read(offset, size);
-        bytes.map(<[u8]>::to_vec).ok_or_else(|| refuse("beyond the configuration space"))
+        let bytes = self.config.read(offset, size).map(<[u8]>::to_vec);
+        if bytes.is_some() && offset == 0 && size >= 8 {
+            self.seen_sectors = Some(self.config.sectors());
+        }
+        bytes.ok_or_else(|| refuse("beyond the configuration space"))
     }
 
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         if !self.config.write(offset, buf) {
             return Err(refuse("only the write cache's switch can be changed in the configuration space"));
         }
-        for index in self.running() {
-            let set = self.volume.pool.set_write_through(index, self.write_through(), &self.calls());
-            set.map_err(|error| self.lane_failed(index, error))?;
-        }
-        Ok(())
+        self.switch_write_cache(self.config.write_back());
+        self.apply_write_cache()
     }
 
     fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
@@ -251,7 +247,7 @@ impl VhostUserBackendReqHandlerMut for State {
                 "in-flight tracking is asked for {queues} queues, and {offered} are offered"
             ))));
         }
-        Tracking::create(queues, size).map_err(refuse_for_good)
+        self.create_tracking(queues, size).map_err(refuse_for_good)
     }
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
@@ -259,8 +255,7 @@ impl VhostUserBackendReqHandlerMut for State {
             return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
         }
         let file = arriving::closing(file).map_err(Error::ReqHandlerError)?;
-        self.tracking = Some(Tracking::open(*inflight, file)?);
-        Ok(())
+        self.use_tracking(Tracking::open(*inflight, file)?)
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
@@ -273,13 +268,19 @@ impl VhostUserBackendReqHandlerMut for State {
         fd: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        if self.memory.len() >= MAX_REGIONS {
-            return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
-        }
         //= vhost-user Front-end message types
         //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
         //# the back-end device must map in.
-        let memory = self.memory.with(region(spec, fd)?).map_err(refuse)?;
+        let region = region(spec, fd)?;
+        let memory = match self.running().is_empty() {
+            // A front end that begins anew at the same connection, with another device, does not take away what the one
+            // before it had added.
+            true => self.memory.replacing(region),
+            false => self.memory.with(region).map_err(refuse)?,
+        };
+        if memory.len() > MAX_REGIONS {
+            return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
+        }
         // What was there stays there: lanes need not wait.
         self.use_memory(memory, false)?;
         Ok(None)

@@ -13,7 +13,6 @@ use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 use super::relay::Messages;
 use super::tracking::Tracking;
 use super::{End, Session, Standing, State, messages, refuse, with_cause};
-use crate::config_change;
 use crate::config_space::ConfigSpace;
 use crate::door::{Door, Silence};
 use crate::features;
@@ -61,6 +60,9 @@ impl State {
     fn stop_in_time(&mut self) -> std::result::Result<(), String> {
         let counters = &self.volume.counters;
         let running = self.running();
+        if self.is_barred {
+            return Err("its front end's disk is another image, and does not run".to_owned());
+        }
         let lanes: Vec<_> =
             running.iter().map(|index| (*index, Arc::clone(&counters[usize::from(*index)]))).collect();
         let stopped = self.volume.pool.try_stop(&lanes, PATIENCE).map_err(|error| error.to_string())?;
@@ -197,6 +199,7 @@ impl State {
                 err: from.take_some(handed.err)?.map(File::from),
                 enabled: handed.enabled,
                 running: false,
+                has_run: true,
             };
         }
         if let Some(HandedPart { file, offset, size }) = handed.log {
@@ -214,19 +217,17 @@ impl State {
         self.protocol = handed.protocol;
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
+        // The front end does not say it again.
+        self.switched = Some(self.config.write_back() || self.cannot_flush());
+        let sectors = self.volume.geometry().sectors;
+        let is_another = sectors != self.config.sectors();
+        self.config.set_sectors(sectors);
         self.try_start_all().map_err(session)?;
         self.tell_facts();
-        self.tell_size();
-        Ok(())
-    }
-
-    /// Tells the front end of a size that it has not seen, if it can be told.
-    fn tell_size(&mut self) {
-        let sectors = self.volume.geometry().sectors;
-        if sectors != self.config.sectors() {
-            self.config.set_sectors(sectors);
-            let _ = self.backend_channel.as_ref().map(config_change::send);
+        if is_another && self.running().is_empty() {
+            self.tell_size();
         }
+        Ok(())
     }
 }
 

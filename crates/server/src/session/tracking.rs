@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
 use vlane_error::counted;
-use vlane_ring::{InflightError, InflightRegion, Queue};
+use vlane_ring::{InflightError, InflightRegion, Notes, Queue};
 
 use super::{State, refuse, refuse_for_good, with_cause};
 
@@ -52,6 +52,11 @@ impl Tracking {
         mapped.map(drop).map_err(refused)
     }
 
+    /// What is noted for the next back end, if there is room.
+    pub(super) fn notes(&self) -> Option<Notes> {
+        self.region.notes()
+    }
+
     /// Nothing is in flight any more.
     pub(super) fn forget(&self) {
         self.region.forget();
@@ -63,16 +68,32 @@ impl State {
     pub(super) fn take_base(&mut self, index: u32, suspends: bool) -> Result<VhostUserVringState> {
         let (number, _) = self.vring(index).map_err(refuse_for_good)?;
         self.stop_or_suspend(number, suspends)?;
+        self.leave_to_others();
         let vring = &mut self.vrings[usize::from(number)];
         vring.started = false;
         vring.kick = None;
         Ok(VhostUserVringState::new(index, vring.base))
     }
 
-    /// Has a new queue mark what it has in flight, and do again what the back end before had.
-    pub(super) fn track(&self, index: u16, queue: &mut Queue) {
-        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+    /// Once no ring runs any more, whoever asks may go to another host. What is in this one's page cache cannot be seen
+    /// there.
+    fn leave_to_others(&mut self) {
+        if !self.running().is_empty() || !std::mem::take(&mut self.has_run) {
             return;
+        }
+        if let Err(error) = self.volume.sync() {
+            tracing::error!(
+                "{}: what was answered cannot be written to the storage: {error}; a host that serves this guest next may not see it: look \
+                 at the storage, and have the guest check its file systems",
+                self.volume.config.name
+            );
+        }
+    }
+
+    /// Has a new queue mark what it has in flight, and do again what the back end before had: so many requests.
+    pub(super) fn track(&self, index: u16, queue: &mut Queue) -> usize {
+        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+            return 0;
         };
         let again = queue.track(part);
         if again > 0 {
@@ -83,5 +104,6 @@ impl State {
                 if again == 1 { "is" } else { "are" }
             );
         }
+        again
     }
 }

@@ -10,6 +10,8 @@
     reason = "each test uses its part; tests may"
 )]
 
+pub mod inflight;
+
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -172,6 +174,16 @@ impl Server {
         let listener =
             Listener::take_over(&self.path(), handed, &mut Arrived::new(descriptors), &volume).unwrap();
         Server::serving(Arc::clone(&self.directory), volume, listener)
+    }
+
+    /// One that lets a guest go on that had another image.
+    pub fn insisting(engine: Arc<dyn Engine>) -> Server {
+        let directory = Arc::new(TempDir::with_prefix("vlane-server-").unwrap());
+        let listener = Listener::bind(&directory.path().join("s")).unwrap();
+        let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
+        let volume = Server::volume(engine, topology, Duration::ZERO, Schedulers::None, Mode::Off);
+        let volume = Arc::into_inner(volume).unwrap().for_any_guest(true);
+        Server::serving(directory, Arc::new(volume), listener)
     }
 
     fn volume(
