@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use vlane_socket::SocketFile;
 
 use crate::door::Door;
+use crate::rights::Rights;
 use crate::volume::Volume;
 
 /// The form of what is handed over.
@@ -217,6 +218,9 @@ pub struct HandedServer {
     pub(crate) sessions: u64,
     pub(crate) session: Option<HandedSession>,
     pub(crate) control: Option<HandedSocket>,
+    /// Without one it is as in programs that know none: this needs no other format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) control_read_only: Option<HandedSocket>,
     /// Queues that are offered.
     pub(crate) queues: u16,
 }
@@ -227,9 +231,12 @@ impl HandedServer {
         self.queues
     }
 
-    /// The control socket, if there was one.
-    pub fn take_control(&mut self) -> Option<HandedSocket> {
-        self.control.take()
+    /// The control socket with these rights, if there was one.
+    pub fn take_control(&mut self, rights: Rights) -> Option<HandedSocket> {
+        match rights {
+            Rights::All => self.control.take(),
+            Rights::Questions => self.control_read_only.take(),
+        }
     }
 
     /// Whether a front end is connected.
@@ -290,6 +297,7 @@ impl Relief<'_> {
             sessions: self.volume.sessions(),
             session,
             control: None,
+            control_read_only: None,
             queues: self.volume.queues(),
         })
     }

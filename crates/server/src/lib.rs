@@ -18,6 +18,7 @@ mod padded_table;
 mod recorded;
 mod recording;
 mod report;
+mod rights;
 mod said;
 mod sched;
 mod schedulers;
@@ -38,9 +39,10 @@ pub use handover::{
     Arrived, Descriptors, FORMAT as HANDOVER_FORMAT, HandedServer, HandedSocket, HandoverError, Successor,
 };
 pub use listener::{Listener, Stopper};
+pub use rights::Rights;
 pub use schedulers::Schedulers;
 pub use session::{End, Session};
 pub use stall::{STALLED, Unanswered};
 pub use vanished::Vanishing;
-pub use vlane_socket::ListenError;
+pub use vlane_socket::{Access, ListenError};
 pub use volume::{Volume, VolumeConfig, VolumeError};

@@ -15,7 +15,7 @@ use crate::handover::{Arrived, HandedServer, HandoverError, Relief, Successor};
 use crate::session::{Handle, Restored, Session};
 use crate::volume::Volume;
 use crate::waiting;
-use vlane_socket::{ListenError, Place, Shortage, SocketFile};
+use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile};
 
 /// Serves a volume on a socket, to one front end after another.
 #[derive(Debug)]
@@ -72,7 +72,16 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub fn bind(path: &Path) -> Result<Listener, ListenError> {
-        let (socket, file) = SocketFile::listen_stream(&Place::new(path, "--socket", "server"))?;
+        Listener::bind_for(path, Access::Umask)
+    }
+
+    /// The same, for those who have `access`.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn bind_for(path: &Path, access: Access) -> Result<Listener, ListenError> {
+        let (socket, file) =
+            SocketFile::listen_stream(&Place::new(path, "--socket", "server").access(access))?;
         let io_error = |source| ListenError::Io { path: path.to_owned(), source };
         let stopper = Stopper::new().map_err(io_error)?;
         let door = Arc::new(Door::new(socket).map_err(io_error)?);

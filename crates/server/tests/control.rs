@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::*;
 use serde_json::Value;
 use vlane_policy::express::Mode;
-use vlane_server::{Control, ControlError, ListenError, Schedulers};
+use vlane_server::{Access, Control, ControlError, ListenError, Rights, Schedulers};
 use vlane_trace::{Entry, Kind, Reader};
 
 /// A volume with a control socket. The socket goes before the volume does.
@@ -176,6 +176,33 @@ fn only_the_owner_may_connect_and_only_one_may_listen() {
     let refused = Control::start(&path, Arc::clone(&server.volume)).unwrap_err();
     assert!(matches!(refused, ControlError::Listen(ListenError::InUse { .. })), "{refused}");
     assert!(refused.to_string().contains("--control"), "{refused}");
+    drop(control);
+}
+
+/// Whoever may only ask gets the same answers, and changes nothing: neither limits, nor what waits for a trace to end.
+#[test]
+fn socket_for_questions_changes_nothing() {
+    let Controlled { control, path, server } = controlled();
+    let asked = server.path().with_file_name("asked");
+    let access = Access::Exactly { mode: 0o644, group: None };
+    let questions =
+        Control::start_for(&asked, Rights::Questions, access, Arc::clone(&server.volume)).unwrap();
+    assert_eq!(std::fs::metadata(&asked).unwrap().permissions().mode() & 0o777, 0o644);
+    let document = json(&asked, "/openapi.json");
+    for (resource, methods) in document["paths"].as_object().unwrap() {
+        assert_eq!(methods.as_object().unwrap().keys().collect::<Vec<_>>(), ["get"], "{resource}");
+        let (status, ..) = answer(ask(&asked, "GET", resource));
+        assert_eq!(status, answer(ask(&path, "GET", resource)).0, "{resource}");
+    }
+    for (method, resource) in [("GET", "/v1/trace"), ("PUT", "/v1/limits"), ("POST", "/v1/volume")] {
+        let (status, _, body) = answer(ask(&asked, method, resource));
+        let why: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(status, 403, "{method} {resource}: {why}");
+        assert!(why["advice"].as_str().unwrap().contains("--control"), "{why}");
+    }
+    assert_eq!(answer(ask(&asked, "GET", "/v1/nothing")).0, 404);
+    drop(questions);
+    assert!(!asked.exists() && path.exists());
     drop(control);
 }
 

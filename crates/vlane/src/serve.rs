@@ -1,6 +1,7 @@
 //! `vlane serve`: one volume on one socket.
 
 mod astray;
+mod doors;
 mod handed;
 mod signals;
 mod stop;
@@ -27,7 +28,7 @@ use vlane_error::counted;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_report::figure::show_size;
-use vlane_server::{Arrived, Control, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
+use vlane_server::{Arrived, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 
 use crate::limit::ServeLimits;
 use crate::{exit, logging, notify, values};
@@ -46,9 +47,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
 
-    /// A unix socket where the volume tells of itself while it serves: size, counters, a trace of all requests [default: none]
-    #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
+    #[command(flatten)]
+    doors: doors::DoorArgs,
 
     /// Serve a device without media instead of an image: reads change nothing, writes are forgotten
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
@@ -160,6 +160,11 @@ pub struct ServeArgs {
     /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
+
+    /// Let a guest go on with this image that had another one, or a longer one, before the server was started again: if that is a mistake, what
+    /// is in this image is ruined
+    #[arg(long)]
+    danger_other_image: bool,
 
     /// With --cache pdc, for experiments: a guest's flush writes to the device only its file system's journal, once that is found. Other data
     /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
@@ -423,7 +428,8 @@ fn check_paths(args: &ServeArgs) -> Result<()> {
     let named = [
         ("the image", args.image.as_deref()),
         ("--socket", Some(&*args.socket)),
-        ("--control", args.control.as_deref()),
+        ("--control", args.doors.control.as_deref()),
+        ("--control-read-only", args.doors.control_read_only.as_deref()),
         ("--danger-record-storage", args.danger_record_storage.as_deref()),
     ];
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -466,8 +472,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         return Ok(());
     };
     let (engine, recorder) = engine(args, &opened);
-    let config = config(args, topology, express);
-    let volume = Volume::new(engine, config).map_err(with_sources)?.with_schedulers(args.sched.clone());
+    let volume = volume(args, engine, topology, express)?;
     let limits = handed.as_ref().map_or(limits, |(handed, _)| (&handed.limits).into());
     volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
@@ -475,9 +480,11 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let listener = Arc::new(listener);
     let status = format!("serving {} on {}", volume_name(args), args.socket.display());
     notify::ready(&status);
-    let sockets = Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.control.as_deref())));
+    let sockets =
+        Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.doors.control_paths())));
     let image = opened.file();
     let _watch = astray::Watch::begin(&volume_name(args), image.as_ref());
+
     let ending = stop::Ending::new(args.stop_timeout);
     let remains = stop::Remains {
         name: volume_name(args),
@@ -485,10 +492,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         image: image.clone(),
         listener: Arc::clone(&listener),
         sockets: Arc::clone(&sockets),
-        control: control.as_ref().map(|control| Box::new(control.remover()) as Box<dyn Fn() + Send>),
+        control: control.remover(),
     };
     guard(args, &ending, remains)?;
-    let belongings = belongings(args, &status, &volume, image.as_ref(), control.as_ref());
+    let belongings = belongings(args, &status, &volume, image.as_ref(), &control);
     let upgrade = upgrade::Upgrade::new(belongings)?;
     listener.name_successor(upgrade.clone());
     let resize = resizer(volume_name(args), Arc::clone(&listener), opened, Arc::clone(&upgrade))?;
@@ -520,14 +527,14 @@ fn belongings(
     status: &str,
     volume: &Arc<Volume>,
     image: Option<&Arc<FileEngine>>,
-    control: Option<&Control>,
+    control: &doors::Controls,
 ) -> upgrade::Belongings {
     upgrade::Belongings {
         name: volume_name(args),
         status: status.to_owned(),
         volume: Arc::clone(volume),
         image: image.cloned(),
-        control: control.map(|control| Box::new(control.giver()) as upgrade::GiveControl),
+        control: control.giver(),
         is_recorded: args.danger_record_storage.is_some(),
     }
 }
@@ -552,6 +559,11 @@ fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     last.map_or(Ok(()), Err)
 }
 
+fn volume(args: &ServeArgs, engine: Arc<dyn Engine>, topology: Topology, express: Express) -> Result<Volume> {
+    let volume = Volume::new(engine, config(args, topology, express)).map_err(with_sources)?;
+    Ok(volume.with_schedulers(args.sched.clone()).for_any_guest(args.danger_other_image))
+}
+
 /// Has the session end when the end is asked for, and a lost write ask for it if that is wanted.
 fn guard(args: &ServeArgs, ending: &stop::Ending, remains: stop::Remains) -> Result<()> {
     let (stopper, volume) = (remains.listener.stopper(), Arc::clone(&remains.volume));
@@ -569,16 +581,15 @@ fn sockets(
     volume: &Arc<Volume>,
     opened: &Opened,
     handed: Option<(handed::Handed, Arrived)>,
-) -> Result<(Listener, Option<Control>)> {
+) -> Result<(Listener, doors::Controls)> {
     let Some((mut handed, mut from)) = handed else {
-        let listener = Listener::bind(&args.socket)?;
-        let start = |path: &PathBuf| Control::start(path, Arc::clone(volume));
-        let control = args.control.as_ref().map(start).transpose()?;
+        let listener = Listener::bind_for(&args.socket, args.doors.socket())?;
+        let control = args.doors.open(None, volume)?;
         announce(args, volume, opened);
         return Ok((listener, control));
     };
-    let control = handed.server.take_control();
     let is_connected = handed.server.has_session();
+    let control = args.doors.open(Some((&mut handed.server, &mut from)), volume)?;
     let listener = Listener::take_over(&args.socket, handed.server, &mut from, volume)?;
     // The rings run.
     let waited = Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
@@ -589,8 +600,7 @@ fn sockets(
         handed.version,
         handed::VERSION
     );
-    let take = |path: &PathBuf| Control::take_over(path, control, &mut from, Arc::clone(volume));
-    Ok((listener, args.control.as_ref().map(take).transpose()?))
+    Ok((listener, control))
 }
 
 /// A thread that looks at the image's size when it is told to. One more look waits while it does; more are the same.
@@ -618,7 +628,11 @@ fn resizer(
                     }
                     listener.size_changed();
                 }
-                Ok(false) => tracing::info!("{name}: still has {before} bytes"),
+                Ok(false) => {
+                    tracing::info!("{name}: still has {before} bytes");
+                    // The front end may not know: it was stopped, or its back end was killed, when it was told.
+                    listener.size_changed();
+                }
                 Err(error) => tracing::warn!("{error}"),
             }
         }

@@ -53,6 +53,26 @@ pub fn time_in<T: TryFrom<u64>>(
     }
 }
 
+/// Parses a file's mode, in octal digits.
+pub fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
+}
+
+/// Parses a group, by name or number.
+pub fn group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => {
+            Err(format!("no group is called {text:?}; `getent group` lists them, `groupadd` makes one"))
+        }
+        Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
+    }
+}
+
 /// Parses a time that is not nothing.
 pub fn time(text: &str) -> Result<Duration, String> {
     time_between(Duration::from_nanos(1), LONGEST)(text)

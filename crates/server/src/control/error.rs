@@ -43,6 +43,15 @@ impl ApiError {
         )
     }
 
+    pub(super) fn only_questions(method: &Method, path: &str) -> ApiError {
+        ApiError::new(
+            StatusCode::FORBIDDEN,
+            format!("{method} {path}: cannot be done here"),
+            "this socket only tells how the volume is (--control-read-only)",
+            "ask at the socket of --control",
+        )
+    }
+
     pub(super) fn wrong_method(method: &Method, path: &str) -> ApiError {
         ApiError::new(
             StatusCode::METHOD_NOT_ALLOWED,

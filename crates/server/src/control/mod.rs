@@ -23,12 +23,14 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::any;
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::handover::{Arrived, Descriptors, HandedServer, HandedSocket, HandoverError};
+use crate::rights::Rights;
 use crate::volume::Volume;
 use error::ApiError;
 use vlane_socket::{Access, ListenError, Place, SocketFile};
@@ -69,6 +71,7 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct Control {
     volume: Arc<Volume>,
+    rights: Rights,
     /// Its file goes when this goes.
     file: Arc<SocketFile>,
     /// For a process that takes over.
@@ -83,24 +86,37 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub fn start(path: &Path, volume: Arc<Volume>) -> Result<Control, ControlError> {
-        let place = Place::new(path, "--control", "server").access(Access::OWNER);
-        let (socket, file) = SocketFile::listen_stream(&place)?;
-        Control::serve(path, socket, file, volume)
+        Control::start_for(path, Rights::All, Access::OWNER, volume)
     }
 
-    /// Serves `volume` at the socket at `path` where another process listened until now; one is made if it had none.
+    /// Serves `volume` at `path` to those who have `access`, who may do what `rights` says.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn start_for(
+        path: &Path,
+        rights: Rights,
+        access: Access,
+        volume: Arc<Volume>,
+    ) -> Result<Control, ControlError> {
+        let place = Place::new(path, rights.option(), "server").access(access);
+        let (socket, file) = SocketFile::listen_stream(&place)?;
+        Control::serve(path, rights, socket, file, volume)
+    }
+
+    /// Serves `volume` at the socket at `path` where another process listened until now.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn take_over(
         path: &Path,
-        handed: Option<HandedSocket>,
+        rights: Rights,
+        handed: &HandedSocket,
         from: &mut Arrived,
         volume: Arc<Volume>,
     ) -> Result<Control, ControlError> {
-        let Some(socket) = handed else { return Control::start(path, volume) };
-        let (socket, file) = socket.take(from, path)?;
-        Control::serve(path, socket, file, volume)
+        let (socket, file) = handed.take(from, path)?;
+        Control::serve(path, rights, socket, file, volume)
     }
 
     /// Has the next process listen at it; fails when this has ended, or the system gives no descriptor.
@@ -108,17 +124,23 @@ impl Control {
         &self,
     ) -> impl Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync + 'static {
         let (socket, file) = (Arc::downgrade(&self.socket), Arc::downgrade(&self.file));
+        let rights = self.rights;
         move |handed, to| {
             let (Some(socket), Some(file)) = (socket.upgrade(), file.upgrade()) else {
                 return Err(std::io::ErrorKind::NotConnected.into());
             };
-            handed.control = Some(HandedSocket::give(to, &socket, &file)?);
+            let given = Some(HandedSocket::give(to, &socket, &file)?);
+            match rights {
+                Rights::All => handed.control = given,
+                Rights::Questions => handed.control_read_only = given,
+            }
             Ok(())
         }
     }
 
     fn serve(
         path: &Path,
+        rights: Rights,
         socket: UnixListener,
         file: SocketFile,
         volume: Arc<Volume>,
@@ -127,7 +149,7 @@ impl Control {
         let copy = socket.try_clone().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (stop, stopped) = oneshot::channel();
-        let (router, document) = api();
+        let (router, document) = api(rights);
         let context = Context { volume: Arc::clone(&volume), document };
         let listener = {
             let _entered = runtime.enter();
@@ -152,6 +174,7 @@ impl Control {
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
         Ok(Control {
             volume,
+            rights,
             file: Arc::new(file),
             socket: Arc::new(copy),
             stop: Some(stop),
@@ -193,18 +216,27 @@ impl Drop for Control {
 struct Document;
 
 /// All resources, and the document that describes them.
-fn api() -> (Router<Context>, Arc<str>) {
-    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+fn api(rights: Rights) -> (Router<Context>, Arc<str>) {
+    let questions = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(volume::get))
         .routes(routes!(classes::get))
         .routes(routes!(counters::get))
         .routes(routes!(journal::get))
-        .routes(routes!(limits::get, limits::put))
-        .routes(routes!(trace::get))
-        .routes(routes!(describe))
-        .split_for_parts();
+        .routes(routes!(describe));
+    let all = match rights {
+        Rights::All => questions.routes(routes!(limits::get, limits::put)).routes(routes!(trace::get)),
+        Rights::Questions => questions.routes(routes!(limits::get)),
+    };
+    let (router, document) = all.split_for_parts();
     let document = document.to_pretty_json().unwrap_or_default();
-    (router.fallback(unknown).method_not_allowed_fallback(wrong_method), document.into())
+    let router = match rights {
+        Rights::All => router.fallback(unknown).method_not_allowed_fallback(wrong_method),
+        Rights::Questions => router
+            .route("/v1/trace", any(only_questions))
+            .fallback(unknown)
+            .method_not_allowed_fallback(only_questions),
+    };
+    (router, document.into())
 }
 
 /// The OpenAPI document of this API.
@@ -222,4 +254,8 @@ async fn unknown(uri: Uri) -> ApiError {
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::wrong_method(&method, uri.path())
+}
+
+async fn only_questions(method: Method, uri: Uri) -> ApiError {
+    ApiError::only_questions(&method, uri.path())
 }

@@ -55,10 +55,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
     /// Who may connect there, an octal file mode: the owner and the group. A user's back ends may speak for that user's machines only
-    #[arg(long, value_name = "MODE", default_value = "660", value_parser = parse_mode)]
+    #[arg(long, value_name = "MODE", default_value = "660", value_parser = values::mode)]
     listen_mode: u32,
     /// The group whose members may connect there, by name or number [default: the scheduler's own]
-    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    #[arg(long, value_name = "GROUP", value_parser = values::group)]
     listen_group: Option<u32>,
     /// Users whose machines are scheduled when their back ends register: own (this process's user), all (everybody's who may connect), or users by
     /// name or number, with commas in between. Machines that are named are scheduled in any case
@@ -312,11 +312,6 @@ impl RunArgs {
     }
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
-}
-
 fn parse_adopt(text: &str) -> Result<Adopt, String> {
     match text {
         "own" => return Ok(Adopt::Own),
@@ -331,19 +326,6 @@ fn parse_adopt(text: &str) -> Result<Adopt, String> {
         Ok(None) => Err(format!(
             "no user is called {text:?}; `getent passwd` lists them; own and all are possible, too"
         )),
-        Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
-    }
-}
-
-fn parse_group(text: &str) -> Result<u32, String> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
-    }
-    match nix::unistd::Group::from_name(text) {
-        Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => {
-            Err(format!("no group is called {text:?}; `getent group` lists them, `groupadd` makes one"))
-        }
         Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
     }
 }

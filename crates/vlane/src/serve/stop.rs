@@ -45,8 +45,8 @@ pub(super) struct Remains {
     pub(super) image: Option<Arc<FileEngine>>,
     pub(super) listener: Arc<Listener>,
     pub(super) sockets: Arc<Vanishing>,
-    /// Removes the control socket.
-    pub(super) control: Option<Box<dyn Fn() + Send>>,
+    /// Removes the control sockets.
+    pub(super) control: Box<dyn Fn() + Send>,
 }
 
 impl Ending {
@@ -148,7 +148,7 @@ impl Ending {
                 "{name}: cannot be ended in order: everything is answered, but the control socket did not end within {CLOSING:?}; what \
                  was not flushed may be lost if the host fails"
             );
-        } else if stage == Stage::WritingBack {
+        } else if stage == Stage::WritingBack || volume.unanswered().is_empty() {
             tracing::error!(
                 "{name}: cannot be ended in order: everything is answered, but it was not written to the device within {limit:?} \
                  (--stop-timeout); what was not flushed may be lost if the host fails"
@@ -175,9 +175,7 @@ impl Ending {
              storage answers"
         );
         sockets.end();
-        if let Some(remove) = control {
-            remove();
-        }
+        control();
         listener.abandon();
         logging::tell_left_out();
         std::process::exit(1);

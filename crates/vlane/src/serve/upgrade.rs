@@ -176,7 +176,7 @@ impl Drop for Looking<'_> {
     }
 }
 
-/// Gives the control socket, if there is one.
+/// Gives the control sockets.
 pub(super) type GiveControl =
     Box<dyn Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync>;
 
@@ -187,7 +187,7 @@ pub(super) struct Belongings {
     pub(super) status: String,
     pub(super) volume: Arc<Volume>,
     pub(super) image: Option<Arc<FileEngine>>,
-    pub(super) control: Option<GiveControl>,
+    pub(super) control: GiveControl,
     /// What reaches the storage is written down.
     pub(super) is_recorded: bool,
 }
@@ -290,9 +290,7 @@ impl Upgrade {
         );
         let files = image.as_ref().map(|image| image.hand_over()).transpose()?;
         let image = files.map(|files| HandedImage::give(files, &mut descriptors)).transpose()?;
-        if let Some(control) = control {
-            control(&mut server, &mut descriptors)?;
-        }
+        control(&mut server, &mut descriptors)?;
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
         let (count, limit) = (descriptors.len(), vlane_error::raise_descriptor_limit());
         let needed = volume.descriptors_with(count);
