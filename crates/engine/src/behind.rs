@@ -35,6 +35,10 @@ impl Engine for Behind {
         self.inner.geometry()
     }
 
+    fn stored_bytes(&self) -> Option<u64> {
+        self.inner.stored_bytes()
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.inner.sync()
     }

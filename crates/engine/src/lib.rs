@@ -91,6 +91,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What a guest sees.
     fn geometry(&self) -> Geometry;
 
+    /// Bytes that the storage has at this moment, which may be fewer than the volume's. None where that cannot differ.
+    fn stored_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Writes everything that was answered to stable storage; blocks. For the end, not for the data path.
     ///
     /// # Errors

@@ -250,6 +250,15 @@ impl Request {
         }
     }
 
+    /// The end of what a request for data or ranges asks for, in bytes of the volume; none for the others, and beyond 64 bits.
+    pub fn end(&self) -> Option<u64> {
+        let last = match self.kind {
+            Kind::In | Kind::Out => self.sector.checked_add(self.len / SECTOR),
+            _ => self.ranges.iter().filter_map(|r| r.sector.checked_add(r.sectors.into())).max(),
+        };
+        last.and_then(|sector| sector.checked_mul(SECTOR))
+    }
+
     /// Copies `bytes` into the data buffers from their start; what does not fit is left out, what is left over of
     /// the buffers is zeroed.
     pub fn fill(&self, bytes: &[u8]) {

@@ -14,16 +14,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_engine::Engine;
 use vlane_lane::{Alarm, Counters, Snapshot};
+use vlane_ring::SECTOR;
 
 /// From one line about failures to the next.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// From one look for failures of another kind, and for lost writes, to the next meanwhile.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// What is told of requests beyond the end of what there is.
+const SHORT: &str = "the image is shorter than its volume";
 /// The kinds of failures: what is told of each, and what to do.
 const KINDS: [(&str, &str); 3] = [
     ("no space was left on the storage", "make room; requests succeed again as soon as there is some"),
-    ("the image is shorter than its volume", "somebody cut it short; stop, and restore it"),
+    (SHORT, "somebody cut it short; stop, and restore it"),
     ("the storage failed", "see the kernel's log"),
 ];
 
@@ -142,7 +145,19 @@ impl Shared {
             sum.add(&lane.snapshot());
             sum
         });
-        teller.tell(&sum, Instant::now(), again, |line| tracing::warn!("{}: {line}", self.name));
+        teller.tell(&sum, Instant::now(), again, |line| {
+            // The sizes are those of the moment when it is told.
+            let sizes = match (line.strip_prefix(SHORT), self.engine.stored_bytes()) {
+                (Some(rest), Some(stored)) => Some((rest, stored, self.engine.geometry().sectors * SECTOR)),
+                _ => None,
+            };
+            match sizes.filter(|(_, stored, volume)| stored < volume) {
+                Some((rest, stored, volume)) => {
+                    tracing::warn!("{}: {SHORT} ({stored} of {volume} bytes are there){rest}", self.name);
+                }
+                None => tracing::warn!("{}: {line}", self.name),
+            }
+        });
         if teller.is_busy {
             self.tell_refusal(&mut teller.refusal);
         }

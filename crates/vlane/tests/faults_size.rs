@@ -131,11 +131,13 @@ fn a_device_that_shrinks_fails_what_is_gone_and_serves_it_when_it_has_grown_agai
         let (server, mut front) = serve(&PathBuf::from(&device.device), &sockets, &["--cache", cache]);
         assert_eq!((front.write(HERE, 1), front.write(THERE, 2), front.flush()), (OK, OK, OK));
         device.resize(SIZE / 2);
-        // Nobody has told the server.
+        // Nobody has told the server. The device answers as one that is full.
+        assert_eq!(front.write(THERE, 9), IOERR, "{cache}");
+        tells(&server, "the image is shorter than its volume (4194304 of 8388608 bytes are there)");
+        assert!(!server.log().contains("no space"), "{cache}: {}", server.log());
         assert_eq!((front.write(THERE, 9), front.read(THERE)), (IOERR, Err(IOERR)), "{cache}");
         assert_eq!(front.read_byte(HERE), 1, "{cache}");
         assert_eq!((front.write(HERE, 3), front.flush()), (OK, OK), "{cache}");
-        tells(&server, "the image is shorter than its volume");
         looks_again(&server);
         tells(&server, "shrank from 8388608 to 4194304 bytes");
         assert_eq!((front.write(THERE, 9), front.read(THERE)), (IOERR, Err(IOERR)), "{cache}");

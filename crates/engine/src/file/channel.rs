@@ -404,7 +404,9 @@ impl FileChannel {
             Failure::System(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 tracing::debug!("{path}: {request:?}: {error}");
-                let kind = IoErrorKind::of(&error);
+                // A device answers a write beyond its end as if there were no space.
+                let is_beyond = request.end().is_some_and(|end| end > self.shared.stored_bytes());
+                let kind = if is_beyond { IoErrorKind::Short } else { IoErrorKind::of(&error) };
                 self.stats.count_error(kind);
                 self.note_loss(slot, request, decisions, errno, kind);
                 let is_transfer = matches!(self.at(slot).stage, Stage::Transfer | Stage::Zeroes);

@@ -329,6 +329,10 @@ impl Engine for FileEngine {
         }
     }
 
+    fn stored_bytes(&self) -> Option<u64> {
+        Some(self.shared.stored_bytes())
+    }
+
     fn sync(&self) -> std::io::Result<()> {
         if self.shared.read_only {
             return Ok(());
@@ -393,6 +397,14 @@ impl Shared {
     #[inline]
     fn cached_file(&self) -> u8 {
         u8::from(self.files.len() > 1)
+    }
+
+    /// Bytes that are there now; zero if the system does not say.
+    fn stored_bytes(&self) -> u64 {
+        use std::io::Seek;
+        // Seeking gives the size of files and devices alike. Nobody goes by the position.
+        let mut file = self.file();
+        file.seek(std::io::SeekFrom::End(0)).unwrap_or(0)
     }
 
     /// The storage refused direct I/O that is aligned as it announced.
