@@ -88,7 +88,7 @@ impl StorageRecorder {
             Kind::Flush => RequestKind::Flush,
             Kind::Discard => RequestKind::Discard,
             Kind::WriteZeroes => RequestKind::WriteZeroes,
-            Kind::In | Kind::GetId | Kind::Refused(_) => return None,
+            Kind::In | Kind::GetId | Kind::Refused(_) | Kind::Unreachable => return None,
         };
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         self.tell(Entry::Request { request, lane, kind, durable });

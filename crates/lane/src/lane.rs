@@ -150,6 +150,8 @@ pub(crate) struct Lane {
     call: Option<Call>,
     draining: Option<Draining>,
     broken: bool,
+    /// A request that lies outside of guest memory was told of.
+    has_told_hole: bool,
     ready: Vec<Slot>,
     events: EventSender,
     shared_counters: Arc<Counters>,
@@ -212,6 +214,7 @@ impl Lane {
             call: call.map(Call::new),
             draining: None,
             broken: false,
+            has_told_hole: false,
             ready: Vec::new(),
             events,
             shared_counters: counters,
@@ -370,6 +373,7 @@ impl Lane {
                 return Some(Status::Ok);
             }
             Kind::Refused(status) => return Some(self.refuse(status)),
+            Kind::Unreachable => return Some(self.refuse_unreachable(slot)),
             _ => return Some(self.refuse(Status::IoErr)),
         }
         self.observers.submitted(slot, request);
@@ -574,6 +578,16 @@ impl Lane {
     fn refuse(&mut self, status: Status) -> Status {
         self.counters.refused += 1;
         status
+    }
+
+    #[cold]
+    fn refuse_unreachable(&mut self, slot: Slot) -> Status {
+        if let Some(hole) = self.queue.request(slot).hole()
+            && !std::mem::replace(&mut self.has_told_hole, true)
+        {
+            self.events.send(LaneEvent::Unreachable { index: self.index, hole });
+        }
+        self.refuse(Status::IoErr)
     }
 
     /// The end of a round: shows and counts what happened in it; says whether the guest was shown an answer. Does nothing for a lane that is

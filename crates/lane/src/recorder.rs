@@ -370,7 +370,7 @@ fn kind(kind: Kind) -> vlane_trace::Kind {
         Kind::GetId => vlane_trace::Kind::GetId,
         Kind::Discard => vlane_trace::Kind::Discard,
         Kind::WriteZeroes => vlane_trace::Kind::WriteZeroes,
-        Kind::Refused(_) => vlane_trace::Kind::Refused,
+        Kind::Refused(_) | Kind::Unreachable => vlane_trace::Kind::Refused,
     }
 }
 

@@ -140,7 +140,7 @@ impl Watched {
             Kind::Flush => 3,
             Kind::Discard => 4,
             Kind::WriteZeroes => 5,
-            Kind::GetId | Kind::Refused(_) => return,
+            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => return,
         };
         let sector = request.ranges().first().map_or(request.sector(), |range| range.sector);
         let sector = sector.min((1 << SECTOR_BITS) - 1);

@@ -220,6 +220,32 @@ impl Window {
     }
 }
 
+/// For people: where there is memory, first and last address of each stretch.
+impl std::fmt::Display for GuestMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut stretches: Vec<(u64, u64)> = Vec::new();
+        for region in &self.regions {
+            match stretches.last_mut().filter(|(_, end)| *end == region.spec.guest) {
+                Some((_, end)) => *end = region.end(),
+                None => stretches.push((region.spec.guest, region.end())),
+            }
+        }
+        if stretches.is_empty() {
+            return f.write_str("none");
+        }
+        for (at, (begin, end)) in stretches.iter().take(STRETCHES).enumerate() {
+            write!(f, "{}{begin:#x}-{:#x}", if at > 0 { ", " } else { "" }, end - 1)?;
+        }
+        match stretches.len().saturating_sub(STRETCHES) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// Stretches of memory that are named to people.
+const STRETCHES: usize = 8;
+
 /// All regions of a guest at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct GuestMemory {

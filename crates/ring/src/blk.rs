@@ -1,6 +1,6 @@
 //! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
 
-use crate::chain::{MAX_BUFFERS, Walk, read_words};
+use crate::chain::{HOLE, MAX_BUFFERS, Walk, read_words};
 use crate::error::Broken;
 use crate::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
 use vlane_memory::fault;
@@ -36,6 +36,8 @@ pub enum Kind {
     WriteZeroes,
     /// Cannot be done; to be answered with this status: an unknown type, or a form the specification forbids.
     Refused(Status),
+    /// Cannot be done: a buffer is not in guest memory, at the address that [`Request::hole`] says. To be answered with an error.
+    Unreachable,
 }
 
 /// The last byte of every request.
@@ -217,6 +219,12 @@ impl Request {
         self.sector
     }
 
+    /// Of [`Kind::Unreachable`]: the first guest address that is in no region.
+    #[inline]
+    pub fn hole(&self) -> Option<u64> {
+        (self.kind == Kind::Unreachable).then_some(self.sector)
+    }
+
     /// Bytes of data, in the buffers. For IN and OUT a multiple of 512, for GET_ID at most 20.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
@@ -386,7 +394,7 @@ impl Request {
     /// The framing is free (virtio 1.2, 2.7.4): the header may be spread over buffers or share one with the data, the
     /// status may share one with the data; only the order counts.
     #[inline]
-    pub(crate) fn parse(&mut self, walk: Walk) -> Result<(), Broken> {
+    pub(crate) fn parse(&mut self, walk: Walk, hole: Option<Broken>) -> Result<(), Broken> {
         //= virtio 2.7.4.1
         //# The device MUST NOT make assumptions about the particular arrangement of descriptors.
         let readable = walk.readable;
@@ -394,7 +402,7 @@ impl Request {
         self.first = 0;
         let count = self.buffers.len();
         if count <= readable {
-            return Err(Broken::NoStatus);
+            return self.parse_unreachable(readable, hole);
         }
         // The status byte: the last writable one.
         let first = self.buffers[0];
@@ -457,6 +465,24 @@ impl Request {
             //# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
             _ => Kind::Refused(Status::Unsupported),
         };
+        Ok(())
+    }
+
+    /// A buffer is not in guest memory, or there is none for the status. Memory that a VM has, and that its front end does not share, makes
+    /// such requests; so they are answered where that is possible.
+    #[cold]
+    fn parse_unreachable(&mut self, readable: usize, hole: Option<Broken>) -> Result<(), Broken> {
+        let Some(broken @ Broken::BadAddress { hole, .. }) = hole.filter(|_| readable & HOLE != 0) else {
+            return Err(Broken::NoStatus);
+        };
+        // After the last one outside come only those that are writable.
+        let Some(last) = self.buffers.get(readable & !HOLE..).and_then(<[_]>::last) else {
+            return Err(broken);
+        };
+        // SAFETY: the buffer has at least one byte (empty ones are never collected), so its last byte is inside.
+        self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len - 1) };
+        self.buffers.clear();
+        (self.kind, self.head, self.sector, self.len) = (Kind::Unreachable, 0, hole, 0);
         Ok(())
     }
 

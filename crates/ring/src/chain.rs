@@ -71,11 +71,17 @@ pub(crate) struct Collector<'a> {
     pub memory: &'a GuestMemory,
     hint: &'a mut usize,
     buffers: &'a mut Vec<libc::iovec>,
-    /// Empty buffers met.
+    /// Buffers met that are empty, or not in guest memory.
     empty: usize,
+    /// The first buffer that is not in guest memory.
+    pub hole: Option<Broken>,
     /// Why there is nothing to go on with.
     broken: Option<Broken>,
 }
+
+/// In [`Walk::readable`]: a buffer of the chain is not in guest memory. The other bits say how many buffers there were before the last such
+/// one. So no count of buffers is above it, and those who look at nothing else see that something is wrong.
+pub(crate) const HOLE: usize = 1 << (usize::BITS - 1);
 
 /// How far a chain is collected. It goes from hand to hand by value, and never inside of a `Result`: what a rare case takes by reference, or
 /// gives back beside an error, lies in memory for all the others, too (a third of the instructions).
@@ -83,9 +89,9 @@ pub(crate) struct Collector<'a> {
 pub(crate) struct Walk {
     /// The hinted region.
     window: Window,
-    /// How many of the buffers are device-readable; they come first.
+    /// How many of the buffers are device-readable; they come first. Or [`HOLE`].
     pub readable: usize,
-    /// Bytes in all of them.
+    /// Bytes in all of them. Of no meaning with [`HOLE`].
     pub bytes: u64,
 }
 
@@ -98,7 +104,7 @@ impl<'a> Collector<'a> {
     ) -> (Collector<'a>, Walk) {
         buffers.clear();
         let walk = Walk { window: memory.window(*hint), readable: 0, bytes: 0 };
-        (Collector { memory, hint, buffers, empty: 0, broken: None }, walk)
+        (Collector { memory, hint, buffers, empty: 0, hole: None, broken: None }, walk)
     }
 
     /// Adds one descriptor's buffer, if it lies where the last one lay, as nearly all do. If not, it is for
@@ -137,6 +143,10 @@ impl<'a> Collector<'a> {
             let within = self.empty <= MAX_CHAIN;
             return if within { Some(walk) } else { self.fail(Broken::ChainTooLong { limit: MAX_CHAIN }) };
         }
+        if !writable && walk.readable & HOLE != 0 {
+            // The request is going to fail, and this is no place for its status.
+            return self.pass_over(walk);
+        }
         if !writable && walk.readable != self.buffers.len() {
             return self.fail(Broken::ReadableAfterWritable);
         }
@@ -149,8 +159,16 @@ impl<'a> Collector<'a> {
                 self.buffers.push(libc::iovec { iov_base: host.cast(), iov_len: len as usize });
             }
             None => {
-                if let Err(broken) = self.push_pieces(addr, len) {
-                    return self.fail(broken);
+                let before = self.buffers.len();
+                match self.push_pieces(addr, len) {
+                    Ok(()) => {}
+                    // Its request can be answered, if its status has a place.
+                    Err(hole @ Broken::BadAddress { .. }) => {
+                        self.buffers.truncate(before);
+                        self.hole.get_or_insert(hole);
+                        return self.pass_over(walk);
+                    }
+                    Err(broken) => return self.fail(broken),
                 }
             }
         }
@@ -158,6 +176,18 @@ impl<'a> Collector<'a> {
             walk.readable = self.buffers.len();
         }
         walk.bytes += u64::from(len);
+        Some(walk)
+    }
+
+    /// Adds nothing for a buffer of a chain that has one outside of guest memory.
+    #[cold]
+    fn pass_over(&mut self, mut walk: Walk) -> Option<Walk> {
+        // Counted as empty ones are.
+        self.empty += 1;
+        if self.empty > MAX_CHAIN {
+            return self.fail(Broken::ChainTooLong { limit: MAX_CHAIN });
+        }
+        walk.readable = HOLE | self.buffers.len();
         Some(walk)
     }
 

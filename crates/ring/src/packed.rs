@@ -255,7 +255,8 @@ impl PackedQueue {
             request.id = id;
             request.descriptors = count;
             self.avail = position;
-            return request.parse(walk);
+            let hole = chain.hole;
+            return request.parse(walk, hole);
         }
         Err(Broken::Loop)
     }

@@ -175,7 +175,8 @@ impl SplitQueue {
                     continue;
                 }
             }
-            return request.parse(walk);
+            let hole = chain.hole;
+            return request.parse(walk, hole);
         }
         Err(Broken::Loop)
     }

@@ -48,6 +48,9 @@ fn probe(memory: &Arc<GuestMemory>, ring: &File, addr: u64, len: u32) -> Result<
     let config = config(RingFormat::Split, 4, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, memory.clone()).expect("queue");
     let slot = queue.pop()?.expect("available");
+    if let Some(hole) = queue.request(slot).hole() {
+        return Err(Broken::BadAddress { addr, len, hole });
+    }
     let buffers = queue.request(slot).buffers();
     Ok(buffers.iter().map(|b| (b.iov_base.addr(), b.iov_len)).collect())
 }

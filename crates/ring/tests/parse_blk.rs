@@ -64,7 +64,7 @@ fn take(
 fn every_way(
     chain: &[Desc],
     prepare: impl Fn(&Ram),
-    check: impl Fn(&Ram, &Queue, Result<vlane_ring::Slot, Broken>),
+    check: impl Fn(&Ram, &mut Queue, Result<vlane_ring::Slot, Broken>),
 ) {
     for (packed, indirect) in [(false, false), (false, true), (true, false), (true, true)] {
         if !indirect && chain.len() > 64 {
@@ -72,8 +72,8 @@ fn every_way(
         }
         let ram = Ram::new(&REGIONS);
         prepare(&ram);
-        let (queue, slot) = take(&ram, chain, packed, indirect);
-        check(&ram, &queue, slot.map(|slot| slot.expect("available")));
+        let (mut queue, slot) = take(&ram, chain, packed, indirect);
+        check(&ram, &mut queue, slot.map(|slot| slot.expect("available")));
     }
 }
 
@@ -308,6 +308,14 @@ fn a_chain_that_is_no_request_breaks_the_queue() {
     broken(&[readable(HEADER, 7), readable(HEADER, 8), writable(STATUS, 1)], Broken::ShortHeader { len: 15 });
     let turned = [readable(HEADER, 16), writable(STATUS, 1), readable(DATA, 512)];
     broken(&turned, Broken::ReadableAfterWritable);
+}
+
+#[test]
+fn buffer_outside_memory_fails_its_request_alone() {
+    let prepare = |ram: &Ram| {
+        ram.write(HEADER, &header(IN, 7, 1));
+        ram.write(STATUS, &[0xff]);
+    };
     for (addr, len, hole) in [
         (0, 512, 0),
         (BUFFERS + 0x1_ff00, 0x200, BUFFERS + 0x2_0000),
@@ -315,9 +323,49 @@ fn a_chain_that_is_no_request_breaks_the_queue() {
         (u64::MAX, 1, u64::MAX),
         (u64::MAX - 3, u32::MAX, u64::MAX - 3),
     ] {
-        let chain = [readable(HEADER, 16), writable(addr, len), writable(STATUS, 1)];
-        broken(&chain, Broken::BadAddress { addr, len, hole });
+        let (outside, status) = (writable(addr, len), writable(STATUS, 1));
+        for chain in [
+            vec![readable(HEADER, 16), outside, status],
+            vec![readable(HEADER, 16), readable(addr, len), status],
+            // The header itself; more data before and behind; an empty buffer between.
+            vec![readable(addr, len), writable(DATA, 512), status],
+            vec![readable(HEADER, 16), writable(DATA, 512), outside, writable(DATA, 512), status],
+            vec![readable(HEADER, 16), readable(addr, len), readable(DATA, 512), writable(0, 0), status],
+        ] {
+            every_way(&chain, prepare, |ram, queue, slot| {
+                let slot = slot.expect("answered");
+                let request = queue.request(slot);
+                assert_eq!((request.kind(), request.hole()), (Kind::Unreachable, Some(hole)));
+                assert_eq!((request.len(), request.buffers().len()), (0, 0));
+                queue.complete(slot, Status::IoErr);
+                assert_eq!(ram.read(STATUS, 1), [Status::IoErr as u8]);
+            });
+        }
+        // Without a place for the status nothing can be answered.
+        let broken = Broken::BadAddress { addr, len, hole };
+        for chain in [
+            vec![readable(HEADER, 16), writable(DATA, 512), outside],
+            vec![readable(HEADER, 16), status, outside],
+            vec![readable(HEADER, 16), outside, status, readable(DATA, 512)],
+            vec![readable(addr, len)],
+        ] {
+            every_way(&chain, |_| {}, |_, _, slot| assert_eq!(slot, Err(broken)));
+        }
     }
+}
+
+#[test]
+fn endless_buffers_outside_memory_break_the_queue() {
+    let mut chain = vec![readable(HEADER, 16)];
+    chain.extend(vec![writable(u64::MAX, 1); MAX_BUFFERS + 3]);
+    chain.push(writable(STATUS, 1));
+    every_way(
+        &chain,
+        |_| {},
+        |_, _, slot| {
+            assert_eq!(slot, Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
+        },
+    );
 }
 
 #[test]

@@ -10,10 +10,48 @@ use crate::volume::Volume;
 
 /// Front ends start their queues one after the other: how long none may come or go before their number is told.
 const SETTLED: Duration = Duration::from_millis(300);
+/// How long a front end that starts the device may take to give the guest's memory. It is the next thing that it says.
+const GIVES_MEMORY: Duration = Duration::from_secs(1);
 /// When it is looked whether requests arrive at all, after the first queue began to run. A guest that wants nothing for longer is not told of.
 const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
 /// Bytes at the start of each region that a running guest has not left all zero.
 const LOOKED_AT: u64 = 64 << 10;
+
+/// How a VM's memory is shared.
+pub(crate) const SHARE: &str = "Give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=...,share=on \
+                                -machine memory-backend=mem; Cloud Hypervisor: --memory shared=on)";
+/// How memory is plugged in that is shared.
+pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram is not shared: unplug it, and plug in \
+                               memory-backend-memfd with share=on";
+
+/// The number of queues that a front end's command line asks for, if it says one: of a disk, or as many as vCPUs.
+pub(crate) fn wanted_queues(pid: Option<i32>) -> Option<u32> {
+    let pid = pid.filter(|pid| *pid > 0)?;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    wanted_by(&String::from_utf8_lossy(&line).split('\0').collect::<Vec<_>>())
+}
+
+fn wanted_by(words: &[&str]) -> Option<u32> {
+    let value = |text: &str| text.split(',').next().and_then(|value| value.parse().ok());
+    let named = |word: &&str| {
+        let spelt = ["num-queues=", "num_queues="];
+        spelt.iter().find_map(|name| word.split_once(name).and_then(|(_, rest)| value(rest)))
+    };
+    let is_disk = |word: &&&str| word.starts_with("vhost-user-blk") || word.contains("vhost_user=on");
+    let disks: Vec<&&str> = words.iter().filter(is_disk).collect();
+    let vcpus = || {
+        let smp =
+            words.iter().zip(words.iter().skip(1)).filter(|(option, _)| ["-smp", "--smp"].contains(*option));
+        let smp = smp.last()?.1;
+        value(smp).or_else(|| smp.split_once("cpus=").and_then(|(_, rest)| value(rest)))
+    };
+    let most = disks.iter().copied().filter_map(named).max();
+    // One that does not say a number has as many as vCPUs.
+    match disks.iter().all(|disk| named(disk).is_some()) && !disks.is_empty() {
+        true => most,
+        false => vcpus().max(most),
+    }
+}
 
 /// A process, for people. What it calls itself is its own choice, and cannot be more than a word in a line.
 pub(crate) fn process(pid: Option<i32>) -> String {
@@ -32,6 +70,8 @@ pub(crate) struct Sight {
     /// for something.
     pub(crate) running: Vec<(Option<u64>, u64)>,
     pub(crate) memory: Arc<GuestMemory>,
+    /// The front end starts the device, and there is no memory.
+    pub(crate) lacks_memory: bool,
 }
 
 /// What of a session has been told.
@@ -48,27 +88,45 @@ pub(crate) struct Said {
     /// When the first queue began to run.
     began: Option<Instant>,
     looks: usize,
+    /// Since when memory lacks.
+    lacks: Option<Instant>,
+    has_told_lack: bool,
 }
 
 impl Said {
     pub(crate) fn new(session: u64, volume: &Volume) -> Said {
         let counted = volume.counters();
         let before = (counted.kicks, counted.requests());
-        Said { session, told: 0, running: 0, changed: None, before, began: None, looks: 0 }
+        Said {
+            session,
+            told: 0,
+            running: 0,
+            changed: None,
+            before,
+            began: None,
+            looks: 0,
+            lacks: None,
+            has_told_lack: false,
+        }
     }
 
     /// When there is something to look at, from now.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let settled = self.changed.map(|at| at + SETTLED);
         let look = self.began.and_then(|at| LOOKS.get(self.looks).map(|after| at + *after));
-        [settled, look].into_iter().flatten().min().map(|at| at.saturating_duration_since(Instant::now()))
+        let memory = self.lacks.map(|at| at + GIVES_MEMORY);
+        [settled, look, memory]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at the session, after each message and when the time has come.
-    pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) {
+    /// Looks at the session, after each message and when the time has come. Says whether memory lacks for too long by now.
+    pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) -> bool {
         let is_due = self.timeout().is_some_and(|left| left.is_zero());
         if !is_message && !is_due {
-            return;
+            return false;
         }
         let (sight, now) = (sight(), Instant::now());
         if sight.running.len() != self.running {
@@ -91,13 +149,18 @@ impl Said {
             } else if counted.kicks > kicks && is_untouched(&sight) {
                 self.looks = LOOKS.len();
                 tracing::warn!(
-                    "{}: session {}: the guest kicks, and its memory is all zero as it is seen here: it is not shared. Give the VM shared \
-                     memory (QEMU: -object memory-backend-memfd,...,share=on; Cloud Hypervisor: --memory shared=on)",
+                    "{}: session {}: the guest kicks, and its memory is all zero as it is seen here: it is not shared. {SHARE}",
                     volume.config.name,
                     self.session
                 );
             }
         }
+        if !sight.lacks_memory || self.has_told_lack {
+            self.lacks = None;
+            return false;
+        }
+        self.has_told_lack = now >= *self.lacks.get_or_insert(now) + GIVES_MEMORY;
+        self.has_told_lack
     }
 
     fn tell_queues(&mut self, volume: &Volume) {
@@ -125,6 +188,28 @@ fn is_untouched(sight: &Sight) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wanted_queues_are_the_disk_s_or_the_vcpus() {
+        let disk = "vhost-user-blk-pci,chardev=c";
+        let numbered = "vhost-user-blk-pci,num-queues=6,chardev=c";
+        for (words, wanted) in [
+            (vec!["qemu", "-smp", "4", "-device", disk], Some(4)),
+            (vec!["qemu", "-smp", "cpus=5,sockets=5", "-device", disk], Some(5)),
+            (vec!["qemu", "-smp", "8", "-device", numbered], Some(6)),
+            (vec!["qemu", "-smp", "8", "-device", numbered, "-device", disk], Some(8)),
+            (
+                vec!["cloud-hypervisor", "--disk", "vhost_user=on,socket=/s,num_queues=3,queue_size=8"],
+                Some(3),
+            ),
+            (vec!["qemu", "-device", disk], None),
+            (vec!["qemu", "-smp", "many"], None),
+            (vec!["qemu", "-smp"], None),
+            (vec![], None),
+        ] {
+            assert_eq!(wanted_by(&words), wanted, "{words:?}");
+        }
+    }
 
     #[test]
     fn a_process_is_one_word_of_a_line_whatever_it_calls_itself() {

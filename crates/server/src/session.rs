@@ -22,6 +22,7 @@ mod notes;
 mod relay;
 mod restore;
 mod tracking;
+mod unused;
 
 use crate::arriving;
 use crate::config_change;
@@ -40,6 +41,7 @@ use crate::vring::Vring;
 use relay::Messages;
 pub(crate) use restore::Restored;
 use tracking::Tracking;
+pub(crate) use unused::Unused;
 
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;
@@ -114,7 +116,7 @@ impl Session {
             }
             Err(error) => End::Failed(Error::SocketError(error)),
         };
-        self.end(number, stream, end)
+        self.end(number, peer, stream, end)
     }
 
     /// Whom the control socket tells of; the front end's process.
@@ -125,7 +127,7 @@ impl Session {
     }
 
     /// After [`Session::serve`].
-    fn end(&self, number: u64, stream: UnixStream, end: End) -> End {
+    fn end(&self, number: u64, peer: Option<i32>, stream: UnixStream, end: End) -> End {
         let name = &self.volume.config.name;
         probes::session_disconnect(u32::try_from(number).unwrap_or(u32::MAX));
         *self.volume.facts() = None;
@@ -143,13 +145,13 @@ impl Session {
             End::Silent => format!("front end said nothing for {PATIENCE:?} while another one waited"),
             End::Failed(error) => format!("front end failed: {error}"),
         };
-        let queues = self.unused_queues();
         match &end {
             End::Failed(_) | End::Silent => {
-                tracing::warn!("{name}: session {number} ended: {how}{counters}{queues}");
+                tracing::warn!("{name}: session {number} ended: {how}{counters}");
             }
-            _ => tracing::info!("{name}: session {number} ended: {how}{counters}{queues}"),
+            _ => tracing::info!("{name}: session {number} ended: {how}{counters}"),
         }
+        self.tell_unused(number, peer);
         end
     }
 
@@ -173,7 +175,9 @@ impl Session {
         let mut said = Said::new(number, &self.volume);
         let mut is_message = false;
         loop {
-            said.turn(&self.volume, || self.lock().sight(), is_message);
+            if said.turn(&self.volume, || self.lock().sight(), is_message) {
+                self.tell_unused(number, peer);
+            }
             let timeouts = [
                 link.as_ref().and_then(SchedulerSession::timeout),
                 said.timeout(),
@@ -298,12 +302,28 @@ impl Session {
         while let Some(event) = self.events.next() {
             let name = &self.volume.config.name;
             match event {
+                LaneEvent::Unreachable { index, hole } => {
+                    let shared = self.lock().memory.to_string();
+                    tracing::warn!(
+                        "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not in the memory that the front end shares \
+                         ({shared}); it is answered with an error, and so are others like it, of which nothing is told. {}",
+                        said::PLUG
+                    );
+                }
                 LaneEvent::Broken { index, reason } => {
-                    let whose = match reason {
-                        Broken::PlaceLost { .. } => "",
-                        _ => "its driver broke the rules: ",
+                    let (whose, what_to_do) = match reason {
+                        Broken::PlaceLost { .. } => ("", String::new()),
+                        Broken::BadAddress { .. } => {
+                            let shared = self.lock().memory.to_string();
+                            let text = format!(
+                                ", nor is the place for its status; shared are {shared}. {}",
+                                said::PLUG
+                            );
+                            ("its driver broke the rules, or memory is not shared: ", text)
+                        }
+                        _ => ("its driver broke the rules: ", String::new()),
                     };
-                    tracing::warn!("{name}: queue {index} is stopped: {whose}{reason}");
+                    tracing::warn!("{name}: queue {index} is stopped: {whose}{reason}{what_to_do}");
                     self.lock().signal_error(index);
                 }
                 LaneEvent::Lost { index } => {
@@ -317,18 +337,6 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    /// A front end that wants more queues than there are asks for their number, and goes without a word.
-    fn unused_queues(&self) -> String {
-        let state = self.lock();
-        match state.was_asked_for_queues && state.memory.is_empty() {
-            true => format!(
-                "; it was offered {} queues and used none (--queues offers more)",
-                self.volume.queues()
-            ),
-            false => String::new(),
-        }
     }
 
     /// A handle for other threads.
@@ -403,7 +411,10 @@ struct State {
     switched: Option<bool>,
     /// The size that the front end has read last, in this session.
     seen_sectors: Option<u64>,
+    /// The number of queues was asked for, and nothing since.
     was_asked_for_queues: bool,
+    /// There was guest memory.
+    had_memory: bool,
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {
@@ -447,6 +458,7 @@ impl State {
             switched: None,
             seen_sectors: None,
             was_asked_for_queues: false,
+            had_memory: false,
             volume,
         }
     }
@@ -632,7 +644,8 @@ impl State {
             let desc = vring.addresses.and_then(|addresses| self.memory.guest_of_user(addresses.desc));
             (desc, 16 * u64::from(vring.size))
         };
-        Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory) }
+        let lacks_memory = self.unused() == Some(Unused::NoMemory);
+        Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory), lacks_memory }
     }
 
     /// For those who ask at the control socket.
@@ -681,6 +694,7 @@ impl State {
     /// Lets running lanes and rings that waited for it go on with other memory.
     fn use_memory(&mut self, memory: GuestMemory, drain: bool) -> Result<()> {
         self.memory = Arc::new(memory);
+        self.had_memory |= !self.memory.is_empty();
         let mut result = Ok(());
         // Every ring leaves the old memory, also when another one cannot go on in the new one.
         for index in self.running() {

@@ -14,6 +14,7 @@ use vlane_policy::throttle::{Limits, LimitsError};
 
 use crate::recorded::Recording;
 use crate::schedulers::Schedulers;
+use crate::session::Unused;
 use crate::stall::{Stalls, Unanswered};
 use crate::watch::Watch;
 
@@ -106,6 +107,8 @@ pub struct Volume {
     identity: Option<Identity>,
     /// A guest may go on with it that had another one.
     may_be_another: bool,
+    /// The last front end that was told of that ran no ring, and why it ran none.
+    pub(crate) told_unused: Mutex<Option<(Option<i32>, Unused)>>,
 }
 
 impl Volume {
@@ -151,6 +154,7 @@ impl Volume {
             stalls,
             sessions: AtomicU64::new(0),
             session: Mutex::default(),
+            told_unused: Mutex::default(),
         })
     }
 

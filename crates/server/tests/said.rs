@@ -6,11 +6,16 @@
 mod common;
 
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_server::Vanishing;
+
+/// vhost-user messages.
+const GET_INFLIGHT_FD: u32 = 31;
+const SET_INFLIGHT_FD: u32 = 32;
 
 /// What all servers of this process have said.
 #[derive(Clone, Copy)]
@@ -75,7 +80,19 @@ fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() 
     wire.negotiate(USUAL);
     assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
     drop(wire);
-    hears("offered 2 queues and used none (--queues offers more)");
+    hears("asked how many queues there are, and left: it may want more than the 2 that are offered");
+    // It is told to each process once. One that goes on has found enough.
+    for goes_on in [false, true] {
+        let wire = server.connect();
+        wire.negotiate(USUAL);
+        wire.ask_word(code::GET_QUEUE_NUM);
+        if goes_on {
+            wire.ask_word(code::GET_MAX_MEM_SLOTS);
+        }
+        drop(wire);
+        hears(&format!("session {} ended", 2 + u64::from(goes_on)));
+    }
+    assert_eq!(said("it may want more"), 1);
     // One beyond is refused with the number that there is.
     let (wire, memory) = server.guest(USUAL);
     assert!(!wire.start(2, &Ring::new(&memory, 0)));
@@ -143,6 +160,70 @@ fn memory_that_is_not_shared_is_said_once() {
     ring.kick();
     hears("it is not shared");
     assert_eq!(said("share=on"), 1);
+    drop(wire);
+}
+
+/// What QEMU does whose guest's memory is not shared at all: it asks for the memory of the in-flight tracking, finds no file of the guest's
+/// memory to send, and hangs up.
+#[test]
+fn memory_that_never_comes_is_said_once_with_the_way_out() {
+    let _one = listening();
+    let server = Server::new(null(None), 2, 1);
+    for _ in 0..3 {
+        let wire = server.connect();
+        wire.negotiate(USUAL);
+        assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
+        let mut shape = words(&[0, 0]);
+        shape.extend([1, 0, 128, 0, 0, 0, 0, 0]);
+        let answer = wire.ask(GET_INFLIGHT_FD, &shape).unwrap();
+        let marks = Memory::new(0, word(&answer, 0));
+        assert!(wire.set(SET_INFLIGHT_FD, &answer, &[marks.file.as_fd()]));
+        // Front ends may stay, too, and say nothing more.
+        hears("never came");
+    }
+    hears("session 3 ended");
+    assert_eq!((said("never came"), said("share=on"), said("--queues")), (1, 1, 0));
+    // One that has given memory, and ran nothing, lacks none.
+    let (wire, _memory) = server.guest(USUAL);
+    drop(wire);
+    hears("session 4 ended");
+    assert_eq!(said("never came"), 1);
+}
+
+#[test]
+fn request_outside_shared_memory_fails_alone_and_is_said_once() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    const OUTSIDE: u64 = 0x1_0000_0000;
+    for slot in 0..3 {
+        ring.build(slot, IN, 0, 512);
+        ring.descriptor(3 * slot + 1, OUTSIDE, 512, 3, 3 * slot + 2);
+        ring.offer(3 * slot);
+        ring.publish();
+        ring.kick();
+        ring.wait(1);
+        assert_eq!(ring.status(slot), 1, "an error");
+        // The others go on.
+        ring.submit(10 + slot, IN, 0, 512);
+        ring.wait(1);
+        assert_eq!(ring.status(10 + slot), 0);
+    }
+    hears(
+        "a buffer at 0x100000000, which is not in the memory that the front end shares (0x100000-0x2fffff)",
+    );
+    assert_eq!(said("memory-backend-ram"), 1);
+    // Without a place for the status, nothing can be answered.
+    ring.build(4, IN, 0, 512);
+    ring.descriptor(14, OUTSIDE, 1, 2, 0);
+    ring.offer(12);
+    ring.publish();
+    ring.kick();
+    assert!(signalled(&ring.err, LIMIT));
+    hears("queue 0 is stopped: its driver broke the rules, or memory is not shared");
+    assert_eq!(said("memory-backend-ram"), 2);
     drop(wire);
 }
 

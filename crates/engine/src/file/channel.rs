@@ -525,7 +525,7 @@ impl FileChannel {
     ) -> Outcome {
         match request.kind() {
             Kind::In => self.transfer(slot, request, decisions, operations),
-            Kind::GetId | Kind::Refused(_) => Outcome::Done(Status::Unsupported),
+            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => Outcome::Done(Status::Unsupported),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
             Kind::Out => {

@@ -230,7 +230,7 @@ impl Channel for MappedChannel {
             // Memory is as durable as it gets.
             Kind::Flush => Status::Ok,
             Kind::Discard | Kind::WriteZeroes => return self.zero_all(slot, request),
-            Kind::GetId | Kind::Refused(_) => Status::Unsupported,
+            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => Status::Unsupported,
         })
     }
 

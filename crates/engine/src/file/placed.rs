@@ -194,6 +194,6 @@ fn touched(request: &Request) -> Option<Range<u64>> {
             // Some that it does not touch may lie between.
             ranges.filter(|range| !range.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
         }
-        Kind::Flush | Kind::GetId | Kind::Refused(_) => None,
+        Kind::Flush | Kind::GetId | Kind::Refused(_) | Kind::Unreachable => None,
     }
 }

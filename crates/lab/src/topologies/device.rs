@@ -346,6 +346,7 @@ fn answer(queue: &Queue, slot: Slot, channel: &mut dyn Channel, sectors: u64) ->
     let request = queue.request(slot);
     match request.kind() {
         Kind::Refused(status) => return status,
+        Kind::Unreachable => return Status::IoErr,
         Kind::GetId => return Status::Unsupported,
         _ if !request.fits(sectors) => return Status::IoErr,
         _ => {}

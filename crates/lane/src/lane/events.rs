@@ -18,6 +18,13 @@ pub enum LaneEvent {
         /// Which rule.
         reason: Broken,
     },
+    /// A request was answered with an error, as a buffer of it is not in guest memory; told of the first since the lane started.
+    Unreachable {
+        /// The queue's index.
+        index: u16,
+        /// Guest physical address that is in no region.
+        hole: u64,
+    },
     /// Its thread ended by a fault of its own. What was in flight is not answered, and nobody knows how far it came.
     Lost {
         /// The queue's index.

@@ -106,10 +106,10 @@ pub fn walk_split(ram: &Ram, table: u64, size: u16, head: u16) -> (Vec<Desc>, Op
     }
 }
 
-/// The buffers of a chain's descriptors.
-pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<Vec<Piece>, Broken> {
+/// The buffers of a chain's descriptors. If one is not in memory: where the first of those is not, and only what comes after the last.
+pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<(Vec<Piece>, Option<Broken>), Broken> {
     let mut pieces: Vec<Piece> = Vec::new();
-    let mut empty = 0;
+    let (mut empty, mut hole, mut begin) = (0, None, 0);
     let too_long = Err(Broken::ChainTooLong { limit: MAX_CHAIN });
     for &Desc { addr, len, flags, .. } in descs {
         let writable = flags & WRITE != 0;
@@ -120,19 +120,45 @@ pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<Vec<Piece>, Broken> {
             }
             continue;
         }
+        if !writable && hole.is_some() {
+            empty += 1;
+            if empty > MAX_CHAIN {
+                return too_long;
+            }
+            begin = pieces.len();
+            continue;
+        }
         if !writable && pieces.last().is_some_and(|p| p.writable) {
             return Err(Broken::ReadableAfterWritable);
         }
         if pieces.len() == MAX_CHAIN {
             return too_long;
         }
-        let found = ram.pieces(addr, len.into()).map_err(|hole| Broken::BadAddress { addr, len, hole })?;
+        let found = match ram.pieces(addr, len.into()) {
+            Ok(found) => found,
+            Err(at) => {
+                hole.get_or_insert(Broken::BadAddress { addr, len, hole: at });
+                empty += 1;
+                if empty > MAX_CHAIN {
+                    return too_long;
+                }
+                begin = pieces.len();
+                continue;
+            }
+        };
         pieces.extend(found.into_iter().map(|(addr, len)| Piece { addr, len, writable }));
         if pieces.len() > MAX_CHAIN {
             return too_long;
         }
     }
-    Ok(pieces)
+    Ok((pieces.split_off(begin), hole))
+}
+
+/// A request that can only be answered with an error, if there is a place for that.
+fn unreachable(pieces: &[Piece], broken: Broken) -> Result<Expect, Broken> {
+    let (Some(last), Broken::BadAddress { hole, .. }) = (pieces.last(), broken) else { return Err(broken) };
+    let status = last.addr + last.len - 1;
+    Ok(Expect { kind: Kind::Unreachable, priority: 0, sector: hole, data: vec![], ranges: vec![], status })
 }
 
 /// The request that a chain of buffers is.
@@ -224,9 +250,10 @@ fn first(data: &[(u64, u64)], limit: u64) -> Vec<(u64, u64)> {
 /// Everything at once for a split ring.
 pub fn split_request(ram: &Ram, table: u64, size: u16, head: u16) -> Result<Expect, Broken> {
     let (descs, fault) = walk_split(ram, table, size, head);
-    let pieces = collect(ram, &descs)?;
-    match fault {
-        Some(fault) => Err(fault),
-        None => parse(ram, pieces),
+    let (pieces, hole) = collect(ram, &descs)?;
+    match (fault, hole) {
+        (Some(fault), _) => Err(fault),
+        (None, Some(hole)) => unreachable(&pieces, hole),
+        (None, None) => parse(ram, pieces),
     }
 }

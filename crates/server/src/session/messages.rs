@@ -39,6 +39,7 @@ fn region(region: &VhostUserMemoryRegion, file: File) -> Result<Region> {
 
 impl VhostUserBackendReqHandlerMut for State {
     fn set_owner(&mut self) -> Result<()> {
+        self.goes_on();
         Ok(())
     }
 
@@ -56,6 +57,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_features(&mut self, wanted: u64) -> Result<()> {
+        self.goes_on();
         self.talked.features = Some(wanted);
         let geometry = self.volume.geometry();
         let in_the_way = features::in_the_way(wanted, &geometry);
@@ -153,6 +155,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.goes_on();
         let fd = self.signal_fd(Use::Call, index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
         //= vhost-user Ring states
@@ -216,6 +219,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        self.goes_on();
         let bytes = self.config.read(offset, size).map(<[u8]>::to_vec);
         if bytes.is_some() && offset == 0 && size >= 8 {
             self.seen_sectors = Some(self.config.sectors());
@@ -240,6 +244,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        self.goes_on();
         let (queues, size) = (inflight.num_queues, inflight.queue_size);
         if queues > self.volume.queues() {
             let offered = self.volume.queues();
@@ -259,6 +264,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
+        self.goes_on();
         Ok(MAX_REGIONS as u64)
     }
 

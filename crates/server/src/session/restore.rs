@@ -217,6 +217,7 @@ impl State {
         self.protocol = handed.protocol;
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
+        self.had_memory = !self.memory.is_empty();
         // The front end does not say it again.
         self.switched = Some(self.config.write_back() || self.cannot_flush());
         let sectors = self.volume.geometry().sectors;
@@ -287,8 +288,8 @@ impl Restored {
     /// Serves the front end from where the other process was, as [`Session::run_at`].
     pub(crate) fn run(self, stop: &OwnedFd, door: &Door, relief: Option<&Relief<'_>>) -> End {
         let Restored { session, stream, messages, standing } = self;
-        let number = standing.number;
+        let (number, peer) = (standing.number, standing.peer);
         let end = session.serve(standing, messages, &stream, stop, Some(door), relief);
-        session.end(number, stream, end)
+        session.end(number, peer, stream, end)
     }
 }

@@ -1,0 +1,64 @@
+//! Why a front end left without using its volume: it cannot say so itself, and its guest waits for a disk in silence.
+
+use std::sync::PoisonError;
+
+use super::{Session, State};
+use crate::said;
+
+/// What a front end did that ran no ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unused {
+    /// It began to start the device, and gave no memory.
+    NoMemory,
+    /// It asked how many queues there are, and left.
+    TooFewQueues,
+}
+
+impl State {
+    /// Why no ring ran, as far as the messages show it.
+    pub(super) fn unused(&self) -> Option<Unused> {
+        // QEMU asks for the in-flight memory when it starts the device, just before it gives the guest's memory. One that looks at the
+        // configuration, or whose guest has no driver for the disk, does not come so far.
+        if self.is_negotiated && self.tracking.is_some() && !self.had_memory {
+            return Some(Unused::NoMemory);
+        }
+        // The number of queues was the last thing that it wanted to know.
+        (self.was_asked_for_queues && !self.had_memory).then_some(Unused::TooFewQueues)
+    }
+
+    /// The front end says something that one does not say who has found too few queues.
+    pub(super) fn goes_on(&mut self) {
+        self.was_asked_for_queues = false;
+    }
+}
+
+impl Session {
+    /// Tells why the front end left without using the volume: as a warning to each process once, since front ends try again for ever.
+    pub(super) fn tell_unused(&self, number: u64, peer: Option<i32>) {
+        let Some(unused) = self.lock().unused() else { return };
+        let (name, offered) = (&self.volume.config.name, self.volume.queues());
+        let who = said::process(peer);
+        let what = match unused {
+            Unused::NoMemory => format!(
+                "front end {who} began to start the disk, and its memory never came: the VM's memory is not shared, and its guest waits for this disk for ever. {}",
+                said::SHARE
+            ),
+            Unused::TooFewQueues => match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into())
+            {
+                Some(wanted) => format!(
+                    "front end {who} wants {wanted} queues, and {offered} are offered: it tries again for ever. Offer more (--queues \
+                     {wanted}), or have it want fewer (QEMU: num-queues={offered})"
+                ),
+                None => format!(
+                    "front end {who} asked how many queues there are, and left: it may want more than the {offered} that are offered. \
+                     Offer as many as the VM has vCPUs (--queues), or have it want fewer (QEMU: num-queues={offered})"
+                ),
+            },
+        };
+        let mut told = self.volume.told_unused.lock().unwrap_or_else(PoisonError::into_inner);
+        if peer.is_none() || *told != Some((peer, unused)) {
+            *told = Some((peer, unused));
+            tracing::warn!("{name}: session {number}: {what}");
+        }
+    }
+}
