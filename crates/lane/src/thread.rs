@@ -25,8 +25,9 @@ use crate::routes::Routes;
 
 /// The inbox's wake-up token; each lane has an even one and the next.
 const INBOX: u32 = 0;
-/// How often a lane without a kick descriptor is looked at.
-const LOOK_WITHOUT_KICK: Duration = Duration::from_micros(50);
+/// From one look at a lane without a kick descriptor to the next: at first, and at most. It doubles with each look that finds nothing, so a
+/// guest's request waits no longer than the guest has been idle, and an idle lane costs a look every now and then.
+const LOOKS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
 pub(crate) struct Thread {
     uring: Uring,
@@ -47,6 +48,8 @@ pub(crate) struct Thread {
     turn: Turn,
     /// The kernel's refusal was told.
     complained: bool,
+    /// Until the next look at lanes without a kick descriptor.
+    look: Duration,
     next_token: u32,
     exit: bool,
     /// Its place in the pool: for the probes.
@@ -68,6 +71,7 @@ impl Thread {
             contention: Contention::new(),
             turn: Turn::Storage,
             complained: false,
+            look: LOOKS.0,
             next_token: 2,
             exit: false,
             number,
@@ -100,6 +104,7 @@ impl Thread {
                 self.lanes.iter_mut().flatten().for_each(Lane::exit);
             }
             if self.work() {
+                self.look = LOOKS.0;
                 self.contention.worked();
                 if let Some(gauge) = &mut self.gauge {
                     gauge.worked();
@@ -290,7 +295,8 @@ impl Thread {
         let mut timeout = self.deadline().map(|deadline| deadline.saturating_duration_since(begin));
         let looks = self.lanes.iter().flatten().any(|lane| lane.kick.is_none());
         if looks {
-            timeout = Some(timeout.map_or(LOOK_WITHOUT_KICK, |t| t.min(LOOK_WITHOUT_KICK)));
+            timeout = Some(timeout.map_or(self.look, |t| t.min(self.look)));
+            self.look = (2 * self.look).min(LOOKS.1);
         }
         if timeout.is_some_and(|t| t.is_zero()) {
             return;

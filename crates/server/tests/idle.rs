@@ -128,3 +128,25 @@ fn lanes_sleep_after_requests_that_took_time() {
     std::thread::sleep(Duration::from_millis(200));
     quiet("after a modelled device's load", 2);
 }
+
+/// Nothing tells of a request in a ring without a kick descriptor: its lane has to look. It looks seldom while nothing comes.
+#[test]
+fn ring_without_kicks_costs_few_looks_and_is_served() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::new(null(None), 1, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.vring(code::SET_VRING_NUM, 0, SIZE.into()) && wire.vring(code::SET_VRING_BASE, 0, 0));
+    assert!(wire.addresses(0, &ring, None) && wire.fd(code::SET_VRING_CALL, 0, &ring.call));
+    // "No descriptor": bit 8.
+    assert!(wire.set(code::SET_VRING_KICK, &words(&[1 << 8]), &[]));
+    assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1));
+    for slot in 0..8 {
+        ring.submit(slot, IN, 0, 512);
+        ring.wait(1);
+        let before: u64 = switches().values().sum();
+        std::thread::sleep(Duration::from_millis(500));
+        let looks = switches().values().sum::<u64>() - before;
+        assert!(looks < 200, "{looks} looks in half a second");
+    }
+}
