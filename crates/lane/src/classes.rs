@@ -1,6 +1,6 @@
 //! What the lanes of a volume tell of its classes, to each other and to whoever asks: written by each lane for itself, read by anybody, no lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use vlane_engine::Instant;
 use vlane_policy::express::window::{Nanos, STAYS, Shared, Told};
@@ -32,6 +32,8 @@ pub struct ClassBoard {
     /// The last time at which a lane wanted all to probe.
     probe_at: AtomicU64,
     lanes: Box<[LaneClasses]>,
+    /// Lanes below this have run: volumes offer more queues than guests use.
+    used: AtomicUsize,
 }
 
 /// One lane's part, on cache lines of its own.
@@ -150,7 +152,21 @@ impl ClassBoard {
             is_mixed: AtomicBool::new(false),
             probe_at: AtomicU64::new(0),
             lanes: (0..queues).map(|_| LaneClasses::default()).collect(),
+            used: AtomicUsize::new(0),
         }
+    }
+
+    /// A lane begins to tell; says whether it has a part of the board.
+    pub(crate) fn begins(&self, index: usize) -> bool {
+        let has_part = index < self.lanes.len();
+        if has_part {
+            self.used.fetch_max(index + 1, Relaxed);
+        }
+        has_part
+    }
+
+    fn used(&self) -> &[LaneClasses] {
+        &self.lanes[..self.used.load(Relaxed).min(self.lanes.len())]
     }
 
     /// The clock of all times here; never zero.
@@ -199,7 +215,7 @@ impl ClassBoard {
 
     /// What all lanes told.
     pub(crate) fn shared(&self, now: Nanos) -> Shared {
-        Shared::of(self.lanes.iter().map(|lane| Told(lane.told.load(Relaxed))), now)
+        Shared::of(self.used().iter().map(|lane| Told(lane.told.load(Relaxed))), now)
     }
 
     /// What all lanes counted, and how each of them is.

@@ -34,6 +34,7 @@ mod thread;
 mod topology;
 mod watch;
 mod wish;
+mod workers;
 
 #[cfg(test)]
 mod classes_tests;
@@ -65,6 +66,6 @@ pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
 #[cfg(vlane_simulated)]
 pub use thread::simulated;
 pub use topology::{
-    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, online_cpus, parse_cpu_list,
+    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, USUAL_QUEUES, online_cpus, parse_cpu_list,
 };
 pub use watch::{Waiting, WaitingKind, Watch};

@@ -564,6 +564,7 @@ fn a_lane_stays_when_the_thread_that_it_is_to_go_to_is_gone() {
     let pool = pool(1, 2);
     let mut guest = Guest::new(0, Format::Split, &engine, false);
     guest.start(&pool, None);
+    pool.make(1);
     pool.routes().end_one(1);
     wait_for("the thread does not end", || pool.lost() == [1]);
     pool.move_lane(0, 1);

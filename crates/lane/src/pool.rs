@@ -4,32 +4,27 @@ use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::ReadWriteFlags;
-use rustix::thread::CpuSet;
-use vlane_engine::{Seat, Uring, seats};
+use vlane_engine::seats;
 use vlane_hint::LaneHint;
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_policy::throttle::Limits;
 
 use crate::counters::Counters;
 use crate::error::{LaneError, Stopped};
-use crate::inbox::{Inbox, Message, Outbox, pair};
+use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
 use crate::limits::{Budget, Waits};
-use crate::meter::{Gauge, Meters};
-use crate::polling::{PollMode, Polling};
+use crate::meter::Meters;
+use crate::polling::PollMode;
 use crate::recorder::Recorder;
 use crate::routes::Routes;
 use crate::steering::Steering;
-use crate::thread::Thread;
 use crate::topology::Topology;
 use crate::wish::Wish;
-
-/// Submissions that fit into a thread's io_uring at a time; more are submitted in parts.
-const URING_ENTRIES: u32 = 1024;
+use crate::workers::{Birth, Workers};
 
 /// What makes a pool.
 #[derive(Debug, Clone)]
@@ -61,13 +56,14 @@ pub struct Pool {
     /// Goes first: no lane begins to move any more.
     steering: Mutex<Option<Steering>>,
     routes: Arc<Routes>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    workers: Workers,
     /// Held while a lane is told of it, so that none keeps the one before.
     limits: Mutex<(Limits, Option<Arc<Budget>>)>,
 }
 
 impl Pool {
-    /// Starts the threads; a thread without lanes sleeps and costs nothing.
+    /// Makes the threads that are there from the beginning: the first, or all where lanes or operations go from one to the other. The others
+    /// are made when their first lanes start. A thread without lanes sleeps and costs nothing.
     ///
     /// # Errors
     /// [`LaneError::Engine`] without io_uring, [`LaneError::System`].
@@ -80,23 +76,23 @@ impl Pool {
         let beginnings = (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
-        let pool =
-            Pool { steering: Mutex::default(), routes, threads: Mutex::default(), limits: Mutex::default() };
         let hands_over = config.hands_over && threads > 1;
         let mut seats = if hands_over { seats(threads)? } else { Vec::new() }.into_iter();
-        for (number, inbox) in inboxes.into_iter().enumerate() {
-            let birth = Birth {
-                number,
-                cpu: cpus.get(number).copied(),
-                poll: config.poll,
-                poll_max: config.poll_max,
-                inbox,
-                routes: Arc::clone(&pool.routes),
-                meters: meters.clone(),
-                seat: seats.next(),
-            };
-            pool.lock_threads().push(birth.spawn()?);
-        }
+        let births = inboxes.into_iter().enumerate().map(|(number, inbox)| Birth {
+            number,
+            cpu: cpus.get(number).copied(),
+            poll: config.poll,
+            poll_max: config.poll_max,
+            inbox,
+            routes: Arc::clone(&routes),
+            meters: meters.clone(),
+            seat: seats.next(),
+        });
+        let workers = Workers::new(Arc::clone(&routes), births);
+        let pool = Pool { steering: Mutex::default(), routes, workers, limits: Mutex::default() };
+        // The first shows whether there can be any.
+        let at_once = if hands_over || adapts { threads } else { 1 };
+        (0..at_once).try_for_each(|number| pool.workers.make(number))?;
         if let Some(meters) = meters {
             let steering = Steering::start(threads, Arc::clone(&pool.routes), meters)?;
             *pool.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
@@ -106,9 +102,7 @@ impl Pool {
 
     /// Threads that have ended by a fault of their own: their queues are not served any more.
     pub fn lost(&self) -> Vec<usize> {
-        let threads = self.lock_threads();
-        let ended = threads.iter().enumerate().filter(|(_, thread)| thread.is_finished());
-        ended.map(|(number, _)| number).collect()
+        self.workers.lost()
     }
 
     /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and no file of the image's nor memory of the
@@ -117,16 +111,7 @@ impl Pool {
     pub fn end(&self) {
         drop(self.steering.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.routes.end();
-        let threads = std::mem::take(&mut *self.lock_threads());
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a lane thread panicked");
-            }
-        }
-    }
-
-    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        self.workers.join();
     }
 
     /// The lanes that run, each with its thread.
@@ -137,7 +122,15 @@ impl Pool {
     /// Lets the lane of queue `index`, if it runs, go on in another thread: as soon as the storage works on nothing of it, and until then it
     /// takes no more requests. Does not wait. Where [`Topology::adapts`], it may not stay there.
     pub fn move_lane(&self, index: u16, thread: usize) {
-        self.routes.move_lane(index, thread);
+        // Where there is no such thread, it stays.
+        if self.workers.make(thread).is_ok() {
+            self.routes.move_lane(index, thread);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn make(&self, thread: usize) {
+        self.workers.make(thread).unwrap_or_else(|error| panic!("{error}"));
     }
 
     #[cfg(test)]
@@ -146,7 +139,7 @@ impl Pool {
     }
 
     fn send(&self, index: u16, message: Message) -> Result<(), LaneError> {
-        self.routes.send(index, message).then_some(()).ok_or(LaneError::Gone)
+        self.workers.send(index, message)
     }
 
     /// Sends a message that is answered, and waits for the answer.
@@ -373,57 +366,5 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
                 }
             }
         }
-    }
-}
-
-/// What makes a thread.
-struct Birth {
-    number: usize,
-    cpu: Option<usize>,
-    poll: PollMode,
-    poll_max: Duration,
-    inbox: Inbox,
-    routes: Arc<Routes>,
-    meters: Option<Arc<Meters>>,
-    seat: Option<Seat>,
-}
-
-impl Birth {
-    fn spawn(self) -> Result<JoinHandle<()>, LaneError> {
-        let name = format!("lane-{}", self.number);
-        let (ready, started) = channel();
-        let body = move || match self.begin() {
-            Ok(mut thread) => {
-                let _ = ready.send(Ok(()));
-                thread.run();
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
-            }
-        };
-        let thread = std::thread::Builder::new().name(name).spawn(body)?;
-        started.recv().map_err(|_| LaneError::Gone)??;
-        Ok(thread)
-    }
-
-    /// On the thread itself.
-    fn begin(self) -> Result<Thread, LaneError> {
-        let Birth { number, cpu, poll, poll_max, inbox, routes, meters, seat } = self;
-        if let Some(cpu) = cpu {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                tracing::warn!("lane thread {number} cannot be pinned to CPU {cpu}: {error}");
-            }
-        }
-        // Deadlines of a modelled device are exact; the default slack is 50 us.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let mut uring = Uring::new(URING_ENTRIES)?;
-        seat.into_iter().for_each(|seat| uring.sit(seat));
-        let gauge = meters.map(|meters| Gauge::new(meters, number));
-        let number = u32::try_from(number).unwrap_or(u32::MAX);
-        Ok(Thread::new(number, uring, inbox, Polling::new(poll, poll_max))
-            .with_routes(routes)
-            .with_gauge(gauge))
     }
 }

@@ -57,6 +57,11 @@ impl Routes {
         thread.is_some_and(|outbox| outbox.send(message).is_ok())
     }
 
+    /// The thread of a queue's lane, whether it runs or not.
+    pub(crate) fn thread_of(&self, index: u16) -> Option<usize> {
+        self.lock().get(usize::from(index)).map(|place| place.thread)
+    }
+
     /// Queues, whether their lanes run or not.
     pub(crate) fn queues(&self) -> u16 {
         u16::try_from(self.lock().len()).unwrap_or(u16::MAX)

@@ -8,6 +8,10 @@ use rustix::thread::CpuSet;
 /// The most queues that a volume offers: the protocol numbers them in a byte.
 pub const MAX_QUEUES: u16 = 256;
 
+/// The queues that a volume offers by default, at least: a front end wants as many as its VM has vCPUs, however many CPUs the host has,
+/// and one that finds fewer does not run. A queue that is not used costs some hundred bytes.
+pub const USUAL_QUEUES: u16 = 64;
+
 /// Which CPUs the threads run on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CpuChoice {
@@ -103,7 +107,8 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// Checks and completes what was asked for; without a number of queues there are as many as the host has CPUs.
+    /// Checks and completes what was asked for; without a number of queues there are as many as the host has CPUs, or
+    /// [`USUAL_QUEUES`] if that is more.
     ///
     /// # Errors
     /// [`TopologyError`].
@@ -122,8 +127,8 @@ impl Topology {
         online: &[usize],
         allowed: &[usize],
     ) -> Result<Topology, TopologyError> {
-        let default = u32::try_from(online.len()).unwrap_or(1).clamp(1, u32::from(MAX_QUEUES));
-        let asked = queues.unwrap_or(default);
+        let host = u32::try_from(online.len()).unwrap_or(1).clamp(1, u32::from(MAX_QUEUES));
+        let asked = queues.unwrap_or(host.max(u32::from(USUAL_QUEUES)));
         let queues = u16::try_from(asked)
             .ok()
             .filter(|n| (1..=MAX_QUEUES).contains(n))
@@ -131,7 +136,7 @@ impl Topology {
         // More threads than CPUs only get in each other's way: by default, queues share.
         let choice = threads;
         let asked = match (choice, cpus) {
-            (ThreadChoice::PerQueue, _) => u32::from(queues).min(default),
+            (ThreadChoice::PerQueue, _) => u32::from(queues).min(host),
             (ThreadChoice::Number(threads), _) => threads,
             (ThreadChoice::Auto, CpuChoice::List(list)) => u32::from(queues).min(count(list)),
             (ThreadChoice::Auto, _) => u32::from(queues).min(count(allowed)),
@@ -242,9 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_a_queue_and_a_thread_for_each_cpu_unpinned() {
+    fn the_default_is_a_thread_for_each_cpu_and_queues_for_more_vcpus() {
         let topology = on_four(None, None, &CpuChoice::Unpinned);
-        assert_eq!(topology, Ok(Topology { queues: 4, threads: 4, cpus: vec![], adapts: false }));
+        assert_eq!(topology, Ok(Topology { queues: USUAL_QUEUES, threads: 4, cpus: vec![], adapts: false }));
+        let many: Vec<usize> = (0..100).collect();
+        let topology = Topology::on(None, ThreadChoice::PerQueue, &CpuChoice::Unpinned, &many, &many);
+        assert_eq!(topology, Ok(Topology { queues: 100, threads: 100, cpus: vec![], adapts: false }));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use vlane_engine::file::{Cache, Discard, FileEngine, FileOptions, HandedFiles, J
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
 use vlane_error::counted;
-use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, parse_cpu_list};
+use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, online_cpus, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_report::figure::show_size;
 use vlane_server::{Arrived, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
@@ -98,7 +98,8 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
     on_lost_write: OnLostWrite,
 
-    /// Virtqueues to offer: a number, or auto for one per CPU of the host
+    /// Virtqueues to offer: a number, or auto for one per CPU of the host, and 64 at least. A VM's disk uses as many as it has vCPUs, unless
+    /// told otherwise
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
     queues: Count,
 
@@ -771,6 +772,11 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
         },
     };
     let queues = volume.queues();
+    // By itself QEMU takes a queue for each vCPU. Cloud Hypervisor takes one.
+    let (of_qemu, of_hypervisor) = match args.queues.0 {
+        Some(_) => (format!(",num-queues={queues}"), u32::from(queues)),
+        None => (String::new(), u32::try_from(online_cpus().len()).unwrap_or(1).min(queues.into())),
+    };
     let model = match (args.latency, args.device_queues) {
         (None, _) => String::new(),
         (Some(us), DeviceQueuesArg::Shared) => format!(", modelled: {us} us, {} at a time", args.parallel),
@@ -788,8 +794,8 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
          QEMU reaches it with (memory must be shared):\n  \
          -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
          -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \
-         -device vhost-user-blk-pci,chardev=vlane,num-queues={queues},queue-size=1024\n\
-         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={queues},queue_size=1024"
+         -device vhost-user-blk-pci,chardev=vlane{of_qemu},queue-size=1024\n\
+         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={of_hypervisor},queue_size=1024"
     );
     let _ = out.flush();
 }

@@ -70,8 +70,12 @@ impl Classed {
         if !express.mode.classifies() {
             return None;
         }
-        let fits = |board: &Arc<ClassBoard>| board.lane(index.into()).is_some();
-        let board = board.filter(fits).unwrap_or_else(|| Arc::new(ClassBoard::new(index.saturating_add(1))));
+        let fits = |board: &Arc<ClassBoard>| board.begins(index.into());
+        let board = board.filter(fits).unwrap_or_else(|| {
+            let board = ClassBoard::new(index.saturating_add(1));
+            board.begins(index.into());
+            Arc::new(board)
+        });
         let class = express.classes.of(Ioprio(0));
         Some(Box::new(Classed {
             express,
