@@ -558,6 +558,43 @@ fn recorder_and_hint_move_with_their_lane() {
     assert!(signalled >= u64::try_from(rounds).unwrap() / 2, "{signalled} signals were told of {rounds}");
 }
 
+/// Whether this process has a thread of that name.
+fn has_thread(name: &str) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .map(|task| std::fs::read_to_string(task.path().join("comm")))
+        .any(|comm| comm.is_ok_and(|c| c.trim() == name))
+}
+
+/// A number that no other test has threads of.
+const SELDOM: u16 = 37;
+
+#[test]
+fn thread_is_made_with_its_first_lane() {
+    let engine = null(None);
+    let pool = pool(SELDOM + 2, SELDOM + 2);
+    let (recorder, mut recorded) =
+        recorder(SELDOM, RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 });
+    pool.set_recorder(SELDOM, Some(Box::new(recorder))).unwrap();
+    // What does not need it: nothing of it may pile up, either.
+    for _ in 0..3 {
+        pool.set_hint(SELDOM, None).unwrap();
+        pool.set_limits(Limits::default());
+        pool.hold([SELDOM]);
+    }
+    let (own, next) = (format!("lane-{SELDOM}"), format!("lane-{}", SELDOM + 1));
+    assert!(!has_thread(&own) && pool.lost().is_empty());
+    let mut guest = Guest::new(SELDOM, Format::Split, &engine, false);
+    guest.start(&pool, None);
+    assert!(has_thread(&own) && !has_thread(&next) && pool.lost().is_empty());
+    guest.submit(0, 1);
+    guest.wait();
+    pool.stop(SELDOM, &[]).unwrap();
+    let mut entries = 0;
+    recorded.drain(|_| entries += 1);
+    assert!(entries > 0, "its lane has the recorder that it was given before");
+}
+
 #[test]
 fn a_lane_stays_when_the_thread_that_it_is_to_go_to_is_gone() {
     let engine = null(None);

@@ -66,8 +66,10 @@ impl Signals {
         }
         // Only for the words: without /proc it stays unnamed.
         let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let name =
-            name.map_or_else(|_| "something else".to_owned(), |name| name.to_string_lossy().into_owned());
+        let name = name.map_or_else(
+            |_| "something else".to_owned(),
+            |name| vlane_socket::printable(&name.to_string_lossy()).to_string(),
+        );
         refuse(format!("the {purpose} descriptor of queue {index} is not an eventfd but {name}"))
     }
 }

@@ -35,6 +35,16 @@ pub struct VolumeConfig {
     pub express: Express,
 }
 
+impl VolumeConfig {
+    /// Offers no more queues than there are descriptors for, though no fewer than threads. For a number that nobody asked for.
+    pub fn fit_descriptors(&mut self) {
+        let Some(limit) = vlane_error::raise_descriptor_limit() else { return };
+        let left = limit.saturating_sub(of_threads(self) + OTHERS) / OF_QUEUE;
+        let most = u16::try_from(left).unwrap_or(u16::MAX).max(self.topology.threads);
+        self.topology.queues = self.topology.queues.min(most);
+    }
+}
+
 /// Why a volume cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -316,8 +326,10 @@ fn of_threads(config: &VolumeConfig) -> u64 {
 }
 
 /// Of each queue: kick, call and error. The lane has copies of two while it runs; during an upgrade there are copies of all three.
+const OF_QUEUE: u64 = 6;
+
 fn needed(config: &VolumeConfig) -> u64 {
-    6 * u64::from(config.topology.queues) + of_threads(config) + OTHERS
+    OF_QUEUE * u64::from(config.topology.queues) + of_threads(config) + OTHERS
 }
 
 /// Refuses a volume that the limit of descriptors is too low for.

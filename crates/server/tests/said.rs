@@ -228,6 +228,19 @@ fn request_outside_shared_memory_fails_alone_and_is_said_once() {
 }
 
 #[test]
+fn file_name_of_a_descriptor_is_part_of_one_line() {
+    let _one = listening();
+    let server = Server::new(null(None), 1, 1);
+    let (wire, _memory) = server.guest(USUAL);
+    let directory = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(directory.path().join("a\n2026 ERROR b\x1b[2J")).unwrap();
+    assert!(!wire.fd(code::SET_VRING_KICK, 0, &file));
+    hears("is not an eventfd but");
+    assert_eq!(said("2026 ERROR b"), said("is not an eventfd but"));
+    assert_eq!(said("\x1b"), 0);
+}
+
+#[test]
 fn an_idle_guest_s_memory_is_not_said_to_be_unshared() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);

@@ -473,7 +473,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
         return Ok(());
     };
     let (engine, recorder) = engine(args, &opened);
-    let volume = volume(args, engine, topology, express)?;
+    let config = config(args, topology, express, handed.is_none());
+    let volume = volume(args, engine, config)?;
     let limits = handed.as_ref().map_or(limits, |(handed, _)| (&handed.limits).into());
     volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
@@ -541,15 +542,20 @@ fn belongings(
 }
 
 /// What the volume is, besides its engine.
-fn config(args: &ServeArgs, topology: Topology, express: Express) -> VolumeConfig {
-    VolumeConfig {
+fn config(args: &ServeArgs, topology: Topology, express: Express, is_new: bool) -> VolumeConfig {
+    let mut config = VolumeConfig {
         name: volume_name(args),
         serial: args.serial.clone().unwrap_or_else(|| default_serial(args.image.as_deref())),
         topology,
         poll: args.poll.into(),
         poll_max: Duration::from_micros(args.poll_us),
         express,
+    };
+    // A guest that was handed over knows the number.
+    if is_new && args.queues.0.is_none() {
+        config.fit_descriptors();
     }
+    config
 }
 
 /// The last of several errors; those before it are told here.
@@ -560,8 +566,8 @@ fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     last.map_or(Ok(()), Err)
 }
 
-fn volume(args: &ServeArgs, engine: Arc<dyn Engine>, topology: Topology, express: Express) -> Result<Volume> {
-    let volume = Volume::new(engine, config(args, topology, express)).map_err(with_sources)?;
+fn volume(args: &ServeArgs, engine: Arc<dyn Engine>, config: VolumeConfig) -> Result<Volume> {
+    let volume = Volume::new(engine, config).map_err(with_sources)?;
     Ok(volume.with_schedulers(args.sched.clone()).for_any_guest(args.danger_other_image))
 }
 

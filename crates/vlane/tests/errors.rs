@@ -454,6 +454,15 @@ fn too_few_descriptors_are_told_with_the_limit() {
     }
 }
 
+#[test]
+fn default_offers_as_many_queues_as_descriptors_allow() {
+    let place = Place::new(MIB);
+    let Some(command) = limited(&place, "--nofile=200:200", &["--threads", "1"]) else { return };
+    let server = start(&command, &place.socket).unwrap();
+    assert!(!server.log().contains("64 queues"), "{}", server.log());
+    stop(server);
+}
+
 /// The soft limit is raised as far as needed, and what the check counts is what a front end really needs.
 #[test]
 fn the_descriptors_that_are_asked_for_suffice_for_every_queue() {
