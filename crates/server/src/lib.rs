@@ -26,6 +26,7 @@ mod session;
 mod signal_fd;
 mod skip_drain;
 mod stall;
+mod unused;
 mod vanished;
 mod volume;
 mod vring;

@@ -36,12 +36,12 @@ use crate::said::{self, Said, Sight};
 use crate::sched::SchedulerSession;
 use crate::signal_fd::{Signals, Use};
 use crate::skip_drain;
+use crate::unused::Unused;
 use crate::volume::{SessionFacts, Volume};
 use crate::vring::Vring;
 use relay::Messages;
 pub(crate) use restore::Restored;
 use tracking::Tracking;
-pub(crate) use unused::Unused;
 
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;

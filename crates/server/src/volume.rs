@@ -14,8 +14,8 @@ use vlane_policy::throttle::{Limits, LimitsError};
 
 use crate::recorded::Recording;
 use crate::schedulers::Schedulers;
-use crate::session::Unused;
 use crate::stall::{Stalls, Unanswered};
+use crate::unused::Unused;
 use crate::watch::Watch;
 
 /// What makes a volume, besides its engine.

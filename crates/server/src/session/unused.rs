@@ -4,15 +4,7 @@ use std::sync::PoisonError;
 
 use super::{Session, State};
 use crate::said;
-
-/// What a front end did that ran no ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unused {
-    /// It began to start the device, and gave no memory.
-    NoMemory,
-    /// It asked how many queues there are, and left.
-    TooFewQueues,
-}
+use crate::unused::Unused;
 
 impl State {
     /// Why no ring ran, as far as the messages show it.
