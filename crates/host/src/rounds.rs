@@ -40,11 +40,6 @@ impl Rounds {
         self.whole
     }
 
-    /// Whether a round broke off.
-    pub fn is_broken(&self) -> bool {
-        self.broken.is_some()
-    }
-
     /// The sentence on rounds that are missing, if some are.
     pub fn missing(&self) -> Option<String> {
         let error = self.broken.as_ref()?;

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
@@ -183,7 +184,6 @@ impl Session {
                 said.timeout(),
                 silence.as_ref().and_then(Silence::timeout),
             ];
-            let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
             // Without a scheduler, its place is taken by what is waited for anyway.
             let scheduler = link.as_ref().and_then(SchedulerSession::fd).unwrap_or(stop.as_fd());
             let mut fds = [
@@ -194,11 +194,10 @@ impl Session {
                 silence.as_ref().map_or(PollFd::new(stop, PollFlags::IN), Silence::poll_fd),
                 PollFd::from_borrowed_fd(relief.map_or(stop.as_fd(), Relief::wanted), PollFlags::IN),
             ];
-            match rustix::event::poll(&mut fds, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return End::Failed(Error::SocketError(error.into())),
-            }
-            let ready = fds.map(|fd| !fd.revents().is_empty());
+            let ready = match ready(&mut fds, timeouts) {
+                Ok(ready) => ready,
+                Err(error) => return End::Failed(Error::SocketError(error)),
+            };
             is_message = ready[0];
             if ready[2] {
                 return End::Stopped;
@@ -415,6 +414,19 @@ struct State {
     was_asked_for_queues: bool,
     /// There was guest memory.
     had_memory: bool,
+}
+
+/// Waits for descriptors, at most for the shortest time; which of them are ready.
+fn ready<const N: usize>(
+    fds: &mut [PollFd<'_>; N],
+    timeouts: [Option<Duration>; 3],
+) -> std::io::Result<[bool; N]> {
+    let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
+    match rustix::event::poll(fds, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(std::array::from_fn(|at| !fds[at].revents().is_empty()))
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {

@@ -292,17 +292,10 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let kvm = !found.emulated();
     let mut bench =
         Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
-    let (results, mut broken) =
-        bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
-    let mut rest = Rest::default();
-    if broken.is_none() {
-        broken = rest.measure(bench, &planned, native.as_ref(), options.often, &mut progress).err();
-    }
-    drop(servers);
-    drop(progress);
-    let Rest { counted, uncounted, native } = rest;
-    let partial =
-        broken.map(|error| format!("PARTIAL: it broke off, and has what was measured before: {error}"));
+    let (results, broken) = bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
+    let rest = Rest::after(broken, bench, &planned, native.as_ref(), options.often, &mut progress);
+    drop((servers, progress));
+    let Rest { counted, uncounted, native, partial } = rest;
     Ok(Outcome {
         results,
         partial,
@@ -483,9 +476,29 @@ struct Rest {
     counted: Results,
     uncounted: Option<String>,
     native: Vec<native::NativeMeasurement>,
+    /// The sentence on all that is missing, if something broke off.
+    partial: Option<String>,
 }
 
 impl Rest {
+    /// Measured, unless the rounds of the plan broke off.
+    fn after(
+        mut broken: Option<Error>,
+        bench: Bench<'_>,
+        planned: &Planned,
+        native: Option<&Native<'_>>,
+        often: plan::Often,
+        progress: &mut Progress,
+    ) -> Self {
+        let mut rest = Self::default();
+        if broken.is_none() {
+            broken = rest.measure(bench, planned, native, often, progress).err();
+        }
+        rest.partial =
+            broken.map(|error| format!("PARTIAL: it broke off, and has what was measured before: {error}"));
+        rest
+    }
+
     /// The first error; everything that was measured before it is there.
     fn measure(
         &mut self,

@@ -217,9 +217,6 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell, &arms)).collect();
     let rounds = measure_all(&mut bed, &mut volumes, &arms, &mut results, &mut progress)?;
     progress.clear();
-    for arm in results.iter_mut().flat_map(|result| &mut result.arms) {
-        arm.rounds.truncate(rounds.whole());
-    }
     let options = &Options { rounds: rounds.whole(), ..options.clone() };
     let guests = guests.map(|maker| maker.describe());
     let is_apart = !neighbour_cpus.is_empty();
@@ -229,7 +226,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     Ok(report)
 }
 
-/// Every round of every cell, in turns.
+/// Every round of every cell, in turns; the whole ones are kept.
 fn measure_all(
     bed: &mut Bed<'_>,
     volumes: &mut [Volume],
@@ -238,7 +235,7 @@ fn measure_all(
     progress: &mut Progress,
 ) -> Result<Rounds> {
     let options = bed.options;
-    Rounds::measure(options.rounds, |round| {
+    let rounds = Rounds::measure(options.rounds, |round| {
         for result in results.iter_mut() {
             let cell = result.cell;
             let unthrottled = match (bed.device, cell.throttled) {
@@ -263,7 +260,11 @@ fn measure_all(
             drop(unthrottled);
         }
         Ok(())
-    })
+    })?;
+    for arm in results.iter_mut().flat_map(|result| &mut result.arms) {
+        arm.rounds.truncate(rounds.whole());
+    }
+    Ok(rounds)
 }
 
 /// A cell before it is measured.

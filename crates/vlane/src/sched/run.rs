@@ -387,15 +387,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let watch = args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
-    // Who sees the socket may end this in order, and then no file is left.
-    let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
-    for signal in [SIGINT, SIGTERM] {
-        let stopper = stopper.try_clone().context("cannot make a socket pair")?;
-        signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
-    }
-    // There is nothing to read again: a signal that other daemons take for that is no reason to end, nor is a terminal that goes.
-    let ignored = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGHUP, ignored).context("cannot handle signals")?;
+    // The end in order is possible before the socket can be seen, so no file is left.
+    let stop = handle_signals()?;
     let socket =
         Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
     let mut backends = args.backends(completions)?;
@@ -451,6 +444,20 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         output::give_json(path, &serde_json::to_string(&last)?, args.overwrite)?;
     }
     Ok(())
+}
+
+/// Has SIGINT and SIGTERM write into the socket that is returned.
+fn handle_signals() -> anyhow::Result<UnixStream> {
+    let (stop, stopper) = UnixStream::pair().context("cannot make a socket pair")?;
+    for signal in [SIGINT, SIGTERM] {
+        let stopper = stopper.try_clone().context("cannot make a socket pair")?;
+        signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
+    }
+    // The daemon has nothing to read again. SIGHUP, which asks others for that, does not end it, nor
+    // does a terminal that goes.
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGHUP, ignored).context("cannot handle signals")?;
+    Ok(stop)
 }
 
 #[cfg(test)]
