@@ -25,7 +25,7 @@ mod tests {
         let mut limit = getrlimit(Resource::Nofile);
         let hard = limit.maximum;
         limit.current = Some(hard.map_or(256, |hard| hard.min(256)));
-        setrlimit(Resource::Nofile, limit.clone()).expect("lowering is always permitted");
+        setrlimit(Resource::Nofile, limit).expect("lowering is always permitted");
         assert_eq!(raise_descriptor_limit(), hard);
         assert_eq!(raise_descriptor_limit(), hard, "nothing is left to raise");
     }

@@ -149,6 +149,7 @@ pub(super) fn report() -> Report {
             load: Some(Load { before: 0.25, after: 1.5, stolen_percent: 0.5 }),
             versions: vec![("vlane".into(), "0.1.0".into()), ("qemu".into(), "7.2.22".into()), ("fio".into(), "3.33".into())],
         },
+        partial: None,
         notes: vec![
             Note { severity: Severity::Info, text: "Direct I/O everywhere; the host's page cache takes no part.".into() },
             Note {

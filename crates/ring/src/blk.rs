@@ -483,6 +483,8 @@ impl Request {
         self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len - 1) };
         self.buffers.clear();
         (self.kind, self.head, self.sector, self.len) = (Kind::Unreachable, 0, hole, 0);
+        // A part of what is before the status byte cannot be written: its used length is 0.
+        self.room = u64::MAX;
         Ok(())
     }
 

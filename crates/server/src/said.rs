@@ -40,9 +40,9 @@ fn wanted_by(words: &[&str]) -> Option<u32> {
     let is_disk = |word: &&&str| word.starts_with("vhost-user-blk") || word.contains("vhost_user=on");
     let disks: Vec<&&str> = words.iter().filter(is_disk).collect();
     let vcpus = || {
-        let smp =
+        let mut smp =
             words.iter().zip(words.iter().skip(1)).filter(|(option, _)| ["-smp", "--smp"].contains(*option));
-        let smp = smp.last()?.1;
+        let smp = smp.next_back()?.1;
         value(smp).or_else(|| smp.split_once("cpus=").and_then(|(_, rest)| value(rest)))
     };
     let most = disks.iter().copied().filter_map(named).max();

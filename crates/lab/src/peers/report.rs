@@ -219,7 +219,7 @@ mod tests {
             })
             .collect();
         let missing = vec!["fio with libblkio as a second client: made up".to_owned()];
-        let outcome = Outcome { rows: results, missing, fio: None };
+        let outcome = Outcome { rows: results, partial: None, missing, fio: None };
         let report = report(&outcome, &Begun::now("vlane peers"));
         assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
         let limit =

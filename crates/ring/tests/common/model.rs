@@ -158,7 +158,8 @@ pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<(Vec<Piece>, Option<Broken>)
 fn unreachable(pieces: &[Piece], broken: Broken) -> Result<Expect, Broken> {
     let (Some(last), Broken::BadAddress { hole, .. }) = (pieces.last(), broken) else { return Err(broken) };
     let status = last.addr + last.len - 1;
-    Ok(Expect { kind: Kind::Unreachable, priority: 0, sector: hole, data: vec![], ranges: vec![], status })
+    let (kind, room) = (Kind::Unreachable, u64::MAX);
+    Ok(Expect { kind, priority: 0, sector: hole, data: vec![], ranges: vec![], status, room })
 }
 
 /// The request that a chain of buffers is.

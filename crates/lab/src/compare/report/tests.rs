@@ -53,6 +53,7 @@ fn outcome(accel: Accel, passes: usize) -> Outcome {
     Outcome {
         counted: Results { all: all.clone() },
         results: Results { all },
+        partial: None,
         uncounted: None,
         native: native.collect(),
         columns,

@@ -46,6 +46,7 @@ fn outcome() -> Outcome {
     });
     Outcome {
         rows: results.collect(),
+        partial: None,
         missing: vec!["instructions: not counted".into()],
         guests: Vec::new(),
         emulated: true,
