@@ -82,7 +82,8 @@ impl Choice {
         host.cache().read_note(&note()).as_deref().and_then(Self::from_note)
     }
 
-    /// Emulation, when nothing can be tried: a KVM that does not work ends the guest, emulation only slows it down.
+    /// Emulation, when nothing can be tried: a KVM that does not work ends the guest, emulation
+    /// only slows it down.
     pub fn untried() -> Self {
         let why = match OpenOptions::new().read(true).write(true).open(DEVICE) {
             Ok(_) => format!(

@@ -1,4 +1,5 @@
-//! The traces of MSR Cambridge (SNIA IOTTA, trace set 388): lines of seven fields, without a header.
+//! The traces of MSR Cambridge (SNIA IOTTA, trace set 388): lines of seven fields, without a
+//! header.
 //!
 //! `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`: the timestamp is Windows' file
 //! time of the issue (units of 100 ns since 1601), offset and size are bytes, the response time is
@@ -30,7 +31,7 @@ struct Line<'a> {
     response: u64,
 }
 
-/// Whether a line is one of these traces.
+/// True for a line of these traces.
 pub fn is_line(line: &str) -> bool {
     parse(line).is_ok()
 }

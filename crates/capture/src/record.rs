@@ -46,8 +46,8 @@ pub struct Recorded {
     pub elapsed: Duration,
     /// Whether the volume ended, and the recording with it.
     pub is_over: bool,
-    /// Whether the server broke off: it was killed, or the connection was cut. The file has no end then, and an unknown number of
-    /// requests is missing.
+    /// The server broke off: it was killed, or the connection was cut. The file has no end then,
+    /// and an unknown number of requests is missing.
     pub is_cut: bool,
 }
 
@@ -73,7 +73,8 @@ impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
 }
 
 /// Records until the time is over, the requests are enough, the user interrupts or the volume ends. Each of them leaves a
-/// complete file. A server that breaks off leaves what came until then, without an end. `progress` is told about ten times a second.
+/// complete file. A server that breaks off leaves what came until then, without an end. `progress`
+/// is told about ten times a second.
 ///
 /// # Errors
 /// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be written, [`ErrorKind::Format`] if what comes is damaged.
@@ -140,7 +141,7 @@ pub fn record(
     drop(reader);
     layouts.tell(&mut writer).context(ErrorKind::Io, failed)?;
     match is_cut || damage.is_some() {
-        // Who reads it is told that it has no end.
+        // Its reader is told that it has no end.
         true => writer.flush().context(ErrorKind::Io, failed)?,
         false => drop(writer.finish().context(ErrorKind::Io, failed)?),
     }
@@ -179,7 +180,8 @@ fn next<R: Read>(reader: &mut Reader<R>) -> std::result::Result<Entry, Option<Er
     use vlane_trace::ErrorKind::{Io, Truncated};
     match reader.next() {
         Some(Ok(entry)) => Ok(entry),
-        // The end in the middle of an entry is where the recording was stopped; or where the server died.
+        // The end in the middle of an entry is where the recording was stopped; or where the server
+        // died.
         Some(Err(error)) if matches!(error.kind(), Truncated | Io) => Err(None),
         Some(Err(error)) => Err(Some(damaged(error))),
         None => Err(None),

@@ -76,7 +76,8 @@ pub(crate) struct Kernel {
     pub(crate) files: Files,
     pub(crate) faults: Faults,
     pub(crate) bug: Option<Bug>,
-    /// An operation that is slow: nothing happens to it. A planted bug may say that nothing happens to any other.
+    /// An operation that is slow: nothing happens to it. A planted bug may say that nothing happens
+    /// to any other.
     pub(crate) held: Option<u64>,
     /// System calls until the process dies.
     pub(crate) dies_after: Option<u32>,

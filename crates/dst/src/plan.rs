@@ -41,9 +41,11 @@ pub(crate) struct Plan {
     pub(crate) memory: u64,
     pub(crate) size: u64,
     pub(crate) most: u64,
-    /// Sectors of the largest request that moves data; one that discards or zeroes may be as large as the disk.
+    /// Sectors of the largest request that moves data; one that discards or zeroes may be as large
+    /// as the disk.
     pub(crate) largest: u64,
-    /// The image is a device. A range is punched, zeroed and written by so many bytes at a time, in so many turns at a time.
+    /// The image is a device. A range is punched, zeroed and written by so many bytes at a time, in
+    /// so many turns at a time.
     pub(crate) is_device: bool,
     pub(crate) pieces: [u64; 3],
     pub(crate) turns: (usize, usize),

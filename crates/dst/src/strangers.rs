@@ -1,7 +1,8 @@
-//! Whom a slow operation may keep waiting.
+//! Requests that a slow operation may keep waiting.
 //!
-//! A request waits only for those that it overlaps, for its flush's writes, or for its class. So one operation is held, whichever, and everything else goes
-//! on until nothing does. What is out then must have a reason:
+//! A request waits only for those that it overlaps, for its flush's writes, or for its class. So
+//! one operation is held, whichever, and everything else goes on until nothing does. Each request
+//! that is out then must have a reason:
 //!
 //! | it waits | because |
 //! |---|---|
@@ -20,7 +21,7 @@ use crate::world::{PATIENCE, World};
 
 type Given<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Sectors that a lane begins: what it has of its 64 MiB in the simulator.
+/// Sectors that a lane begins: its part of the 64 MiB, in the simulator.
 const ROOM: u64 = 24;
 
 /// Blocks, from the first to the one after the last.
@@ -30,7 +31,7 @@ fn overlap(one: &Blocks, other: &Blocks) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// What an operation does, in sectors.
+/// An operation in words, with its range in sectors.
 fn in_words(Call { what, offset, len, .. }: &Call) -> String {
     format!("{what:?} {}+{}", offset / 512, len / 512)
 }
@@ -75,7 +76,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody waits for the operation that is held without a reason.
+    /// No request waits for the operation that is held without a reason.
     fn check_strangers(&self, held: &Call) {
         let is_sync = held.what == What::Sync;
         let is_at_device = matches!(held.what, What::Read | What::Write) || is_sync && !self.has_cache();
@@ -123,7 +124,7 @@ impl World {
         }
     }
 
-    /// Whether a request writes part of a block where only whole ones can be written.
+    /// True for a request that writes part of a block where only whole ones can be written.
     fn is_change(&self, record: &Record) -> bool {
         let block = self.plan.block / 512;
         let is_part = !record.sector.is_multiple_of(block) || !record.count.is_multiple_of(block);

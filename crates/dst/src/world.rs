@@ -171,7 +171,7 @@ impl World {
         permille > 0 && self.rng.u32(0..1000) < permille
     }
 
-    /// Whether no request that is out need be durable when it is answered.
+    /// True if no request that is out need be durable when it is answered.
     pub(crate) fn has_cache(&self) -> bool {
         self.plan.cache != Cache::WriteThrough && !self.cache.was_off
     }
@@ -556,10 +556,12 @@ impl World {
         Ok(())
     }
 
-    /// A thread stands still, as in a write that does not end. All requests of lanes on other threads are answered without it.
+    /// A thread stands still, as in a write that does not end. All requests of lanes on other
+    /// threads are answered without it.
     fn hold(&mut self) -> Given<()> {
         let Plan { cache, block, express, .. } = self.plan;
-        // A change of part of a block keeps writes of that block waiting, and a class keeps others waiting; that is as it should be.
+        // A change of part of a block keeps writes of that block waiting, and a class keeps others
+        // waiting; that is as it should be.
         let is_exclusive = cache == Cache::None && block > 512;
         let Some(backend) = &self.backend else { return Ok(()) };
         let count = backend.threads.count();

@@ -80,7 +80,8 @@ pub struct Geometry {
     pub read_only: bool,
     /// DISCARD does something.
     pub discard: bool,
-    /// WRITE_ZEROES spares the guest the writing. Where it does not, zeroes are written for a guest that asks all the same.
+    /// WRITE_ZEROES spares the guest the writing. Where it does not, zeroes are written for a guest
+    /// that asks all the same.
     pub write_zeroes: bool,
     /// Writes may be answered before they are durable (flush makes them so).
     pub write_cache: bool,
@@ -91,7 +92,8 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What a guest sees.
     fn geometry(&self) -> Geometry;
 
-    /// Bytes that the storage has at this moment, which may be fewer than the volume's. None where that cannot differ.
+    /// Bytes that the storage has at this moment, which may be fewer than the volume's. None where
+    /// that cannot differ.
     fn stored_bytes(&self) -> Option<u64> {
         None
     }
@@ -112,7 +114,8 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Why the storage takes no writes at present, with what to do; nothing if no reason is known. Not for the data path.
+    /// Why the storage takes no writes at present, with what to do; nothing if no reason is known.
+    /// Not for the data path.
     fn refuses_writes(&self) -> Option<String> {
         None
     }
@@ -200,8 +203,8 @@ pub trait Channel: Send + fmt::Debug {
     /// [`Channel::submit`], and a wait of its ends.
     fn forget(&mut self, _slot: Slot) {}
 
-    /// Names requests that wait for others of this channel to end, and of which nothing is under way: the lane may [forget](Channel::forget)
-    /// any of them.
+    /// Names requests that wait for others of this channel to end, and of which nothing is under
+    /// way: the lane may [forget](Channel::forget) any of them.
     fn waiting(&self, _slots: &mut Vec<Slot>) {}
 
     /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the

@@ -48,7 +48,7 @@ pub enum What {
     Sync,
     /// `fallocate`, so that the extent reads as zeroes.
     Clear,
-    /// A device's discard: what the extent reads as is the device's business.
+    /// A device's discard: the device decides how the extent reads then.
     Discard,
 }
 

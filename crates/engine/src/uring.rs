@@ -18,8 +18,8 @@ pub const WAKE_TOKENS: u32 = 1 << 24;
 /// Files that a ring knows by a number of its own; more are used by their descriptors.
 const FIXED_FILES: u32 = 16;
 
-/// Before the kernel is asked again that lacked memory: at first, and at last. Memory comes back when operations complete, which takes
-/// the storage about as long.
+/// Before the kernel is asked again that lacked memory: at first, and at last. Memory comes back
+/// when operations complete, which takes the storage about as long.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
@@ -481,9 +481,10 @@ impl Uring {
             return Ok(());
         };
         match error.raw_os_error() {
-            // Interrupted or timed out: what is queued stays queued.
+            // Interrupted or timed out: the queued entries stay queued.
             Some(libc::EINTR | libc::ETIME) => Ok(()),
-            // Short of memory for the moment. The kernel does not wait for it, and would be asked again at once.
+            // Short of memory for the moment. The kernel does not wait for it, and would be asked
+            // again at once.
             Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => {
                 self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
                 std::thread::sleep(self.pause);

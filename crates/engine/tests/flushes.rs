@@ -123,7 +123,8 @@ fn the_first_write_after_the_switch_to_write_through_makes_durable_what_any_lane
         assert_eq!(fdatasyncs(&mut other, write()), 1, "what the other lane wrote");
         assert_eq!(fdatasyncs(&mut one, write()), 0, "which is done");
         assert_eq!(fdatasyncs(&mut other, write()), 0);
-        // A flush whose fdatasync ended before the switch, and that is told of it later, does not cover what was answered between the two.
+        // A flush whose fdatasync ended before the switch, and that is told of it later, does not
+        // cover what was answered between the two.
         one.set_write_through(false);
         other.set_write_through(false);
         one.ok(write());
@@ -291,6 +292,6 @@ fn delayed_flush_is_answered_late_and_delays_nothing_else() {
         assert_eq!((answers.len(), answers[0].status), (1, Status::Ok));
     }
     assert_eq!((one.in_flight(), other.in_flight()), (1, 1));
-    // Nobody waits for the end of an hour when the volume ends.
+    // The volume's end does not wait for the end of an hour.
     drop((one, other, engine));
 }

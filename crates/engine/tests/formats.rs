@@ -99,7 +99,7 @@ fn what_qemu_img_makes_is_recognized() {
     }
 }
 
-/// What a distribution ships, and the program that packs it: `{}` is the file.
+/// Formats that distributions ship, and the program that packs each: `{}` is the file.
 const PACKERS: [(&str, &str, &str); 7] = [
     ("xz", "xz -k -0 {}", "xz"),
     ("gzip", "gzip -k {}", "gz"),

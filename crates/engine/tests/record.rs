@@ -231,7 +231,8 @@ fn several_lanes_write_one_record_in_the_order_of_things() {
         history.requests.iter().filter(is_it).count()
     };
     assert_eq!([0, 1, 2, 3].map(writes), [50; 4]);
-    // Each operation belongs to a request that was not answered before it ended; but for those that serve all lanes.
+    // Each operation belongs to a request that was not answered before it ended; but for those that
+    // serve all lanes.
     for operation in &history.operations {
         let Some(request) = operation.request.map(|request| history.requests[request]) else {
             assert_eq!(operation.what, What::Sync);

@@ -169,7 +169,8 @@ fn where_io_uring_gives(errno: i32, check: impl FnOnce() + Send + 'static) -> bo
     where_call_gives(libc::SYS_io_uring_setup, errno, || (), |()| check())
 }
 
-/// Runs `check` on what `make` made, in a thread that a seccomp filter lets everything but `call`, which gets `errno`; `make` comes before.
+/// Runs `check` on what `make` made, in a thread that a seccomp filter lets everything but `call`,
+/// which gets `errno`; `make` comes before.
 fn where_call_gives<T>(
     call: libc::c_long,
     errno: i32,
@@ -229,8 +230,8 @@ fn a_system_that_forbids_io_uring_is_told_what_to_allow() {
     }
 }
 
-/// The kernel has no memory for a submission and says so at once, without waiting. A thread that asks again at once needs a whole CPU, and
-/// keeps others from giving memory back.
+/// The kernel has no memory for a submission and says so at once, without waiting. A thread that
+/// asks again at once needs a whole CPU, and keeps others from giving memory back.
 #[test]
 fn kernel_that_lacks_memory_is_asked_at_a_bounded_rate() {
     for errno in [libc::EAGAIN, libc::EBUSY, libc::ENOMEM] {

@@ -1,5 +1,5 @@
-//! A request waits for those that it overlaps, and a flush for the writes before it; for no other. Seen from real files, on a file system that
-//! holds writes until it is told to go on.
+//! A request waits for those that it overlaps, and a flush for the writes before it; for no other.
+//! Seen from real files, on a file system that holds writes until it is told to go on.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -76,8 +76,8 @@ fn answered(rig: &mut Rig, op: Op) -> Status {
     }
 }
 
-/// One lane's thread is held in a write that nothing told of. The lanes of other threads serve all that does not write, and hold no
-/// thread with what they write.
+/// One lane's thread is held in a write that nothing told of. The lanes of other threads serve all
+/// that does not write, and hold no thread with what they write.
 #[test]
 fn write_that_is_held_delays_writes_only() {
     for cache in [Cache::Writeback, Cache::Pdc] {

@@ -1,4 +1,5 @@
-//! Two writers of the same bytes, by whatever devices: the second one is refused. Writers of bytes beside each other are not.
+//! Two writers of the same bytes, by whatever devices: the second one is refused. Writers of bytes
+//! beside each other are not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may")]
 
@@ -111,7 +112,7 @@ fn loop_device_is_refused_while_its_file_is_mounted() {
     drop(open(&served.device).expect("free again"));
 }
 
-/// A partition of a disk, by a node of our own: nobody may make them in /dev here.
+/// A partition of a disk, by a node of our own: none may be made in /dev here.
 struct Partition {
     disk: String,
     number: String,
@@ -122,7 +123,8 @@ impl Partition {
     fn new(dir: &Path, disk: &Loop, number: u32, start: u64, len: u64) -> Result<Partition, String> {
         let disk = disk.device.to_str().unwrap().to_owned();
         let number = number.to_string();
-        // A loop device keeps partitions that were made like this when it is detached, for whoever is given it next.
+        // A loop device keeps partitions that were made like this when it is detached, for whoever
+        // is given it next.
         let _ = command("delpart", &[&disk, &number]);
         command("addpart", &[&disk, &number, &start.to_string(), &len.to_string()])?;
         let name = disk.trim_start_matches("/dev/");

@@ -2,11 +2,12 @@
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit of open file descriptors to the hard one, and returns the soft limit that holds then; `None` means that there is
-/// none.
+/// Raises the soft limit of open file descriptors to the hard one, and returns the soft limit that
+/// holds then; `None` means that there is none.
 ///
-/// The soft limit is 1,024 nearly everywhere, for the sake of programs that call `select`. A program that serves many needs more, and none
-/// of ours calls `select`. A system that refuses leaves the limit as it was.
+/// The soft limit is 1,024 nearly everywhere, for the sake of programs that call `select`. A
+/// program that serves many needs more, and none of ours calls `select`. A system that refuses
+/// leaves the limit as it was.
 pub fn raise_descriptor_limit() -> Option<u64> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -124,7 +124,8 @@ impl Dir {
         fs::renameat(&self.fd, &new, &self.fd, name).with_context(what)
     }
 
-    /// Reads a file of so many bytes at most; none if it is not there. The directory may be another user's, and this program root's.
+    /// Reads a file of so many bytes at most; none if it is not there. The directory may be another
+    /// user's, and this program root's.
     pub fn read(&self, name: &str, most: u64) -> Result<Option<String>> {
         let what = || format!("reading {}/{name}", self.path.display());
         let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::RDONLY;

@@ -25,7 +25,8 @@ const NEW_IDS: i32 = 64;
 const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
-/// So many terminals of a user who is not root are looked at each time, each through a file that is kept open; others with everything.
+/// So many terminals of a user who is not root are looked at each time, each through a file that is
+/// kept open; others with everything.
 const LEADERS: usize = 64;
 /// How long all is given back at most, and how long after it was a fork may come to light.
 const RESTORING: Duration = Duration::from_secs(5);
@@ -324,8 +325,8 @@ impl Looker {
         self.marks.remove(&pid);
     }
 
-    /// Reads what is to be read, and the parents of what is new. If that fails, for want of a descriptor for example, all of it is still to
-    /// be read: nothing is taken for ended.
+    /// Reads what is to be read, and the parents of what is new. If that fails, for want of a
+    /// descriptor for example, all of it is still to be read: nothing is taken for ended.
     fn read(&mut self) -> Result<Vec<Seen>> {
         let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut read: BTreeSet<i32> = pids.iter().copied().collect();

@@ -49,7 +49,8 @@ impl Appear {
         self.wake.as_fd()
     }
 
-    /// Whether something has appeared since this was last asked. A look for the sockets after it misses none.
+    /// True if something has appeared since this was last asked. A look for the sockets after it
+    /// misses none.
     pub(crate) fn happened(&mut self) -> bool {
         let happened = rustix::io::read(&self.wake, &mut [0; 8]).is_ok();
         // A directory that is there now may be what is to be watched from now on. Before anybody looks.

@@ -27,7 +27,8 @@ const RETRY_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a scheduler may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Where a scheduler is looked for by default: the user's own one, then the system's. Earlier schedulers listen in `vlane`.
+/// Where a scheduler is looked for by default: the user's own one, then the system's. Earlier
+/// schedulers listen in `vlane`.
 pub fn default_sockets() -> Vec<PathBuf> {
     let own = match rustix::process::geteuid().is_root() {
         true => None,

@@ -15,8 +15,8 @@ impl ProcessId {
     /// The process that has this number now.
     ///
     /// # Errors
-    /// [`HintError::Gone`] when there is none. [`HintError::Io`] when that cannot be found out now, for want of a descriptor for
-    /// example.
+    /// [`HintError::Gone`] when there is none. [`HintError::Io`] when that cannot be found out now,
+    /// for want of a descriptor for example.
     pub fn of(pid: u32) -> Result<ProcessId, HintError> {
         let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
         // The name in it may be cut within a character, or be no text at all.
@@ -41,7 +41,8 @@ impl ProcessId {
     }
 }
 
-/// Only these two say that a process is not there. Others, as "too many open files", say nothing of it.
+/// Only these two say that a process is not there. Others, as "too many open files", say nothing of
+/// it.
 fn unread(pid: u32, error: std::io::Error) -> HintError {
     let gone = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
     match gone.contains(&error.raw_os_error()) {

@@ -272,7 +272,7 @@ impl Control {
         format!("{}: cannot {what} {resource} of the control socket", self.path.display())
     }
 
-    /// What went wrong while it was read or written: in words of its own if the server is silent.
+    /// The error of a read or write that failed: in words of its own if the server is silent.
     fn failed(&self, stream: &UnixStream, error: io::Error, context: String) -> Error {
         match unanswered(stream, &error, "the server", PATIENCE) {
             Some(silent) => Error::new(ErrorKind::Timeout, format!("{}: {silent}", self.path.display())),

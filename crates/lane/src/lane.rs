@@ -80,7 +80,8 @@ pub struct LaneConfig {
 struct Load {
     requests: usize,
     bytes: u64,
-    /// Those of the requests that move nothing and weigh nothing: flushes, and discards and zeroings, for which the channel has a limit.
+    /// Those of the requests that move nothing and weigh nothing: flushes, and discards and
+    /// zeroings, for which the channel has a limit.
     others: usize,
 }
 
@@ -132,7 +133,8 @@ pub(crate) struct Lane {
     is_plain: bool,
     /// Begun, and wanting to go on after the lane's other work.
     again: List,
-    /// Begun, and given up for an end that may be called off: they stay in flight, or are begun again.
+    /// Begun, and given up for an end that may be called off: they stay in flight, or are begun
+    /// again.
     parked: Vec<Slot>,
     /// Begun and not answered.
     begun: Load,
@@ -496,7 +498,8 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// The same, if nothing of it is under way: a discard that a thread does cannot be called back, and would hit what is written next.
+    /// The same, if nothing of it is under way: a discard that a thread does cannot be called back,
+    /// and would hit what is written next.
     #[cold]
     fn goes_back(&mut self, slot: Slot, outcome: Outcome) -> bool {
         let is_under_way = outcome == Outcome::Pending
@@ -505,9 +508,11 @@ impl Lane {
         !is_under_way && self.put_back(slot)
     }
 
-    /// Gives up a large request, or a discard or zeroing, that is half done, so that nobody need stay for it: whoever serves the ring next does all
-    /// of it again. It stays in flight where whoever comes next knows what is. Elsewhere it is put back into its ring, which is possible if it
-    /// was taken last, as a large one is: nothing is begun beside it, and what waits behind it is put back first.
+    /// Gives up a large request, or a discard or zeroing, that is half done, so that no thread need
+    /// stay for it. The next server of the ring does all of it again. It stays in flight where the
+    /// next server knows what is. Elsewhere it is put back into its ring. That is possible if it
+    /// was taken last, as a large one is: nothing is begun beside it, and requests that wait behind
+    /// it are put back first.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
@@ -536,7 +541,8 @@ impl Lane {
         true
     }
 
-    /// Requests that were begun and of which nothing is under way, and whether they are those that asked to go on.
+    /// Requests that were begun and of which nothing is under way, and whether they are those that
+    /// asked to go on.
     fn idle(&mut self) -> Vec<(Slot, Idle)> {
         let again = std::iter::from_fn(|| self.again.pop(&self.links)).map(|slot| (slot, Idle::Again));
         let mut idle: Vec<(Slot, Idle)> = again.collect();
@@ -546,13 +552,14 @@ impl Lane {
         idle
     }
 
-    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was begun; and what was begun and has nothing under
-    /// way, as far as [`Lane::put_back`] does.
+    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was
+    /// begun; and what was begun and has nothing under way, as far as [`Lane::put_back`] does.
     fn put_back_waiting(&mut self) {
         let waiting = std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
         let mut slots: Vec<(Slot, Idle, bool)> = waiting.collect();
         slots.extend(self.idle().into_iter().map(|(slot, idle)| (slot, idle, false)));
-        // The one that was taken last goes first. A queue may have 32,768 of them, so nothing is looked for.
+        // The one that was taken last goes first. A queue may have 32,768 of them, so nothing is
+        // looked for.
         let mut youngest_first: Vec<usize> = (0..slots.len()).collect();
         youngest_first.sort_unstable_by_key(|at| self.queue.taken_since(slots[*at].0));
         for at in youngest_first {
@@ -697,7 +704,7 @@ impl Load {
         self.requests - self.others < most.requests && self.bytes < most.bytes
     }
 
-    /// What a request weighs.
+    /// The weight of a request.
     #[inline]
     fn of(request: &Request) -> Load {
         match request.kind() {
@@ -723,7 +730,7 @@ impl Load {
     }
 }
 
-/// Whether a request discards or zeroes.
+/// True for a request that discards or zeroes.
 #[inline]
 fn is_range(request: &Request) -> bool {
     matches!(request.kind(), Kind::Discard | Kind::WriteZeroes)

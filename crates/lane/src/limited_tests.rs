@@ -309,7 +309,7 @@ fn zeroes_and_discards_count_by_the_bytes_that_they_name() {
     let (mut guest, mut lane, mut uring) = limited(&budget);
     // Zeroes that keep their place count as a write does.
     (0..4).for_each(|slot| guest.zeroes(slot, 8));
-    // What is freed counts a part.
+    // A freed range counts a part.
     let sectors = 8 * u32::try_from(crate::limits::FREED).unwrap();
     (4..8).for_each(|slot| guest.discard(slot, sectors));
     guest.driver.publish();

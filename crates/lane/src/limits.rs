@@ -4,8 +4,9 @@
 //! takes half a millisecond's worth at a time, uses it without touching anything that is shared, and gives back what is left as soon as it
 //! has nothing to do. A lane that is told to wait sleeps until its piece is due: it asks nobody meanwhile.
 //!
-//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes are those of reads and writes, and of zeroes that
-//! keep their place, which somebody writes. What is freed counts a part of its bytes ([`FREED`]).
+//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes
+//! are those of reads and writes, and of zeroes that keep their place, which somebody writes. A
+//! freed range counts a part of its bytes ([`FREED`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,7 +149,7 @@ pub(crate) struct Demand {
     is_exempt: bool,
 }
 
-/// What a range of a discard or zeroing counts.
+/// Bytes that a range of a discard or zeroing counts.
 fn cost(kind: Kind, range: &Range) -> u64 {
     let bytes = u64::from(range.sectors) * SECTOR;
     let is_freed = kind == Kind::Discard || range.unmap;

@@ -558,7 +558,7 @@ fn recorder_and_hint_move_with_their_lane() {
     assert!(signalled >= u64::try_from(rounds).unwrap() / 2, "{signalled} signals were told of {rounds}");
 }
 
-/// Whether this process has a thread of that name.
+/// True if this process has a thread of that name.
 fn has_thread(name: &str) -> bool {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
@@ -576,7 +576,7 @@ fn thread_is_made_with_its_first_lane() {
     let (recorder, mut recorded) =
         recorder(SELDOM, RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 });
     pool.set_recorder(SELDOM, Some(Box::new(recorder))).unwrap();
-    // What does not need it: nothing of it may pile up, either.
+    // These calls do not need the thread: nothing of them may pile up, either.
     for _ in 0..3 {
         pool.set_hint(SELDOM, None).unwrap();
         pool.set_limits(Limits::default());

@@ -62,8 +62,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes the threads that are there from the beginning: the first, or all where lanes or operations go from one to the other. The others
-    /// are made when their first lanes start. A thread without lanes sleeps and costs nothing.
+    /// Makes the threads that are there from the beginning: the first, or all where lanes or
+    /// operations go from one to the other. The others are made when their first lanes start. A
+    /// thread without lanes sleeps and costs nothing.
     ///
     /// # Errors
     /// [`LaneError::Engine`] without io_uring, [`LaneError::System`].
@@ -105,9 +106,10 @@ impl Pool {
         self.workers.lost()
     }
 
-    /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and no file of the image's nor memory of the
-    /// guest's is held by one: a process that exits while it has a ring leaves that to the kernel, which does it some time later. No lane
-    /// can start any more.
+    /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and no
+    /// file of the image's nor memory of the guest's is held by one: a process that exits while it
+    /// has a ring leaves that to the kernel, which does it some time later. No lane can start any
+    /// more.
     pub fn end(&self) {
         drop(self.steering.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.routes.end();

@@ -1,4 +1,5 @@
-//! The threads of a pool. Each is made when its first lane starts: a volume offers more queues than most guests use.
+//! The threads of a pool. Each is made when its first lane starts: a volume offers more queues than
+//! most guests use.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use crate::thread::Thread;
 /// Submissions that fit into a thread's io_uring at a time; more are submitted in parts.
 const URING_ENTRIES: u32 = 1024;
 
-/// What makes a thread.
+/// Everything that makes a thread.
 pub(crate) struct Birth {
     pub(crate) number: usize,
     pub(crate) cpu: Option<usize>,
@@ -107,7 +108,7 @@ impl Workers {
 
     /// Waits for the end of all threads, which they must have been told. None is made any more.
     pub(crate) fn join(&self) {
-        // Nobody waits for the lock as long as a thread may take.
+        // The lock is not held for as long as a thread may take.
         let workers = std::mem::take(&mut *self.lock());
         for worker in workers {
             if let Worker::Made(thread) = worker
@@ -119,7 +120,7 @@ impl Workers {
     }
 }
 
-/// Whether a lane that is told the one needs to know nothing of the other.
+/// True if a lane that is told the new one needs to know nothing of the old one.
 fn is_replaced(old: &Message, new: &Message) -> bool {
     let is_same_kind = matches!(
         (old, new),

@@ -36,7 +36,8 @@ pub enum Kind {
     WriteZeroes,
     /// Cannot be done; to be answered with this status: an unknown type, or a form the specification forbids.
     Refused(Status),
-    /// Cannot be done: a buffer is not in guest memory, at the address that [`Request::hole`] says. To be answered with an error.
+    /// Cannot be done: a buffer is not in guest memory, at the address that [`Request::hole`] says.
+    /// To be answered with an error.
     Unreachable,
 }
 
@@ -258,7 +259,8 @@ impl Request {
         }
     }
 
-    /// The end of what a request for data or ranges asks for, in bytes of the volume; none for the others, and beyond 64 bits.
+    /// The end of what a request for data or ranges asks for, in bytes of the volume; none for the
+    /// others, and beyond 64 bits.
     pub fn end(&self) -> Option<u64> {
         let last = match self.kind {
             Kind::In | Kind::Out => self.sector.checked_add(self.len / SECTOR),
@@ -468,8 +470,9 @@ impl Request {
         Ok(())
     }
 
-    /// A buffer is not in guest memory, or there is none for the status. Memory that a VM has, and that its front end does not share, makes
-    /// such requests; so they are answered where that is possible.
+    /// A buffer is not in guest memory, or there is none for the status. Memory that a VM has, and
+    /// that its front end does not share, makes such requests; so they are answered where that is
+    /// possible.
     #[cold]
     fn parse_unreachable(&mut self, readable: usize, hole: Option<Broken>) -> Result<(), Broken> {
         let Some(broken @ Broken::BadAddress { hole, .. }) = hole.filter(|_| readable & HOLE != 0) else {
@@ -479,7 +482,8 @@ impl Request {
         let Some(last) = self.buffers.get(readable & !HOLE..).and_then(<[_]>::last) else {
             return Err(broken);
         };
-        // SAFETY: the buffer has at least one byte (empty ones are never collected), so its last byte is inside.
+        // SAFETY: the buffer has at least one byte (empty ones are never collected), so its last
+        // byte is inside.
         self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len - 1) };
         self.buffers.clear();
         (self.kind, self.head, self.sector, self.len) = (Kind::Unreachable, 0, hole, 0);

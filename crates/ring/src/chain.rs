@@ -79,8 +79,9 @@ pub(crate) struct Collector<'a> {
     broken: Option<Broken>,
 }
 
-/// In [`Walk::readable`]: a buffer of the chain is not in guest memory. The other bits say how many buffers there were before the last such
-/// one. So no count of buffers is above it, and those who look at nothing else see that something is wrong.
+/// In [`Walk::readable`]: a buffer of the chain is not in guest memory. The other bits say how many
+/// buffers there were before the last such one. So no count of buffers is above it, and those who
+/// look at nothing else see that something is wrong.
 pub(crate) const HOLE: usize = 1 << (usize::BITS - 1);
 
 /// How far a chain is collected. It goes from hand to hand by value, and never inside of a `Result`: what a rare case takes by reference, or

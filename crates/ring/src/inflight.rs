@@ -134,7 +134,7 @@ impl InflightRegion {
         let has_notes = Self::bytes(queues, size)? == bytes;
         let stride = match has_notes {
             true => Self::part_bytes(size),
-            // Whoever made it gave each queue the same, a multiple of the alignment.
+            // Its maker gave each queue the same, a multiple of the alignment.
             false => total / usize::from(queues) / ALIGNMENT * ALIGNMENT,
         };
         if stride < split::bytes(size) {
@@ -154,7 +154,8 @@ impl InflightRegion {
         (index < self.queues).then(|| self.bytes_behind(index, self.stride))
     }
 
-    /// The notes behind the last part, if there is room for them: whoever made the memory knows of them.
+    /// The notes behind the last part, if there is room for them: the memory's maker knows of them
+    /// then.
     pub fn notes(self: &Arc<Self>) -> Option<Notes> {
         self.has_notes.then(|| Notes(self.bytes_behind(self.queues, trailer::BYTES)))
     }

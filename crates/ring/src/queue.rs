@@ -314,8 +314,8 @@ impl Queue {
         true
     }
 
-    /// How many requests were taken since the one in `slot`, but for those that were put back. The one with the fewest is the one that
-    /// [`Queue::put_back`] can put back.
+    /// How many requests were taken since the one in `slot`, but for those that were put back. The
+    /// one with the fewest is the one that [`Queue::put_back`] can put back.
     ///
     /// # Panics
     /// When `slot` is not from this queue.

@@ -441,7 +441,8 @@ fn a_reset_device_has_nothing_in_flight() {
     }
 }
 
-/// Bytes of a queue's part, as a back end finds them that knows nothing of notes behind the last one.
+/// Bytes of a queue's part, as a back end finds them that knows nothing of notes behind the last
+/// one.
 fn part(guest: &Guest) -> u64 {
     guest.bytes / u64::from(QUEUES) / 64 * 64
 }

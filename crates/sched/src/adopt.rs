@@ -51,13 +51,15 @@ pub(crate) fn left_alone(vcpu: &str, tid: u32, class: Class) -> Error {
     Error::new(ErrorKind::LeftAlone, text)
 }
 
-/// Those of a vCPU's threads that are taken at all: the first so many. Each boost takes some system calls for each of them.
+/// Those of a vCPU's threads that are taken at all: the first so many. Each boost takes some system
+/// calls for each of them.
 pub(crate) fn first_of(vcpu: &VcpuThreads) -> &[u32] {
     &vcpu.tids[..vcpu.tids.len().min(MAX_THREADS)]
 }
 
-/// Takes what can be taken of a vCPU's threads, the first [`MAX_THREADS`] of them. Those that have ended since they were found, and those that are left alone, which is
-/// told, do not keep the others from it; any other refusal does.
+/// Takes what can be taken of a vCPU's threads, the first [`MAX_THREADS`] of them. Those that have
+/// ended since they were found, and those that are left alone, which is told, do not keep the
+/// others from it; any other refusal does.
 ///
 /// # Errors
 ///
@@ -134,7 +136,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a machine names as its threads: no more than so many are tried, let alone taken.
+        /// Whatever a machine names as its threads: no more than so many are tried, let alone
+        /// taken.
         #[test]
         fn no_vcpu_has_more_threads_than_so_many(tids in proptest::collection::vec(1_u32..1000, 1..600)) {
             let mut tried = Vec::new();

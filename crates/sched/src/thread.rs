@@ -174,7 +174,8 @@ impl Thread {
         }
     }
 
-    /// Says whether it has ended, by the system's word: one that cannot be read for another reason has not.
+    /// Says whether it has ended, by the system's word: one that cannot be read for another reason
+    /// has not.
     pub fn has_ended(&self) -> bool {
         self.clock().is_err_and(|error| is_gone(&error))
     }

@@ -8,8 +8,8 @@ use crate::Result;
 use crate::live::state::BudgetState;
 use crate::thread::Thread;
 
-/// So many threads of one vCPU are scheduled. Each boost takes some system calls for each of them, and a User-Mode Linux has as many
-/// children as its owner likes.
+/// So many threads of one vCPU are scheduled. Each boost takes some system calls for each of them,
+/// and a User-Mode Linux has as many children as its owner likes.
 pub const MAX_THREADS: usize = 32;
 
 /// The host's threads that make up one vCPU.

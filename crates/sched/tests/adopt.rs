@@ -302,8 +302,8 @@ fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
     daemon.wait_for(&[&[first.tid, later.tid]]);
 }
 
-/// A machine of five hundred threads and one of a single thread have as many events each. By counts alone: what a boost costs is bounded, and
-/// whoever costs more pays for it.
+/// A machine of five hundred threads and one of a single thread have as many events each. By counts
+/// alone: the cost of a boost is bounded, and a machine that costs more pays for it.
 #[test]
 fn machine_of_many_threads_pays_for_its_boosts_and_others_have_theirs() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
 //! Descriptors that arrive with messages must not reach another program.
 //!
-//! The `vhost` crate receives them without close-on-exec. One that another program inherits pins the guest's memory for as long as that
-//! program runs, and one that survives an upgrade pins it for good. So each is marked as soon as the crate passes it on, and no program
-//! is started between the two moments: the thread that serves holds [`handling`] meanwhile, and a thread that starts a program holds
-//! [`none_arrives`].
+//! The `vhost` crate receives them without close-on-exec. One that another program inherits pins
+//! the guest's memory for as long as that program runs, and one that survives an upgrade pins it
+//! for good. So each is marked as soon as the crate passes it on, and no program is started between
+//! the two moments: the thread that serves holds [`handling`] meanwhile, and a thread that starts a
+//! program holds [`none_arrives`].
 
 use std::fs::File;
 use std::io;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::FdFlags;
 
-/// A program that is started copies all descriptors of the process, so there is one lock for all sessions. These share it.
+/// A program that is started copies all descriptors of the process, so there is one lock for all
+/// sessions. These share it.
 static ARRIVING: RwLock<()> = RwLock::new(());
 
 /// Held while a message is received and handled.
@@ -20,8 +22,9 @@ pub(crate) fn handling() -> RwLockReadGuard<'static, ()> {
     ARRIVING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits, for `limit` at most, until no message is under way. While the result is held, every descriptor of the process that came with a
-/// message closes on execution; nothing, if a message is not over in time.
+/// Waits, for `limit` at most, until no message is under way. While the result is held, every
+/// descriptor of the process that came with a message closes on execution; nothing, if a message is
+/// not over in time.
 #[must_use]
 pub fn none_arrives(limit: Duration) -> Option<RwLockWriteGuard<'static, ()>> {
     let begin = Instant::now();

@@ -79,15 +79,18 @@ pub(crate) fn offered(geometry: &Geometry) -> u64 {
 
 /// The features of `wanted` that keep a volume like this from serving the guest.
 ///
-/// Storage changes between two back ends, and below one that runs. A guest keeps the features that it agreed on, and a front end repeats
-/// them to each back end. So a guest goes on that was told of discard, of write-zeroes or of a read-only disk, although they are not
-/// offered any more: a discard that the storage cannot do is answered OK, zeroes are written, and such a guest does not write.
+/// Storage changes between two back ends, and below one that runs. A guest keeps the features that
+/// it agreed on, and a front end repeats them to each back end. So a guest goes on that was told of
+/// discard, of write-zeroes or of a read-only disk, although they are not offered any more: a
+/// discard that the storage cannot do is answered OK, zeroes are written, and such a guest does not
+/// write.
 pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
     let bygone = if geometry.read_only { BLK_RO } else { BLK_RO | BLK_DISCARD | BLK_WRITE_ZEROES };
     wanted & !(offered(geometry) | bygone)
 }
 
-/// Why a guest with these features, which are [`in_the_way`], is not served. `front_end` is its process.
+/// Why a guest with these features, which are [`in_the_way`], is not served. `front_end` is its
+/// process.
 pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> String {
     let named = names(features).join(", ");
     let named = if named.is_empty() { format!("{features:#x}") } else { format!("{named} ({features:#x})") };

@@ -70,7 +70,7 @@ impl Descriptors {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

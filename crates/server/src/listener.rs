@@ -151,7 +151,8 @@ impl Listener {
         }
         let path = self.file.path().display();
         let mut shortage = Shortage::new(format!("{path}: no connection is accepted"));
-        // Until when nobody is accepted, because the system gives no descriptor: the socket stays readable meanwhile.
+        // Until when nobody is accepted, because the system gives no descriptor: the socket stays
+        // readable meanwhile.
         let mut closed: Option<Instant> = None;
         loop {
             closed = closed.filter(|until| *until > Instant::now());
@@ -191,7 +192,8 @@ impl Listener {
         }
     }
 
-    /// How long to wait at most: for the end of a shortage, and not at all for one who is there already.
+    /// How long to wait at most: for the end of a shortage, and not at all for one who is there
+    /// already.
     fn patience(&self, closed: Option<Instant>) -> Option<Timespec> {
         match closed {
             Some(until) => Timespec::try_from(until.saturating_duration_since(Instant::now())).ok(),

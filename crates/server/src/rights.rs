@@ -1,12 +1,12 @@
-//! What may be done at a control socket.
+//! Rights at a control socket.
 
-/// What those may do who can connect.
+/// The rights of those who can connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
     /// Ask and change.
     All,
-    /// Ask how the volume is. They change nothing, and record nothing: a trace tells what the guest does, and keeps an
-    /// upgrade waiting.
+    /// Ask how the volume is. They change nothing, and record nothing: a trace tells what the guest
+    /// does, and keeps an upgrade waiting.
     Questions,
 }
 

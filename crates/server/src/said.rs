@@ -10,7 +10,8 @@ use crate::volume::Volume;
 
 /// Front ends start their queues one after the other: how long none may come or go before their number is told.
 const SETTLED: Duration = Duration::from_millis(300);
-/// How long a front end that starts the device may take to give the guest's memory. It is the next thing that it says.
+/// How long a front end that starts the device may take to give the guest's memory. It is the next
+/// thing that it says.
 const GIVES_MEMORY: Duration = Duration::from_secs(1);
 /// When it is looked whether requests arrive at all, after the first queue began to run. A guest that wants nothing for longer is not told of.
 const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
@@ -24,7 +25,8 @@ pub(crate) const SHARE: &str = "Give the VM shared memory (QEMU: -object memory-
 pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram is not shared: unplug it, and plug in \
                                memory-backend-memfd with share=on";
 
-/// The number of queues that a front end's command line asks for, if it says one: of a disk, or as many as vCPUs.
+/// The number of queues that a front end's command line asks for, if it says one: of a disk, or as
+/// many as vCPUs.
 pub(crate) fn wanted_queues(pid: Option<i32>) -> Option<u32> {
     let pid = pid.filter(|pid| *pid > 0)?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -122,7 +124,8 @@ impl Said {
             .map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at the session, after each message and when the time has come. Says whether memory lacks for too long by now.
+    /// Looks at the session, after each message and when the time has come. Says whether memory
+    /// lacks for too long by now.
     pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) -> bool {
         let is_due = self.timeout().is_some_and(|left| left.is_zero());
         if !is_message && !is_due {

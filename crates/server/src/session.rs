@@ -406,7 +406,7 @@ struct State {
     is_barred: bool,
     /// A ring has run since everything was written to the storage.
     has_run: bool,
-    /// Whether the write cache is on, if somebody has said so.
+    /// True if the write cache was switched on; none if nothing was said of it.
     switched: Option<bool>,
     /// The size that the front end has read last, in this session.
     seen_sectors: Option<u64>,

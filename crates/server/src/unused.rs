@@ -1,6 +1,6 @@
-//! What a session that ran no ring lacked.
+//! Missing parts of a session that ran no ring.
 
-/// What a front end did that ran no ring.
+/// Actions of a front end that ran no ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unused {
     /// It began to start the device, and gave no memory.

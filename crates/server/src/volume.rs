@@ -36,7 +36,8 @@ pub struct VolumeConfig {
 }
 
 impl VolumeConfig {
-    /// Offers no more queues than there are descriptors for, though no fewer than threads. For a number that nobody asked for.
+    /// Offers no more queues than there are descriptors for, though no fewer than threads. For a
+    /// number that nobody asked for.
     pub fn fit_descriptors(&mut self) {
         let Some(limit) = vlane_error::raise_descriptor_limit() else { return };
         let left = limit.saturating_sub(of_threads(self) + OTHERS) / OF_QUEUE;
@@ -189,14 +190,15 @@ impl Volume {
         self
     }
 
-    /// Descriptors that a process needs which takes over with so many of them: these, the lanes' copies, and its own. It refuses to start
-    /// with less than any volume like this needs.
+    /// Descriptors that a process needs which takes over with so many of them: these, the lanes'
+    /// copies, and its own. It refuses to start with less than any volume like this needs.
     pub fn descriptors_with(&self, handed: usize) -> u64 {
         let running = handed as u64 + 2 * u64::from(self.queues()) + of_threads(&self.config) + OTHERS;
         running.max(needed(&self.config))
     }
 
-    /// Lets a guest go on with this image that had another one, or a longer one: it is ruined if that is a mistake.
+    /// Lets a guest go on with this image that had another one, or a longer one: it is ruined if
+    /// that is a mistake.
     pub fn for_any_guest(mut self, may_be_another: bool) -> Volume {
         self.may_be_another = may_be_another;
         self
@@ -252,7 +254,8 @@ impl Volume {
         result
     }
 
-    /// Ends the lanes' threads, with their io_urings: see [`Pool::end`]. For a process that ends next.
+    /// Ends the lanes' threads, with their io_urings: see [`Pool::end`]. For a process that ends
+    /// next.
     pub fn end(&self) {
         self.pool.end();
     }
@@ -315,17 +318,19 @@ impl Volume {
     }
 }
 
-/// Descriptors that a volume needs beside its queues and threads: files, sockets, what comes with a message (at most 32 memory regions, for
-/// as long as they are mapped), and what the user passed.
+/// Descriptors that a volume needs beside its queues and threads: files, sockets, what comes with a
+/// message (at most 32 memory regions, for as long as they are mapped), and what the user passed.
 const OTHERS: u64 = 64;
 
-/// Of each thread: an io_uring and an inbox, its CPU time if somebody looks at it, and a bell if others hand it operations.
+/// Of each thread: an io_uring and an inbox, its CPU time if somebody looks at it, and a bell if
+/// others hand it operations.
 fn of_threads(config: &VolumeConfig) -> u64 {
     let Topology { threads, adapts, .. } = config.topology;
     (2 + u64::from(adapts) + u64::from(config.express.mode.hands_over())) * u64::from(threads)
 }
 
-/// Of each queue: kick, call and error. The lane has copies of two while it runs; during an upgrade there are copies of all three.
+/// Of each queue: kick, call and error. The lane has copies of two while it runs; during an upgrade
+/// there are copies of all three.
 const OF_QUEUE: u64 = 6;
 
 fn needed(config: &VolumeConfig) -> u64 {

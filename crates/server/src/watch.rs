@@ -21,7 +21,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// From one look for failures of another kind, and for lost writes, to the next meanwhile.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// What is told of requests beyond the end of what there is.
+/// The words for requests beyond the end of what there is.
 const SHORT: &str = "the image is shorter than its volume";
 /// The kinds of failures: what is told of each, and what to do.
 const KINDS: [(&str, &str); 3] = [

@@ -112,7 +112,7 @@ impl Listening {
 
     /// How often it was told of the configuration since the last look.
     fn told(&mut self) -> usize {
-        // What was told before this answer is there.
+        // Messages from before this answer are there.
         assert!(self.wire.is_alive());
         let mut told = Vec::new();
         let end = self.channel.read_to_end(&mut told);
@@ -123,7 +123,8 @@ impl Listening {
     }
 }
 
-/// A front end asks for the size once, and heeds no message while its machine is stopped, or before it is connected.
+/// A front end asks for the size once, and heeds no message while its machine is stopped, or before
+/// it is connected.
 #[test]
 fn size_is_told_when_the_first_ring_starts() {
     let directory = tempfile::tempdir().unwrap();

@@ -179,7 +179,8 @@ fn only_the_owner_may_connect_and_only_one_may_listen() {
     drop(control);
 }
 
-/// Whoever may only ask gets the same answers, and changes nothing: neither limits, nor what waits for a trace to end.
+/// A client that may only ask gets the same answers, and changes nothing: neither limits, nor what
+/// waits for a trace to end.
 #[test]
 fn socket_for_questions_changes_nothing() {
     let Controlled { control, path, server } = controlled();

@@ -129,7 +129,8 @@ fn lanes_sleep_after_requests_that_took_time() {
     quiet("after a modelled device's load", 2);
 }
 
-/// Nothing tells of a request in a ring without a kick descriptor: its lane has to look. It looks seldom while nothing comes.
+/// Nothing tells of a request in a ring without a kick descriptor: its lane has to look. It looks
+/// seldom while nothing comes.
 #[test]
 fn ring_without_kicks_costs_few_looks_and_is_served() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

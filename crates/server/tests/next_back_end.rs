@@ -1,5 +1,5 @@
-//! What a back end leaves for the next one that serves the same guest, and what it takes over: the image, the size, the write
-//! cache, and everything that was answered.
+//! State that a back end leaves for the next one of the same guest, and takes over from the last.
+//! It is the image, the size, the write cache, and everything that was answered.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -34,7 +34,7 @@ fn make(path: &Path, bytes: u64) {
     File::create(path).unwrap().set_len(bytes).unwrap();
 }
 
-/// What a front end keeps while back ends come and go.
+/// State that a front end keeps while back ends come and go.
 struct Kept {
     memory: Memory,
     shape: Vec<u8>,
@@ -59,7 +59,7 @@ impl Kept {
         Kept { memory, shape, file, base }
     }
 
-    /// Whether a volume's server takes the guest over, and then serves it.
+    /// True if a volume's server takes the guest over, and then serves it.
     fn goes_on(&self, server: &Server) -> bool {
         let wire = connect(server, &self.memory, USUAL_PROTOCOL);
         let is_taken = set_inflight(&wire, &self.shape, &self.file);
@@ -126,7 +126,8 @@ fn shorter_image_is_refused_and_longer_one_is_not() {
     assert!(kept.goes_on(&Server::new(file(&p), 1, 1)));
 }
 
-/// Of a back end that knows nothing of notes, or in which somebody has written: it counts as missing.
+/// Of a back end that knows nothing of notes, or in which somebody has written: it counts as
+/// missing.
 #[test]
 fn guest_without_readable_notes_is_served() {
     let place = tempfile::tempdir().unwrap();
@@ -286,7 +287,8 @@ fn write_cache_that_is_off_survives_other_features_and_a_reset() {
     let server = Server::new(Arc::clone(&engine) as _, 1, 1);
     let (wire, memory) = server.guest(USUAL);
     assert!(wire.set_config(CACHE, &[0]));
-    // A front end that keeps the configuration for itself tells its next driver that the cache is off.
+    // A front end that keeps the configuration for itself tells its next driver that the cache is
+    // off.
     assert!(wire.set_features(VERSION_1 | PROTOCOL) && wire.set_features(USUAL));
     assert_eq!(wire.config(CACHE, 1), [0]);
     assert!(wire.set(code::RESET_DEVICE, &[], &[]) && wire.set_features(USUAL));
@@ -323,7 +325,8 @@ fn everything_is_synced_before_the_last_base_is_told() {
     }
 }
 
-/// QEMU does not take its memory away when a device goes, and brings it again for the next one at the same connection.
+/// QEMU does not take its memory away when a device goes, and brings it again for the next one at
+/// the same connection.
 #[test]
 fn memory_that_comes_again_replaces_the_old_while_no_ring_runs() {
     let server = Server::new(null(None), 1, 1);

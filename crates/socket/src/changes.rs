@@ -1,7 +1,8 @@
 //! Tells of changes of files, through one inotify instance for the whole process.
 //!
-//! A user has few instances: `fs.inotify.max_user_instances` is 128 by default, and other programs want some as well. So all parts of the
-//! program share one, which a thread reads. It sleeps while nothing changes.
+//! A user has few instances: `fs.inotify.max_user_instances` is 128 by default, and other programs
+//! want some as well. So all parts of the program share one, which a thread reads. It sleeps while
+//! nothing changes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
-/// Called for each change, in a thread of the process: with the name of the file in the watched directory, or without one when the
-/// watched file itself changed or changes were lost.
+/// Called for each change, in a thread of the process: with the name of the file in the watched
+/// directory, or without one when the watched file itself changed or changes were lost.
 type Tell = dyn Fn(Option<&OsStr>) + Send + Sync;
 
 /// The watches of the process. It is made when it is first needed, and stays.
@@ -54,10 +55,12 @@ impl std::fmt::Debug for Changes {
 }
 
 impl Changes {
-    /// Calls `tell` for each change of a watched file from now on. It must not wait for long: others are told after it.
+    /// Calls `tell` for each change of a watched file from now on. It must not wait for long:
+    /// others are told after it.
     ///
     /// # Errors
-    /// When the system gives no inotify instance or no thread. The first time that is said as a warning.
+    /// When the system gives no inotify instance or no thread. The first time that is said as a
+    /// warning.
     pub fn tell(tell: impl Fn(Option<&OsStr>) + Send + Sync + 'static) -> io::Result<Changes> {
         let hub = Hub::of_process().inspect_err(|error| {
             if !WAS_TOLD.swap(true, Ordering::Relaxed) {

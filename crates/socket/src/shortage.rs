@@ -1,7 +1,8 @@
 //! Descriptors or memory that are short for the moment: one way to wait for them, and to say so.
 //!
-//! A listener whose process has no descriptor left stays readable, so a loop around it would spin. The system says the same
-//! errors when a file in `/proc` is opened: they tell nothing of the process that was looked at.
+//! A listener whose process has no descriptor left stays readable, so a loop around it would spin.
+//! The system says the same errors when a file in `/proc` is opened: they tell nothing of the
+//! process that was looked at.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,7 +16,8 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// The same shortage is not told again sooner.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 
-/// Says whether the system was short of descriptors or memory. Such an error says nothing of what was asked for.
+/// Says whether the system was short of descriptors or memory. Such an error says nothing of what
+/// was asked for.
 pub fn is_short(error: &io::Error) -> bool {
     let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
     short.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -24,8 +26,8 @@ pub fn is_short(error: &io::Error) -> bool {
 /// The last descriptors, which work of many is not to take: the process's own are opened in them.
 const RESERVE: u64 = 64;
 
-/// Says whether a descriptor that was just opened is one of the last that this process may have. The system gives the lowest free number,
-/// so all below it are in use.
+/// Says whether a descriptor that was just opened is one of the last that this process may have.
+/// The system gives the lowest free number, so all below it are in use.
 pub fn is_scarce(fd: &impl AsFd) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let number = fd.as_fd().as_raw_fd().unsigned_abs();
@@ -37,7 +39,8 @@ pub fn no_descriptor() -> io::Error {
     Errno::MFILE.into()
 }
 
-/// Paces attempts that the system refuses for the moment. It tells of a shortage once, and of its end.
+/// Paces attempts that the system refuses for the moment. It tells of a shortage once, and of its
+/// end.
 #[derive(Debug)]
 pub struct Shortage {
     /// The thing that does not go on, as the beginning of a sentence.
@@ -52,12 +55,14 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// `what` does not go on while descriptors are short, for messages: "/run/x: no connection is accepted".
+    /// `what` does not go on while descriptors are short, for messages: "/run/x: no connection is
+    /// accepted".
     pub fn new(what: impl Into<String>) -> Shortage {
         Shortage { what: what.into(), pause: FIRST, refused: None, told: None, untold: 0 }
     }
 
-    /// An attempt was refused at `now`; when to try the next one. Tells it, unless it was told a short while ago.
+    /// An attempt was refused at `now`; when to try the next one. Tells it, unless it was told a
+    /// short while ago.
     pub fn refused(&mut self, error: &io::Error, now: Instant) -> Instant {
         if let Some(line) = self.note(error, now) {
             tracing::warn!("{line}");

@@ -49,7 +49,7 @@ pub struct Descriptor {
     pub number: u32,
     /// Its file: a path, or a kind such as `anon_inode:[eventfd]`.
     pub file: String,
-    /// Whether it is closed when that process executes a program.
+    /// It is closed when that process executes a program.
     pub closes_on_exec: bool,
 }
 

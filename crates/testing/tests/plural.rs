@@ -1,4 +1,5 @@
-//! Messages for people say "1 thread" and not "1 threads": a number before a noun goes through `counted`.
+//! Messages for people say "1 thread" and not "1 threads": a number before a noun goes through
+//! `counted`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -52,7 +53,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether a line has a number in braces right before one of the nouns.
+/// True for a line with a number in braces right before one of the nouns.
 fn is_plural(line: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     line.match_indices("} ").any(|(at, _)| {

@@ -1,4 +1,5 @@
-//! The manual's page on messages quotes what the program says: each quoted text stands in the source.
+//! The manual's page on messages quotes what the program says: each quoted text stands in the
+//! source.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +11,8 @@ use common::{files, root};
 fn quoted(page: &str) -> Vec<String> {
     let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| message"));
     let cells = rows.map(|row| row.split(" | ").next().unwrap().to_owned());
-    // Every second part lies between backquotes. What another program says is in a cell that begins with a bracket.
+    // Every second part lies between backquotes. The words of another program are in a cell that
+    // begins with a bracket.
     let ours = cells.filter(|cell| !cell.starts_with("| ("));
     ours.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
 }

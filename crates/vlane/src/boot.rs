@@ -76,7 +76,7 @@ pub struct BootArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     cache: Option<crate::serve::CacheArg>,
 
-    /// What the guest's trim does to the image, as in vlane serve
+    /// Effect of the guest's trim on the image, as in vlane serve
     #[arg(long, value_enum, value_name = "on|off|keep")]
     discard: Option<crate::serve::DiscardArg>,
 

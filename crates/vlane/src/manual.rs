@@ -1,6 +1,7 @@
-//! The parts of the man pages that the definitions of the commands do not have: signals, exit status, examples.
+//! The parts of the man pages that the definitions of the commands do not have: signals, exit
+//! status, examples.
 
-/// What a command does at signals.
+/// Effects of signals on a command.
 pub type Signals = &'static [(&'static str, &'static str)];
 
 /// An example: the words after `vlane`, and what they do.
@@ -43,7 +44,8 @@ const SERVE: Signals = &[
     ),
 ];
 
-const ENDS: Signals = &[("SIGTERM, SIGINT, SIGHUP", "Ends in order. What it has started ends with it.")];
+const ENDS: Signals =
+    &[("SIGTERM, SIGINT, SIGHUP", "Ends in order. Everything that it has started ends with it.")];
 
 const MEASURES: Signals = &[(
     "SIGTERM, SIGINT, SIGHUP",

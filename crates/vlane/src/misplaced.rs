@@ -1,4 +1,5 @@
-//! `--socket S` for a command whose socket is an argument without an option: the message says which argument it is.
+//! `--socket S` for a command whose socket is an argument without an option: the message says which
+//! argument it is.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -28,7 +29,8 @@ pub fn explained(error: clap::Error, command: clap::Command, words: &[String]) -
     command.error(ErrorKind::UnknownArgument, text)
 }
 
-/// What people may call an argument: `control-socket`, `control` and `socket` for CONTROL_SOCKET.
+/// Names that people may give an argument: `control-socket`, `control` and `socket` for
+/// CONTROL_SOCKET.
 fn names(argument: &clap::Arg) -> Vec<String> {
     let shown = argument.get_value_names().unwrap_or_default().iter().map(|name| name.to_lowercase());
     let whole: Vec<String> =

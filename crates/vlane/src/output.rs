@@ -90,7 +90,8 @@ pub fn give_json(path: &Path, json: &str, overwrite: Overwrite) -> Result<()> {
     Ok(())
 }
 
-/// The same, and gives the text where the result is not on standard output already: also if its file cannot be written.
+/// The same, and gives the text where the result is not on standard output already: also if its
+/// file cannot be written.
 pub fn give_json_or_text(path: Option<&Path>, json: &str, overwrite: Overwrite, text: &str) -> Result<()> {
     let given = path.map_or(Ok(()), |path| give_json(path, json, overwrite));
     if given.is_err() || !path.is_some_and(is_standard) {

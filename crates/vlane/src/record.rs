@@ -19,8 +19,10 @@ use crate::values;
 
 /// Record every request of a volume while it is served with --control.
 ///
-/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a complete trace. When the server is killed, the
-/// trace has what came until then, and the status is 3. The volume goes on being served as before: what its lanes cannot tell in time is counted as lost, they never wait.
+/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a
+/// complete trace. When the server is killed, the trace has what came until then, and the status
+/// is 3. The volume goes on being served as before: what its lanes cannot tell in time is counted
+/// as lost, they never wait.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// The volume's control socket: vlane serve ... --control PATH

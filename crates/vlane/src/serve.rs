@@ -73,8 +73,8 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
 
-    /// What the guest's trim does to the image: on frees the storage, off is not offered to the guest, keep zeroes files without freeing them
-    /// and does nothing to devices
+    /// Effect of the guest's trim on the image: on frees the storage, off is not offered to the
+    /// guest, keep zeroes files without freeing them and does nothing to devices
     #[arg(long, value_enum, value_name = "on|off|keep", default_value_t = DiscardArg::On)]
     discard: DiscardArg,
 
@@ -96,8 +96,8 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
     on_lost_write: OnLostWrite,
 
-    /// Virtqueues to offer: a number, or auto for one per CPU of the host, and 64 at least. A VM's disk uses as many as it has vCPUs, unless
-    /// told otherwise
+    /// Virtqueues to offer: a number, or auto for one per CPU of the host, and 64 at least. A VM's
+    /// disk uses as many as it has vCPUs, unless told otherwise
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
     queues: Count,
 
@@ -160,8 +160,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
 
-    /// Let a guest go on with this image that had another one, or a longer one, before the server was started again: if that is a mistake, what
-    /// is in this image is ruined
+    /// Let a guest go on with this image that had another one, or a longer one, before the server
+    /// was started again: if that is a mistake, what is in this image is ruined
     #[arg(long)]
     danger_other_image: bool,
 
@@ -524,7 +524,7 @@ fn belongings(
     }
 }
 
-/// What the volume is, besides its engine.
+/// The configuration of the volume, besides its engine.
 fn config(args: &ServeArgs, topology: Topology, express: Express, is_new: bool) -> VolumeConfig {
     let mut config = VolumeConfig {
         name: volume_name(args),
@@ -620,7 +620,8 @@ fn resizer(
                 }
                 Ok(false) => {
                     tracing::info!("{name}: still has {before} bytes");
-                    // The front end may not know: it was stopped, or its back end was killed, when it was told.
+                    // The front end may not know: it was stopped, or its back end was killed, when
+                    // it was told.
                     listener.size_changed();
                 }
                 Err(error) => tracing::warn!("{error}"),

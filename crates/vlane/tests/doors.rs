@@ -1,4 +1,4 @@
-//! Who may connect to the sockets of `vlane serve`, and what is answered there.
+//! The rights to connect to the sockets of `vlane serve`, and the answers there.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -163,8 +163,8 @@ fn it_says_how_to_reach_it() {
     stop(server);
 }
 
-/// Serves an image on a file system of its own, twenty times, and ends. The file system can be unmounted at once each time, and the next
-/// server finds the image free.
+/// Serves an image on a file system of its own, twenty times, and ends. The file system can be
+/// unmounted at once each time, and the next server finds the image free.
 #[test]
 fn image_is_free_at_once_when_the_process_has_ended() {
     let mut ext4 = match frozen::Ext4::new() {

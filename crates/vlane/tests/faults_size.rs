@@ -131,7 +131,7 @@ fn a_device_that_shrinks_fails_what_is_gone_and_serves_it_when_it_has_grown_agai
         let (server, mut front) = serve(&PathBuf::from(&device.device), &sockets, &["--cache", cache]);
         assert_eq!((front.write(HERE, 1), front.write(THERE, 2), front.flush()), (OK, OK, OK));
         device.resize(SIZE / 2);
-        // Nobody has told the server. The device answers as one that is full.
+        // The server has not been told. The device answers as one that is full.
         assert_eq!(front.write(THERE, 9), IOERR, "{cache}");
         tells(&server, "the image is shorter than its volume (4194304 of 8388608 bytes are there)");
         assert!(!server.log().contains("no space"), "{cache}: {}", server.log());

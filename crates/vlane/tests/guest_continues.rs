@@ -1,5 +1,5 @@
-//! A guest goes on with the next back end: of the same image or none, with its write cache as it was, and with the size that the
-//! image has by then.
+//! A guest goes on with the next back end: of the same image or none, with its write cache as it
+//! was, and with the size that the image has by then.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -75,7 +75,8 @@ fn grow(image: &Path, bytes: u64) {
     std::fs::OpenOptions::new().write(true).open(image).unwrap().set_len(bytes).unwrap();
 }
 
-/// A device with a page cache of its own before the file: what another host would find is in the file.
+/// A device with a page cache of its own before the file: another host would find the data in the
+/// file.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -292,8 +293,8 @@ fn guest_does_not_go_on_with_another_image() {
     stop(server);
 }
 
-/// The same connection serves a device that goes and one that comes: QEMU brings its memory again, and took none of it away. When the
-/// device goes, everything that was answered is on the storage.
+/// The same connection serves a device that goes and one that comes: QEMU brings its memory again,
+/// and took none of it away. When the device goes, everything that was answered is on the storage.
 #[test]
 fn device_comes_again_at_the_same_connection() {
     let _turn = one_at_a_time();

@@ -230,14 +230,16 @@ impl Drop for Loop {
     }
 }
 
-/// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a device without it.
+/// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a
+/// device without it.
 #[test]
 fn guest_keeps_its_disk_when_the_device_loses_discard() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);
     let Some(device) = Loop::over(&volume.image) else { return vlane_testing::skip("no loop devices") };
-    // A real device would keep the limit for whoever uses it next. So the server alone sees another one.
+    // A real device would keep the limit for whoever uses it next. So the server alone sees another
+    // one.
     let limit = volume.beside("discard_max_bytes");
     std::fs::write(&limit, "1073741824\n").unwrap();
     let seen = device.0.replace("/dev/", "/sys/block/") + "/queue/discard_max_bytes";

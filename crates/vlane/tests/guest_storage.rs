@@ -1,5 +1,5 @@
-//! A real guest kernel, User-Mode Linux, on storage that has something about it: allocated as a whole, deleted while it is served,
-//! set read-only.
+//! A real guest kernel, User-Mode Linux, on storage that has something about it: allocated as a
+//! whole, deleted while it is served, set read-only.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -13,7 +13,7 @@ use vlane_boot::ext4;
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a shell command that has to succeed; what it printed.
+/// Runs a shell command that has to succeed, and returns its output.
 fn sh(command: &str) -> Result<String, String> {
     let output = Command::new("sh").args(["-c", command]).output().map_err(|error| error.to_string())?;
     match output.status.success() {

@@ -1,4 +1,4 @@
-//! QEMU guests that vlane cannot serve as they are: what is missing is told, with what to do.
+//! QEMU guests that vlane cannot serve as they are: the lack is told, with what to do.
 
 #![allow(clippy::unwrap_used)]
 
@@ -140,7 +140,7 @@ fn plugged_memory_that_is_not_shared_fails_its_requests_alone() {
     machine.memory_mib = 256;
     machine.extra = ["-m", "size=256M,slots=2,maxmem=1G", "-qmp"].map(str::to_owned).to_vec();
     machine.extra.push(format!("unix:{},server=on,wait=off", qmp.display()));
-    // What is in movable memory is data.
+    // Movable memory holds data alone.
     let append = "memhp_default_state=online_movable".to_owned();
     machine.boot = vlane_boot::Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
     let guest = bed.start(machine, USES_PLUGGED_MEMORY, &[]);

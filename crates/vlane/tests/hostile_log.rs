@@ -1,4 +1,5 @@
-//! A front end cannot fill the log: whatever it does, the lines stay under a bound, and the number of those left out is told.
+//! A front end cannot fill the log: whatever it does, the lines stay under a bound, and the number
+//! of those left out is told.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -18,7 +19,8 @@ use wire::{IN, Memory, Ring, USUAL, Wire, code, halves};
 
 /// Sessions of the hostile front end.
 const SESSIONS: u64 = 200;
-/// Messages that one place in the code may tell at once, and what it tells while this test runs beside others.
+/// Messages that one place in the code may tell at once, and what it tells while this test runs
+/// beside others.
 const OF_A_PLACE: usize = 100 + 20;
 /// Places in the code that the front end reaches, at most.
 const PLACES: usize = 12;
@@ -119,7 +121,7 @@ fn hostile_front_end_cannot_fill_the_log() {
         let (refusals, stops) = harass(&place.socket, &mut noise);
         (refused, stopped) = (refused + refusals, stopped + stops);
     }
-    // What is left out is told while it serves, too.
+    // The number left out is told while it serves, too.
     let read = || std::fs::read_to_string(&log).unwrap();
     let begin = Instant::now();
     while told(&read(), "refused a message").1 == 0 {

@@ -202,7 +202,8 @@ fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
     assert_eq!((taken("50"), taken("50us"), taken("1ms")), (50, 50, 1000));
 }
 
-/// Commands with arguments that stand without an option: their words, and each argument with its place.
+/// Commands with arguments that stand without an option: their words, and each argument with its
+/// place.
 fn positionals(command: &clap::Command, path: &[String], found: &mut Vec<(Vec<String>, String, usize)>) {
     let options: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
     for (at, arg) in command.get_positionals().enumerate() {

@@ -1,4 +1,5 @@
-//! A run that is ended, or whose server dies, or whose result cannot be written, keeps what it has and says so.
+//! A run that is ended, or whose server dies, or whose result cannot be written, keeps what it has
+//! and says so.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -60,7 +61,7 @@ fn recording_of_a_killed_server_is_partial() {
     assert_eq!(output.status.code(), Some(3), "{out}{err}");
     assert!(err.contains("PARTIAL") && err.contains("the server broke off"), "{err}");
     assert!(out.contains("cut off") && !out.contains("none lost"), "{out}");
-    // What came until then can be used, and is known to be a part.
+    // The trace until then can be used, and is known to be a part.
     let analyzed = begin(Command::new(vlane()).arg("analyze").arg(&file)).wait_with_output().unwrap();
     assert_eq!(analyzed.status.code(), Some(3), "{analyzed:?}");
     assert!(said(&analyzed).0.contains("reads"), "{analyzed:?}");
@@ -118,7 +119,7 @@ fn text_is_given_when_the_file_cannot_be_written() {
         let (out, err) = said(&output);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {out}{err}");
         assert!(err.contains(&directory.display().to_string()), "{words:?}: {err}");
-        assert!(out.contains("IOPS"), "{words:?}: what was measured is lost: {out}{err}");
+        assert!(out.contains("IOPS"), "{words:?}: the measurement is lost: {out}{err}");
     }
     server.stop(LIMIT).unwrap();
 }
@@ -126,7 +127,7 @@ fn text_is_given_when_the_file_cannot_be_written() {
 #[test]
 fn place_of_a_result_is_tried_before_the_work() {
     let place = Place::new(1 << 20);
-    // Nobody may make a file there, root included.
+    // No user may make a file there, root included.
     let name = "/proc/self/task/result.json";
     for words in [
         &["bench", "no.sock", "--json", name][..],

@@ -1,4 +1,5 @@
-//! Bounds of `vlane sched run`: its descriptors, its signals, the machines that it takes, and its messages.
+//! Bounds of `vlane sched run`: its descriptors, its signals, the machines that it takes, and its
+//! messages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -99,7 +100,7 @@ impl Scheduler {
         String::from_utf8_lossy(&fs::read(self.dir.path().join("log")).unwrap()).into_owned()
     }
 
-    /// Ends it in order; what it said.
+    /// Ends it in order, and returns its output.
     fn end(mut self) -> String {
         self.process.send(Signal::TERM);
         let status = self.process.0.wait().unwrap();
@@ -248,10 +249,12 @@ fn vcpu_names_that_come_a_moment_later_are_no_warning() {
     assert!(!said.contains(&format!("({}) has no vCPU", pids[0])), "{said}");
 }
 
-/// A program as it calls itself, so that it is taken for a User-Mode Linux with as many tasks as it has children.
+/// A program as it calls itself, so that it is taken for a User-Mode Linux with as many tasks as it
+/// has children.
 fn user_mode_linux(dir: &Path, children: usize) -> Process {
     let script = dir.join("uml.py");
-    // Children that run a program in a memfd with such a name are what its kernel runs the guest's processes in.
+    // Children that run a program in a memfd with such a name are what its kernel runs the guest's
+    // processes in.
     let text = format!(
         "import os, sys, time\n\
          fd = os.memfd_create('uml-userspace', 0)\n\

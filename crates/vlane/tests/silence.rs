@@ -1,4 +1,5 @@
-//! A server that takes a connection and never answers, as one that is stopped: each client says so, and no error of the system's.
+//! A server that takes a connection and never answers, as one that is stopped: each client says so,
+//! and no error of the system's.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -8,7 +9,8 @@ use std::process::{Command, Stdio};
 /// Words of the system's that say nothing to people.
 const SYSTEMS_WORDS: [&str; 3] = ["os error 11", "temporarily unavailable", "os error 110"];
 
-/// The commands that talk to a server at a socket, by their definitions: their words, with the socket in its place.
+/// The commands that talk to a server at a socket, by their definitions: their words, with the
+/// socket in its place.
 fn clients(command: &clap::Command, path: &[String], socket: &str, found: &mut Vec<Vec<String>>) {
     let is_socket = |arg: &clap::Arg| {
         let shown = arg.get_value_names().unwrap_or_default().iter().any(|name| name.contains("SOCKET"));

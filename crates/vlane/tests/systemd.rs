@@ -1,4 +1,5 @@
-//! The units in `contrib/systemd`: systemd's own checks of their texts, and both of them under a real systemd in a container.
+//! The units in `contrib/systemd`: systemd's own checks of their texts, and both of them under a
+//! real systemd in a container.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -38,7 +39,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-/// A directory with the units as an operator installs them, for a volume `disk` and one on a block device `block`.
+/// A directory with the units as an operator installs them, for a volume `disk` and one on a block
+/// device `block`.
 fn installed(into: &Path) {
     fs::create_dir_all(into).unwrap();
     for name in ["vlane@.service", "vlane-sched.service"] {
@@ -197,7 +199,7 @@ impl Container {
         self.directory.path().join("root").join(name)
     }
 
-    /// Runs words as its process 1; what they said.
+    /// Runs words as its process 1, and returns their output.
     fn run(&self, words: &[&str]) -> Result<String, String> {
         let program = vlane();
         let mut command = Command::new("unshare");

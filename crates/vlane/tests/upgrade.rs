@@ -406,7 +406,8 @@ fn held_memory(server: &Backend) -> usize {
         + maps.lines().filter(|line| is_guest(line)).count()
 }
 
-/// Three front ends, one after the other, and an upgrade under each of them. The user passed one descriptor on purpose.
+/// Three front ends, one after the other, and an upgrade under each of them. The user passed one
+/// descriptor on purpose.
 #[test]
 fn upgrades_keep_nothing_of_earlier_front_ends() {
     let place = Place::new(16 * MIB);
@@ -461,7 +462,8 @@ fn many_queues_are_upgraded_under_the_usual_limit_of_descriptors() {
     }
 }
 
-/// The limit is lowered while it serves: whatever it is, the upgrade succeeds or is refused, and the queues are served.
+/// The limit is lowered while it serves: whatever it is, the upgrade succeeds or is refused, and
+/// the queues are served.
 #[test]
 fn upgrade_that_lacks_descriptors_is_refused_before_it_begins() {
     let place = Place::new(16 * MIB);

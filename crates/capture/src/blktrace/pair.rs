@@ -1,4 +1,5 @@
-//! Requests out of blktrace's events: a request begins with its issue (D) and ends with its completion (C).
+//! Requests out of blktrace's events: a request begins with its issue (D) and ends with its
+//! completion (C).
 //!
 //! Sources: `include/uapi/linux/blktrace_api.h` and `kernel/trace/blktrace.c` of Linux 6.12.
 //!

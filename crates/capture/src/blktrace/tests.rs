@@ -190,7 +190,8 @@ proptest! {
             script.reverse();
             scripts.push(script);
         }
-        // Two that are at the same place at the same time cannot be told apart: one after the other.
+        // Two that are at the same place at the same time cannot be told apart: one after the
+        // other.
         let mut at_place: BTreeMap<(u64, u32), usize> = BTreeMap::new();
         let (mut events, mut wanted) = (Vec::new(), Vec::new());
         let mut begun = vec![None; requests.len()];

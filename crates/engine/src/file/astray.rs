@@ -1,5 +1,5 @@
-//! An image that is not at its path any more: deleted, moved, or replaced by another file. It is served
-//! on, and nobody finds the guest's data where they are looked for.
+//! An image that is not at its path any more: deleted, moved, or replaced by another file. It is
+//! served on, and nobody finds the guest's data where they are looked for.
 
 use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, RawFd};
@@ -73,7 +73,8 @@ pub(super) fn is_same(a: &Metadata, b: &Metadata) -> bool {
     }
 }
 
-/// Where an open image is, if not at its path. A device's data are in the device, whatever its node is called.
+/// Where an open image is, if not at its path. A device's data are in the device, whatever its node
+/// is called.
 pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     let served = file.metadata().ok().filter(|served| served.file_type().is_file())?;
     let found = std::fs::metadata(path);
@@ -84,7 +85,8 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
         _ => {}
     }
     let descriptor = file.as_raw_fd();
-    // Of a file with several names the kernel knows the one by which it was opened, which may be the one that is gone.
+    // Of a file with several names the kernel knows the one by which it was opened, which may be
+    // the one that is gone.
     let named = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok();
     let is_there = |name: &PathBuf| std::fs::metadata(name).is_ok_and(|found| is_same(&found, &served));
     let now_at = match served.nlink() {

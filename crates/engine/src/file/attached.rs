@@ -50,7 +50,8 @@ pub(super) enum User {
     Unknown(io::Error),
 }
 
-/// The devices that have bytes in common with an image, whether they are in use or not, as far as the system tells.
+/// The devices that have bytes in common with an image, whether they are in use or not, as far as
+/// the system tells.
 pub(super) fn devices(image: &File) -> Vec<Attached> {
     let Some(thing) = Thing::of(image) else { return Vec::new() };
     let stack = Stack::read(Roots::system());

@@ -252,7 +252,8 @@ impl FileChannel {
         self.proceed(slot, request, decisions, None, operations)
     }
 
-    /// An operation of a request has ended, if there was one: of a write that had left the thread it tells how long writes take.
+    /// An operation of a request has ended, if there was one: of a write that had left the thread
+    /// it tells how long writes take.
     fn comes_back(&mut self, slot: Slot) {
         if let Some(left_at) = self.at(slot).left_at.take() {
             self.writes.ended(left_at);

@@ -9,15 +9,18 @@ use rustix::fs::{IFlags, StatVfsMountFlags};
 /// `_IO(0x12, 94)`
 const BLKROGET: libc::Ioctl = 0x125e;
 
-/// Says whether a block device is set read-only: `blockdev --setro`, `losetup -r`, a switch of the medium.
+/// Says whether a block device is set read-only: `blockdev --setro`, `losetup -r`, a switch of the
+/// medium.
 pub(super) fn is_read_only(device: &File) -> bool {
     let mut answer: libc::c_int = 0;
-    // SAFETY: an open descriptor and a number that lives until the call is over, as BLKROGET wants it.
+    // SAFETY: an open descriptor and a number that lives until the call is over, as BLKROGET wants
+    // it.
     let asked = unsafe { libc::ioctl(device.as_raw_fd(), BLKROGET, &mut answer) };
     asked == 0 && answer != 0
 }
 
-/// Why a file takes no writes although it was opened for them, with what to do; nothing if no reason is known.
+/// Why a file takes no writes although it was opened for them, with what to do; nothing if no
+/// reason is known.
 pub(super) fn refuses_writes(path: &Path, file: &File, is_device: bool) -> Option<String> {
     let name = path.display();
     if is_device {
@@ -60,7 +63,8 @@ const LOOP_INFO64: usize = 29;
 /// Asks a loop device on what it lies.
 pub(super) fn backing(device: &File) -> Option<Backing> {
     let mut info = [0u64; LOOP_INFO64];
-    // SAFETY: an open descriptor, and as many words as LOOP_GET_STATUS64 writes, which live until the call is over.
+    // SAFETY: an open descriptor, and as many words as LOOP_GET_STATUS64 writes, which live until
+    // the call is over.
     let asked = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, info.as_mut_ptr()) };
     let [dev, ino, rdev, ..] = info;
     (asked == 0).then_some(Backing { dev, ino, rdev })

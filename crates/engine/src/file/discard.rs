@@ -1,6 +1,8 @@
-//! BLKDISCARD, for block devices where io_uring has no command for it (before Linux 6.12). It is a system call that lasts as long as the
-//! device takes, so threads of the volume do it, as many as there are discards, up to [`THREADS`]. A thread ends when it had nothing to do for
-//! [`IDLE`]. What comes of a discard is put into a queue of the channel that asked, and the channel's doorbell is rung.
+//! BLKDISCARD, for block devices where io_uring has no command for it (before Linux 6.12). It is a
+//! system call that lasts as long as the device takes, so threads of the volume do it, as many as
+//! there are discards, up to [`THREADS`]. A thread ends when it had nothing to do for [`IDLE`]. The
+//! outcome of a discard is put into a queue of the channel that asked, and the channel's doorbell
+//! is rung.
 
 use std::collections::VecDeque;
 use std::io;
@@ -123,7 +125,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a thread does.
+    /// The work of a thread.
     fn work(&self) {
         let mut state = self.lock();
         loop {

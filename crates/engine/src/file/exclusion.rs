@@ -154,7 +154,8 @@ impl Holder {
         Holder { shared, gate, channel: number, unregistered: 0, granted: VecDeque::new(), ring: Vec::new() }
     }
 
-    /// For a write of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names it once it holds.
+    /// For a write of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names
+    /// it once it holds.
     #[inline]
     pub(crate) fn begin_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
         // Relaxed: the first unregistered write looks again, and no change begins before the last one has ended.
@@ -165,8 +166,8 @@ impl Holder {
         self.register_write(slot, range)
     }
 
-    /// For a discard or zeroing of these bytes, whole blocks, which may take long: registered in any case, so that changes elsewhere do not wait for it.
-    /// None: as [`Holder::begin_write`].
+    /// For a discard or zeroing of these bytes, whole blocks, which may take long: registered in
+    /// any case, so that changes elsewhere do not wait for it. None: as [`Holder::begin_write`].
     #[cold]
     pub(crate) fn begin_range(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
         self.register_write(slot, range)

@@ -177,7 +177,8 @@ impl Syncer {
         Syncer { shared: Arc::clone(shared), ring: Vec::new() }
     }
 
-    /// Waits until an `fdatasync` is to begin, and tells for what. None: there will be none any more.
+    /// Waits until an `fdatasync` is to begin, and tells for what. None: there will be none any
+    /// more.
     pub(crate) fn next(&self) -> Option<Writeback> {
         let mut state = self.shared.lock();
         loop {

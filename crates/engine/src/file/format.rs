@@ -4,7 +4,8 @@
 //! What is looked at is the guest's to write: a guest that puts such a mark into its own disk is refused at the next start, and
 //! nobody else. Reading the format and acting on it would be worse: the mark of a qcow2 image can name any file as its backing file.
 //!
-//! A disk may begin with the first bytes of an archive by chance. So of archives the whole header has to be right ([`archive`]).
+//! A disk may begin with the first bytes of an archive by chance. So of archives the whole header
+//! has to be right ([`archive`]).
 //!
 //! LUKS is not among them: a guest that encrypts its whole disk leaves exactly that in sector 0, and served as raw it is what it
 //! should be. Nor are file systems that are disks as they are: ISO 9660, squashfs.

@@ -1,4 +1,4 @@
-//! What the kernel says of a file beyond its number, and of its file system.
+//! Facts of the kernel on a file beyond its number, and on its file system.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -25,11 +25,13 @@ struct Uuid {
     uuid: [u8; 16],
 }
 
-/// The file's handle, and its kind: with most file systems the inode and its generation. Nothing if there is none.
+/// The file's handle, and its kind: with most file systems the inode and its generation. Nothing if
+/// there is none.
 pub(super) fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
     let mut handle = Handle { bytes: u32::try_from(LONGEST).ok()?, kind: 0, handle: [0; LONGEST] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: an open descriptor, an empty string, and two structures that live during the call. The first says how much room it has.
+    // SAFETY: an open descriptor, an empty string, and two structures that live during the call.
+    // The first says how much room it has.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -47,7 +49,8 @@ pub(super) fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
 /// The UUID of the file system that the file lies on, if the kernel and the file system tell it.
 pub(super) fn uuid(file: &File) -> Option<[u8; 16]> {
     let mut uuid = Uuid::default();
-    // SAFETY: an open descriptor, and a structure of the size that the number names, which lives during the call.
+    // SAFETY: an open descriptor, and a structure of the size that the number names, which lives
+    // during the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), GET_UUID, &raw mut uuid) };
     (result == 0 && usize::from(uuid.len) <= uuid.uuid.len() && uuid.uuid != [0; 16]).then_some(uuid.uuid)
 }

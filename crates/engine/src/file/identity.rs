@@ -1,8 +1,9 @@
 //! Which image a file or device is, wherever it is reached from.
 //!
-//! It guards against mistakes: another image under a guest that goes on. A name that changes, and another path to the same image,
-//! change nothing; on another host that reaches the same storage it is the same, as far as the storage has a name of its own.
-//! What holds for this host until it starts again is marked so.
+//! It guards against mistakes: another image under a guest that goes on. A name that changes, and
+//! another path to the same image, change nothing; on another host that reaches the same storage it
+//! is the same, as far as the storage has a name of its own. An identity that holds for this host
+//! until it starts again is marked so.
 
 use std::fs::{File, Metadata};
 use std::os::fd::AsFd;
@@ -50,8 +51,8 @@ impl Way {
     }
 }
 
-/// File systems whose own number comes from what is written on them. On btrfs it names the subvolume, too: a snapshot has
-/// the inodes of what it was taken of.
+/// File systems whose own number comes from what is written on them. On btrfs it names the
+/// subvolume, too: a snapshot has the inodes of what it was taken of.
 const NUMBERED: [u64; 4] = [0xef53, 0x9123_683e, 0x2fc1_2fc1, 0x00c3_6400];
 /// The handles of these name the server's file system.
 const NFS: u64 = 0x6969;
@@ -68,7 +69,7 @@ impl Identity {
         }
     }
 
-    /// Whether both are known to be different images.
+    /// True if both are known to be different images.
     pub fn is_other(&self, other: &Identity) -> bool {
         if self.way == other.way && self.host == other.host {
             return self.digest != other.digest;
@@ -118,7 +119,7 @@ fn this_host() -> u32 {
 fn of_file(file: &File, metadata: &Metadata) -> Option<Identity> {
     let kind = u64::try_from(rustix::fs::fstatfs(file).ok()?.f_type).unwrap_or(0);
     let number = rustix::fs::fstatvfs(file).ok()?.f_fsid.to_le_bytes();
-    // What the file system is known by, and whether that holds everywhere.
+    // The mark that the file system is known by, and whether it holds everywhere.
     let (known_by, is_everywhere) = match handle::uuid(file) {
         _ if NUMBERED.contains(&kind) && number != [0; 8] => (number.to_vec(), true),
         _ if kind == NFS => (Vec::new(), true),
@@ -269,7 +270,7 @@ mod tests {
         }
     }
 
-    /// What another host says of itself alone is compared with nothing here.
+    /// An identity that holds for another host alone is compared with nothing here.
     #[test]
     fn identity_of_another_host_is_no_other() {
         let here = Identity { way: Way::Handle, host: this_host(), digest: [1, 2] };

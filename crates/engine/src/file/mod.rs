@@ -119,7 +119,7 @@ pub struct FileOptions {
     pub read_only: bool,
     /// It is raw, whatever format it looks like.
     pub raw: bool,
-    /// What discards do. Without [`Discard::On`], zeroes that need not stay allocated do.
+    /// The effect of discards. Without [`Discard::On`], zeroes that need not stay allocated do.
     pub discard: Discard,
     /// With [`Cache::Pdc`]: the journal's way.
     pub journal: JournalWay,
@@ -402,7 +402,7 @@ impl Shared {
     /// Bytes that are there now; zero if the system does not say.
     fn stored_bytes(&self) -> u64 {
         use std::io::Seek;
-        // Seeking gives the size of files and devices alike. Nobody goes by the position.
+        // Seeking gives the size of files and devices alike. No code relies on the position.
         let mut file = self.file();
         file.seek(std::io::SeekFrom::End(0)).unwrap_or(0)
     }

@@ -96,7 +96,8 @@ fn ways(
     })
 }
 
-/// Tells of direct I/O on storage that reads what it writes twice, whose readings the guest can make differ.
+/// Tells of direct I/O on storage that reads what it writes twice, whose readings the guest can
+/// make differ.
 fn warn_of_rereading(path: &Path, file: &File) {
     if let Some(why) = rereads::reason(file) {
         tracing::warn!(
@@ -252,7 +253,8 @@ fn locked(
     Ok((buffered, metadata, size))
 }
 
-/// Refuses to write to a device that is set read-only: it lets itself be opened for writing all the same.
+/// Refuses to write to a device that is set read-only: it lets itself be opened for writing all the
+/// same.
 fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), EngineError> {
     if !is_device || !device::is_read_only(file) {
         return Ok(());
@@ -485,7 +487,8 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
     }
 }
 
-/// Tells of a file that somebody has allocated as a whole, of which a guest's trim will free what it trims.
+/// Tells of a file that somebody has allocated as a whole, of which a guest's trim will free what
+/// it trims.
 fn warn_of_freeing(path: &Path, file: &File) {
     let is_whole =
         file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());
@@ -498,7 +501,7 @@ fn warn_of_freeing(path: &Path, file: &File) {
     }
 }
 
-/// Whether a block device takes commands of a kind, according to one of its queue's limits.
+/// True if a block device takes commands of a kind, according to one of its queue's limits.
 fn device_takes(metadata: &std::fs::Metadata, limit: &str) -> bool {
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     let of = |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}{limit}"));

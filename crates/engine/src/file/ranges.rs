@@ -3,8 +3,8 @@
 //! Where direct I/O has blocks of more than a sector, a range is taken apart: the part of a block that it begins or ends with is not
 //! discarded, and zeroed as a write of zeroes is; what is between is whole blocks.
 //!
-//! A range is worked on a piece at a time ([`Pieces`]), each in a turn of its own (`turns.rs`): a request that names 2 GiB keeps nobody else waiting, and
-//! who wants the lane to end waits for a piece.
+//! A range is worked on a piece at a time ([`Pieces`]), each in a turn of its own (`turns.rs`). A
+//! request that names 2 GiB keeps no other waiting. The end of the lane waits for a piece.
 
 use std::sync::atomic::Ordering;
 
@@ -26,7 +26,7 @@ pub(super) enum Way {
     Zero,
     /// Writes zeroes.
     Write,
-    /// Tells the device that it is not needed, by io_uring: what it reads as is the device's business.
+    /// Tells the device that it is not needed, by io_uring. The device decides how it reads then.
     Discard,
     /// The same by a thread that waits for it (BLKDISCARD).
     Device,
@@ -35,7 +35,8 @@ pub(super) enum Way {
 /// Bytes of a range that are worked on at a time: powers of two.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pieces {
-    /// Of a range of a file that is deallocated. It takes as long as the file system has extents there.
+    /// Of a range of a file that is deallocated. It takes as long as the file system has extents
+    /// there.
     pub(super) punched: u64,
     /// Of one that is zeroed. Where the device has no command for it, the kernel writes it.
     pub(super) zeroed: u64,
@@ -136,7 +137,8 @@ impl FileChannel {
             }
             match way {
                 Way::Write => return self.write_zeroes(slot, request, decisions, at, operations),
-                // A thread's discard cannot be called back: the lane may want the request to end here.
+                // A thread's discard cannot be called back: the lane may want the request to end
+                // here.
                 Way::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
                     return Outcome::Again;
                 }
@@ -206,7 +208,7 @@ impl FileChannel {
         true
     }
 
-    /// Whether a request has a turn for a piece that goes in this way; or it waits for one.
+    /// True if a request has a turn for a piece that goes in this way; otherwise it waits for one.
     fn has_turn(&mut self, slot: Slot, way: Way) -> bool {
         let FileChannel { progress, turns, .. } = self;
         let progress = &mut progress[usize::from(slot.0)];
@@ -252,7 +254,8 @@ impl FileChannel {
                 self.shared.unknown_ways.fetch_or(way.bit(), Ordering::Relaxed);
                 self.at(slot).way += 1;
             }
-            // A security module that knows no such command, or pages that others have: there is the system call.
+            // A security module that knows no such command, or pages that others have: there is the
+            // system call.
             (Some(Way::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => self.at(slot).way += 1,
             // Not for this range: not aligned as the device wants it.
             (Some(_), libc::EINVAL) => self.at(slot).way += 1,

@@ -205,7 +205,8 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     } else if let Some(path) = text("loop/backing_file") {
         let path = PathBuf::from(path.trim_end_matches('\n'));
         let thing = loop_backing(&roots.dev.join(&found.name)).or_else(|| {
-            // By its name, where the device may not be asked: that of another mount namespace means nothing here.
+            // By its name, where the device may not be asked: that of another mount namespace means
+            // nothing here.
             std::fs::metadata(&path).ok().map(|metadata| Thing::by(&metadata))
         });
         lower.extend(thing.map(|thing| is_exact(thing, count("loop/offset"), false)));

@@ -1,19 +1,22 @@
 //! Turns of a channel's discards and zeroings at the storage.
 //!
-//! A range moves no data of the guest, so it weighs nothing in what a lane may begin. Its number is bounded here instead: a device that is at many of
-//! them has no place left for others, and those that the kernel leaves to its workers would take all of these. A turn is one piece of a range. Then it
-//! is the next request's, so one of 2 GiB delays no other.
+//! A range moves no data of the guest, so it weighs nothing in what a lane may begin. Its number is
+//! bounded here instead: a device that is at many of them has no place left for others, and those
+//! that the kernel leaves to its workers would take all of these. A turn is one piece of a range.
+//! Then it is the next request's, so one of 2 GiB delays no other.
 
 use std::collections::VecDeque;
 
 use crate::Slot;
 
-/// Discards of a device that one channel has under way: as many requests as most devices have places for.
+/// Discards of a device that one channel has under way: as many requests as most devices have
+/// places for.
 const DISCARDS: usize = 32;
-/// Zeroings, and discards of a file's range, that one channel has under way. Each is a worker's of the kernel, and its lane's thread has eight at least.
+/// Zeroings, and discards of a file's range, that one channel has under way. Each is a worker's of
+/// the kernel, and its lane's thread has eight at least.
 const ZEROINGS: usize = 4;
 
-/// What a turn is for.
+/// The purpose of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// A device's discard.
@@ -50,7 +53,7 @@ impl Turns {
         Turns { lines: [line(discards), line(zeroings)], waiting: 0 }
     }
 
-    /// Whether a request has a turn now. If not, it waits for it: [`Turns::next`].
+    /// True if a request has a turn now. If not, it waits for it: [`Turns::next`].
     pub(super) fn take(&mut self, slot: Slot, turn: Turn) -> bool {
         let line = &mut self.lines[turn as usize];
         let has_one = line.waiting.is_empty() && line.under_way < line.most;
@@ -87,7 +90,7 @@ impl Turns {
         Some((slot, turn))
     }
 
-    /// Who waits: nothing of theirs is under way.
+    /// Requests that wait: nothing of theirs is under way.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Slot> {
         self.lines.iter().flat_map(|line| line.waiting.iter().copied())
     }

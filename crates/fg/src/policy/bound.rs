@@ -1,4 +1,5 @@
-//! How much of one user is raised at a time: anybody may open terminals, and start in their foreground what computes.
+//! How much of one user is raised at a time: anybody may open terminals, and start in their
+//! foreground what computes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +41,8 @@ impl Raised {
         raised
     }
 
-    /// Says whether a process in the foreground is raised; it counts from then on. One that has become too large for its user is not any more.
+    /// Says whether a process in the foreground is raised; it counts from then on. One that has
+    /// become too large for its user is not any more.
     pub(super) fn admits(&mut self, seen: &Seen) -> bool {
         let (pid, user) = (seen.stat.pid, user(seen.owner.as_deref()));
         if user == ROOT {

@@ -39,7 +39,8 @@ fn raised(policy: &Policy, user: &str) -> (usize, usize) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
-    /// Whatever a user opens and starts, over several looks: no more than so much is raised, and others' foreground is.
+    /// Whatever a user opens and starts, over several looks: no more than so much is raised, and
+    /// others' foreground is.
     #[test]
     fn no_user_has_more_raised_than_its_part(
         looks in prop::collection::vec(prop::collection::vec((0_i32..40, 1_usize..200), 1..25), 1..3),

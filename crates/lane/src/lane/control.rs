@@ -140,7 +140,8 @@ impl Lane {
         self.leave_budget();
     }
 
-    /// Whether a request that is half done stays in flight, for whoever serves the queue next and knows of it.
+    /// True if a request that is half done stays in flight, for the queue's next server, which
+    /// knows of it.
     pub(super) fn stays_in_flight(&self) -> bool {
         match self.draining {
             Some(Draining::Suspend(_)) => true,
@@ -149,7 +150,7 @@ impl Lane {
         }
     }
 
-    /// What was given up waits for its turn again.
+    /// Requests that were given up wait for their turn again.
     fn begin_parked_again(&mut self) {
         for slot in std::mem::take(&mut self.parked) {
             self.wait(slot);

@@ -18,7 +18,8 @@ pub enum LaneEvent {
         /// Which rule.
         reason: Broken,
     },
-    /// A request was answered with an error, as a buffer of it is not in guest memory; told of the first since the lane started.
+    /// A request was answered with an error, as a buffer of it is not in guest memory; told of the
+    /// first since the lane started.
     Unreachable {
         /// The queue's index.
         index: u16,

@@ -1,16 +1,17 @@
-//! Notes for the next back end, behind the last queue's part: of which image the guest's disk is, and how it was served.
+//! Notes for the next back end, behind the last queue's part: of which image the guest's disk is,
+//! and how it was served.
 //!
-//! The specification knows nothing of them. They are so short that all who divide the memory among its queues
-//! come to the same parts as without them. The front end can write here, too. So the notes guard against mistakes,
-//! and are no security: what cannot be read counts as missing.
+//! The specification knows nothing of them. They are so short that all who divide the memory among
+//! its queues come to the same parts as without them. The front end can write here, too. So the
+//! notes guard against mistakes, and are no security: unreadable notes count as missing.
 //!
-//! The image is written once, and has a checksum: a process that is killed meanwhile leaves no image, or one. Size and
-//! cache are one word each.
+//! The image is written once, and has a checksum: a process that is killed meanwhile leaves no
+//! image, or one. Size and cache are one word each.
 
 use super::InflightPart;
 
-/// Bytes of the notes. Fewer than 64 for each queue from the second on, and no multiple of 64: the parts of no back
-/// end add up to it.
+/// Bytes of the notes. Fewer than 64 for each queue from the second on, and no multiple of 64: the
+/// parts of no back end add up to it.
 pub(super) const BYTES: usize = WORD * 15;
 const WORD: usize = 8;
 
@@ -35,7 +36,7 @@ const OFF: u64 = 2;
 pub struct NotedImage {
     /// How it is known, and where that holds; as its writer likes.
     pub kind: u64,
-    /// What it is known by.
+    /// The digest that it is known by.
     pub digest: [u64; 2],
     /// For people; the last [`NAME`] bytes of it. Bytes that somebody else may have chosen.
     pub name: String,
@@ -81,7 +82,7 @@ impl Notes {
     pub fn image(&self) -> Option<NotedImage> {
         let mut words = [0; IMAGE_WORDS];
         let is_there = self.0.load64(MAGIC_AT) == MAGIC;
-        // Read once: what is checked is what is used.
+        // Read once: the checked words are the ones that are used.
         (IMAGE..).step_by(WORD).zip(&mut words).for_each(|(at, word)| *word = self.0.load64(at));
         (is_there && self.0.load64(CHECKSUM) == checksum(&words)).then(|| NotedImage::from_words(&words))
     }
@@ -109,7 +110,7 @@ impl Notes {
         self.0.store64(SECTORS, sectors.saturating_add(1));
     }
 
-    /// Whether the guest's write cache is on, if that is noted.
+    /// True if the guest's write cache is on; none if that is not noted.
     pub fn write_back(&self) -> Option<bool> {
         match self.0.load64(CACHE) {
             ON => Some(true),

@@ -25,7 +25,8 @@ use self::plugged::{Asked, Named};
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
 
-/// So many vCPUs of a process are scheduled, the first by their numbers: a process makes as many threads, and calls them what it likes.
+/// So many vCPUs of a process are scheduled, the first by their numbers: a process makes as many
+/// threads, and calls them what it likes.
 pub const MAX_VCPUS: usize = 512;
 
 /// A machine whose vCPUs are known. Cheap to look at again: threads of User-Mode Linux come and go.
@@ -101,7 +102,8 @@ impl Machine {
         &self.vcpus
     }
 
-    /// Says whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]), or threads of a vCPU ([`MAX_THREADS`]).
+    /// Says whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]),
+    /// or threads of a vCPU ([`MAX_THREADS`]).
     pub fn has_more(&self) -> bool {
         self.left_out || self.vcpus.len() == MAX_VCPUS
     }

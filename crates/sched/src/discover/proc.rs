@@ -22,7 +22,8 @@ pub(super) fn gone(pid: u32) -> Error {
     Error::new(ErrorKind::Gone, format!("process {pid} is gone"))
 }
 
-/// The error of a process that cannot be read: it is gone, or that cannot be found out now. Only the first lets a machine go.
+/// The error of a process that cannot be read: it is gone, or that cannot be found out now. Only
+/// the first lets a machine go.
 pub(super) fn unread(pid: u32, error: io::Error) -> Error {
     match is_gone(&error) {
         true => gone(pid),

@@ -36,11 +36,12 @@ pub(super) fn is_one(pid: u32) -> Result<bool> {
     Ok(is_kernel && words.any(|word| options.iter().any(|option| word.starts_with(option))))
 }
 
-/// The kernel's process first, then the tasks that run guest processes, by number: the first so many of them.
+/// The kernel's process first, then the tasks that run guest processes, by number: the first so
+/// many of them.
 ///
 /// # Errors
-/// [`ErrorKind::Gone`](crate::ErrorKind::Gone): the kernel's process has ended. [`ErrorKind::Io`](crate::ErrorKind::Io): its children
-/// cannot be looked at now.
+/// [`ErrorKind::Gone`](crate::ErrorKind::Gone): the kernel's process has ended.
+/// [`ErrorKind::Io`](crate::ErrorKind::Io): its children cannot be looked at now.
 pub(super) fn tasks(process: ProcessId) -> Result<Tasks> {
     let pid = process.pid;
     let children = children(pid)?;

@@ -529,7 +529,8 @@ impl Drop for SchedExt {
     }
 }
 
-/// Says whether it still is the thread that was given, as far as that can be found out: an error is no end of it.
+/// Says whether it still is the thread that was given, as far as that can be found out: an error is
+/// no end of it.
 fn may_be(given: &Given) -> bool {
     is_same(given.tid, given.start).unwrap_or(true)
 }

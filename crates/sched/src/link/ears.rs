@@ -24,7 +24,8 @@ const PER_USER: u64 = 20_000;
 const KEPT_NS: u64 = 50_000_000;
 /// A session that has used up what it may is left alone at least for so long.
 const PAUSE_NS: u64 = 1_000_000;
-/// One whose eventfd the system cannot watch, for want of memory for example, is looked at so often.
+/// One whose eventfd the system cannot watch, for want of memory for example, is looked at so
+/// often.
 const UNWATCHED_NS: u64 = 20_000_000;
 /// So many lanes are looked at for the price of one mark.
 const LANES: u64 = 64;
@@ -151,7 +152,8 @@ impl Ears {
         })
     }
 
-    /// Listens to one more. One that the system cannot watch for the moment is looked at later, and tried again then.
+    /// Listens to one more. One that the system cannot watch for the moment is looked at later, and
+    /// tried again then.
     pub fn add(&mut self, session: SessionId, ear: Ear) {
         if watch(&self.epoll, &ear.wake, session.0).is_err() {
             self.until.insert((vlane_hint::now() + UNWATCHED_NS, session.0));

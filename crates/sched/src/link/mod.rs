@@ -32,7 +32,8 @@ use crate::{Error, ErrorKind, Result};
 /// Sessions at a time; and how many of them one user may have who is not root.
 const MAX_SESSIONS: usize = 4096;
 const MAX_PER_USER: usize = 512;
-/// Of all sessions, so many are for root and the scheduler's own user alone: others, however many they are, do not shut them out.
+/// Of all sessions, so many are for root and the scheduler's own user alone: others, however many
+/// they are, do not shut them out.
 const RESERVED: usize = 512;
 /// So many users are remembered whose machines were refused, so that each is told once.
 const MAX_TOLD: usize = 1024;
@@ -42,7 +43,8 @@ const HELLO: Duration = Duration::from_secs(5);
 const EVENTS: usize = 256;
 const LISTENER: u64 = 0;
 
-/// The users whose machines are adopted when a back end registers them. A machine that was named is adopted in any case.
+/// The users whose machines are adopted when a back end registers them. A machine that was named is
+/// adopted in any case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Adoption {
     /// Everybody's, as far as the socket's mode lets back ends register.
@@ -62,8 +64,8 @@ impl Adoption {
     }
 }
 
-/// Says whether there is room for one more session of a user, beside `all` sessions of which `same` are that user's. `own`: the scheduler's
-/// user.
+/// Says whether there is room for one more session of a user, beside `all` sessions of which `same`
+/// are that user's. `own`: the scheduler's user.
 fn has_room(all: usize, same: usize, user: u32, own: u32) -> bool {
     if user == 0 || user == own {
         return all < MAX_SESSIONS;
@@ -336,7 +338,8 @@ impl Door {
         Ok(notices)
     }
 
-    /// Accepts no back end for a while: the socket stays readable, and this thread would do nothing else.
+    /// Accepts no back end for a while: the socket stays readable, and this thread would do nothing
+    /// else.
     fn close_for_now(&mut self, error: &std::io::Error) {
         let _ = epoll::delete(&self.epoll, &self.socket);
         self.closed_until = Some(self.shortage.refused(error, Instant::now()));
@@ -365,7 +368,8 @@ impl Door {
                 Err(errno) => return self.close_for_now(&errno.into()),
             };
             if is_scarce(&socket) {
-                // The last descriptors are for those who ask for the state, and for looking at machines.
+                // The last descriptors are for those who ask for the state, and for looking at
+                // machines.
                 let why = "the scheduler has no file descriptor left for one more session".to_owned();
                 let _ = Message::Refused(why).send(&socket, None);
                 return self.close_for_now(&no_descriptor());
@@ -490,7 +494,8 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Checks what a back end says of itself, and welcomes it. `adopts`: whether machines of a user are adopted.
+/// Checks what a back end says of itself, and welcomes it. `adopts` is true if machines of a user
+/// are adopted.
 fn register(
     session: &Session,
     hello: &Hello,
@@ -525,7 +530,8 @@ mod tests {
     use super::*;
 
     proptest::proptest! {
-        /// Others register, in any order: root and the scheduler's own user find room for as many as are reserved.
+        /// Others register, in any order: root and the scheduler's own user find room for as many
+        /// as are reserved.
         #[test]
         fn many_users_leave_root_its_places(users in proptest::collection::vec(1_u32..40, 20)) {
             let own = 7;

@@ -32,7 +32,8 @@ const NEW_NS: u64 = 2_000_000_000;
 /// How long nothing is done when the system has no memory to wait with.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// So many threads of vCPUs a user may have scheduled who is not root: the event loop looks at each of them a hundred times a second.
+/// So many threads of vCPUs a user may have scheduled who is not root: the event loop looks at each
+/// of them a hundred times a second.
 const MAX_THREADS_PER_USER: usize = 1024;
 
 /// What its owner says of a machine that a back end brings.
@@ -232,7 +233,8 @@ impl Backends {
                     let room = self.fit(user, *token, vcpu);
                     if let Some(joined) = self.joined.get_mut(token) {
                         joined.room = room;
-                        // A failure here is tried once more by the daemon, which says why. The threads that were taken stay taken.
+                        // A failure here is tried once more by the daemon, which says why. The
+                        // threads that were taken stay taken.
                         if let Ok(opened) = opened(vcpu, &joined.threads) {
                             joined.threads.clone_from(&opened);
                             threads = opened;
@@ -388,7 +390,8 @@ impl Backends {
                 }
             }
             Err(error) => {
-                // QEMU names its threads when it makes them, a moment after its front end has connected.
+                // QEMU names its threads when it makes them, a moment after its front end has
+                // connected.
                 let is_new = now < tracked.since + NEW_NS;
                 tracked.look_at = now + if is_new { SOON_NS } else { AGAIN_NS };
                 if !tracked.told && !is_new {
@@ -444,8 +447,8 @@ impl Backends {
     }
 }
 
-/// The user that a vCPU counts for; none if its process has ended: the daemon finds that out. One that cannot be told for the
-/// moment is bounded all the same.
+/// The user that a vCPU counts for; none if its process has ended: the daemon finds that out. One
+/// that cannot be told for the moment is bounded all the same.
 fn user_of(pid: u32) -> Option<u32> {
     match process_of(pid) {
         Ok((_, user)) => Some(user),

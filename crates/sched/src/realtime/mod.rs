@@ -162,7 +162,8 @@ pub struct Counts {
     pub guards: u64,
     /// Real-time CPU time of boosts, ns.
     pub boosted_ns: u64,
-    /// CPU time of this thread for vCPUs' events and boosts, which was charged to whom they belong, ns.
+    /// CPU time of this thread for vCPUs' events and boosts, which was charged to whom they belong,
+    /// ns.
     pub handled_ns: u64,
     /// Times that a thread was scheduled in another way.
     pub changes: u64,
@@ -382,8 +383,9 @@ impl RealTime {
         }
     }
 
-    /// Does something for a vCPU, and charges the time that it takes to whom the vCPU belongs: a machine with many threads, or many
-    /// events, has fewer boosts for it, and the others have not. That of all is charged by [`Vehicle::spend`].
+    /// Does something for a vCPU, and charges the time that it takes to whom the vCPU belongs: a
+    /// machine with many threads, or many events, has fewer boosts for it, and the others have not.
+    /// That of all is charged by [`Vehicle::spend`].
     fn for_vcpu<T>(&mut self, id: VcpuId, work: impl FnOnce(&mut Self) -> T) -> T {
         let payer = self.managed(id).map(|managed| managed.payer);
         let began = own_cpu_ns();

@@ -143,7 +143,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever one machine's events cost to handle: others' budgets are as whole as before, and it never has more than its own.
+        /// Whatever one machine's events cost to handle: others' budgets are as whole as before,
+        /// and it never has more than its own.
         #[test]
         fn time_that_a_machine_costs_is_its_own(costs in proptest::collection::vec(0_u64..5_000_000, 1..300)) {
             let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });

@@ -1,8 +1,9 @@
 //! The table of changed threads: what each was before, written down before it is changed.
 //!
-//! A small file in a directory of memory (`/run/vlane-sched`), one slot of 64 bytes per thread. The daemon writes it, its
-//! guard reads it when the daemon is gone, and the next daemon when both are gone. Who lives holds a shared lock on
-//! the file; a file that can be locked exclusively has been left behind. A slot is one `pwrite` of 64 bytes that do not cross a page: a
+//! A small file in a directory of memory (`/run/vlane-sched`), one slot of 64 bytes per thread. The
+//! daemon writes it, its guard reads it when the daemon is gone, and the next daemon when both are
+//! gone. Each of them that lives holds a shared lock on the file; a file that can be locked
+//! exclusively has been left behind. A slot is one `pwrite` of 64 bytes that do not cross a page: a
 //! process that is killed has written all of it or nothing.
 
 use std::ffi::OsStr;

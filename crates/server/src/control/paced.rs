@@ -1,4 +1,5 @@
-//! The control socket's listener when descriptors are short: it waits, as all sockets of the program do, and says so once.
+//! The control socket's listener when descriptors are short: it waits, as all sockets of the
+//! program do, and says so once.
 
 use std::io;
 use std::time::Instant;

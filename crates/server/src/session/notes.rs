@@ -1,5 +1,6 @@
-//! What a session knows from the ones before, by the notes behind the marks of what is in flight: which image the guest's
-//! disk is, its size, and whether its write cache is on. A front end says none of it a second time.
+//! Facts that a session knows from the ones before, by the notes behind the marks of what is in
+//! flight. They are the image of the guest's disk, its size, and the state of its write cache. A
+//! front end says none of it a second time.
 
 use std::fs::File;
 
@@ -13,7 +14,8 @@ use super::{State, refuse};
 use crate::config_change;
 use crate::features;
 
-/// Where a split or packed ring begins: at its first entry, with both wrap counters set if it has some.
+/// Where a split or packed ring begins: at its first entry, with both wrap counters set if it has
+/// some.
 const BEGINNINGS: [u32; 3] = [0, 0x8000, 0x8000_8000];
 
 impl State {
@@ -43,7 +45,8 @@ impl State {
     /// SET_INFLIGHT_FD: the front end gives what the back ends before have left with it.
     ///
     /// # Errors
-    /// When that is another image's. No ring of the session starts then: it would write what belongs there.
+    /// When that is another image's. No ring of the session starts then: it would write what
+    /// belongs there.
     pub(super) fn use_tracking(&mut self, tracking: Tracking) -> Result<()> {
         self.is_barred = false;
         let notes = tracking.notes();
@@ -74,7 +77,7 @@ impl State {
         Ok(())
     }
 
-    /// What is noted that does not fit the volume, in words.
+    /// The note that does not fit the volume, in words.
     fn why_not(&self, notes: &Notes) -> Option<String> {
         let noted = notes.image();
         let here = self.image().map_or_else(|| self.volume.config.name.clone(), |image| image.name);
@@ -105,7 +108,7 @@ impl State {
         }
     }
 
-    /// What the driver begins with.
+    /// Sets the write cache that the driver begins with.
     pub(super) fn begin_write_cache(&mut self) {
         let on = self.switched.unwrap_or(self.volume.geometry().write_cache);
         self.config.set_write_back(on && !self.cannot_flush());
@@ -118,8 +121,8 @@ impl State {
         self.has(features::BLK_CONFIG_WCE) && !self.has(features::BLK_FLUSH)
     }
 
-    /// A ring is about to start: one that goes on has a driver that may have switched the write cache off, which nobody
-    /// says again. `again` requests of it are done again.
+    /// A ring is about to start: one that goes on has a driver that may have switched the write
+    /// cache off, which nobody says again. `again` requests of it are done again.
     pub(super) fn settle_write_cache(&mut self, index: u16, queue: &Queue, again: usize) -> Result<()> {
         let vring = &mut self.vrings[usize::from(index)];
         let is_ours = std::mem::replace(&mut vring.has_run, true);
@@ -152,8 +155,9 @@ impl State {
         Ok(())
     }
 
-    /// The first ring of a session, or of a machine that was stopped, has started. A front end that has not asked for
-    /// the present size since may have another one in mind, and heeds no message while it is stopped.
+    /// The first ring of a session, or of a machine that was stopped, has started. A front end that
+    /// has not asked for the present size since may have another one in mind, and heeds no message
+    /// while it is stopped.
     pub(super) fn tell_size_at_start(&mut self) {
         let sectors = self.volume.geometry().sectors;
         self.config.set_sectors(sectors);

@@ -142,7 +142,7 @@ impl State {
         crate::said::process(self.volume.session().and_then(|session| session.pid))
     }
 
-    /// Whether a guest with these features is served.
+    /// Refuses a guest with these features if it cannot be served.
     fn check_features(&self, features: u64) -> std::result::Result<(), String> {
         let geometry = self.volume.geometry();
         match features::in_the_way(features, &geometry) {
@@ -151,8 +151,8 @@ impl State {
         }
     }
 
-    /// Does what [`State::restore`] does in the next process and what can fail there, without its effects: nothing leads back from
-    /// there. Says what failed.
+    /// Does what [`State::restore`] does in the next process and what can fail there, without its
+    /// effects: nothing leads back from there. Says what failed.
     fn rehearse(&self) -> std::result::Result<(), String> {
         self.check_features(self.features)?;
         let refused = |error: Error| format!("the session could not go on: {error}");

@@ -52,7 +52,7 @@ impl Tracking {
         mapped.map(drop).map_err(refused)
     }
 
-    /// What is noted for the next back end, if there is room.
+    /// The notes for the next back end, if there is room.
     pub(super) fn notes(&self) -> Option<Notes> {
         self.region.notes()
     }
@@ -75,8 +75,8 @@ impl State {
         Ok(VhostUserVringState::new(index, vring.base))
     }
 
-    /// Once no ring runs any more, whoever asks may go to another host. What is in this one's page cache cannot be seen
-    /// there.
+    /// Once no ring runs any more, the guest may go to another host. This host's page cache cannot
+    /// be seen there.
     fn leave_to_others(&mut self) {
         if !self.running().is_empty() || !std::mem::take(&mut self.has_run) {
             return;
@@ -90,7 +90,8 @@ impl State {
         }
     }
 
-    /// Has a new queue mark what it has in flight, and do again what the back end before had: so many requests.
+    /// Has a new queue mark what it has in flight, and do again what the back end before had: so
+    /// many requests.
     pub(super) fn track(&self, index: u16, queue: &mut Queue) -> usize {
         let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
             return 0;

@@ -1,4 +1,5 @@
-//! Why a front end left without using its volume: it cannot say so itself, and its guest waits for a disk in silence.
+//! Why a front end left without using its volume: it cannot say so itself, and its guest waits for
+//! a disk in silence.
 
 use std::sync::PoisonError;
 
@@ -9,8 +10,9 @@ use crate::unused::Unused;
 impl State {
     /// Why no ring ran, as far as the messages show it.
     pub(super) fn unused(&self) -> Option<Unused> {
-        // QEMU asks for the in-flight memory when it starts the device, just before it gives the guest's memory. One that looks at the
-        // configuration, or whose guest has no driver for the disk, does not come so far.
+        // QEMU asks for the in-flight memory when it starts the device, just before it gives the
+        // guest's memory. One that looks at the configuration, or whose guest has no driver for the
+        // disk, does not come so far.
         if self.is_negotiated && self.tracking.is_some() && !self.had_memory {
             return Some(Unused::NoMemory);
         }
@@ -25,7 +27,8 @@ impl State {
 }
 
 impl Session {
-    /// Tells why the front end left without using the volume: as a warning to each process once, since front ends try again for ever.
+    /// Tells why the front end left without using the volume: as a warning to each process once,
+    /// since front ends try again for ever.
     pub(super) fn tell_unused(&self, number: u64, peer: Option<i32>) {
         let Some(unused) = self.lock().unused() else { return };
         let (name, offered) = (&self.volume.config.name, self.volume.queues());

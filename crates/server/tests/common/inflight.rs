@@ -1,4 +1,4 @@
-//! What a front end keeps of requests in flight: how it is asked for and given back.
+//! The memory that a front end keeps of requests in flight: how it is asked for and given back.
 
 use std::fs::File;
 use std::io::IoSliceMut;

@@ -271,7 +271,7 @@ pub struct Relief {
     given: Receiver<Given>,
 }
 
-/// What is handed over, or why that cannot be.
+/// The state that is handed over, or why that cannot be.
 type Given = Result<(String, Vec<OwnedFd>), String>;
 
 impl Relief {

@@ -1,11 +1,13 @@
 //! A bound on how much is told.
 //!
-//! Front ends, guests and local users cause messages, as many as they like. Without a bound they fill the disk that keeps the log, and hide what
-//! matters. So each place in the code has an allowance: [`BURST`] messages at once, and one more every [`REFILL`]. Messages beyond it are counted.
-//! Their number is told with the first of them, after a pause that grows while it goes on, and at the end of the program.
+//! Front ends, guests and local users cause messages, as many as they like. Without a bound they
+//! fill the disk that keeps the log, and hide what matters. So each place in the code has an
+//! allowance: [`BURST`] messages at once, and one more every [`REFILL`]. Messages beyond it are
+//! counted. Their number is told with the first of them, after a pause that grows while it goes on,
+//! and at the end of the program.
 //!
-//! The bound is for all messages from level info up, whoever causes them. Thus no place can be forgotten. Those who ask for debug messages get
-//! all of them.
+//! The bound is for all messages from level info up, whoever causes them. Thus no place can be
+//! forgotten. Those who ask for debug messages get all of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,8 +54,8 @@ impl<S> Filter<S> for Bounded {
     }
 }
 
-/// Begins to tell how many messages are left out, in a thread of its own. For programs that run for long. A
-/// program that holds back signals does so before: the thread would take them.
+/// Begins to tell how many messages are left out, in a thread of its own. For programs that run for
+/// long. A program that holds back signals does so before: the thread would take them.
 pub fn tell_from_now_on() {
     // Without the thread, the number is told at the end.
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
@@ -70,7 +72,8 @@ pub fn tell_from_now_on() {
     });
 }
 
-/// Tells how many messages were left out since it was told last. Must come before the process ends or becomes another one.
+/// Tells how many messages were left out since it was told last. Must come before the process ends
+/// or becomes another one.
 pub fn tell_left_out() {
     for LeftOut { level, count, since, example } in LIMIT.take_left_out() {
         let seconds = since.elapsed().as_secs_f64().ceil();
@@ -121,7 +124,7 @@ impl Limit {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a message of a place is told; it is counted otherwise.
+    /// True if a message of a place is told; it is counted otherwise.
     fn admits(
         &self,
         place: callsite::Identifier,
@@ -146,7 +149,7 @@ impl Limit {
         false
     }
 
-    /// What was left out since the last look.
+    /// Counts of the messages left out since the last look.
     fn take_left_out(&self) -> Vec<LeftOut> {
         self.places().values_mut().filter_map(|place| place.left_out.take()).collect()
     }

@@ -28,7 +28,8 @@ pub fn run(args: &GuardArgs) -> anyhow::Result<()> {
 /// the user who runs this, or root, can have written; a damaged one is kept, as FILE.damaged.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// Where the schedulers kept their lists of changed threads [default: /run/vlane-sched, or $XDG_RUNTIME_DIR/vlane-sched]
+    /// Where the schedulers kept their lists of changed threads [default: /run/vlane-sched, or
+    /// $XDG_RUNTIME_DIR/vlane-sched]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }

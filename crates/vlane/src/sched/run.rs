@@ -51,7 +51,8 @@ pub struct RunArgs {
     /// A vCPU's thread; several are several machines
     #[arg(long, value_name = "TID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     tid: Vec<u32>,
-    /// Where back ends tell of completed I/O [default: /run/vlane-sched/sched.sock, or in $XDG_RUNTIME_DIR; not with --tid alone]
+    /// Where back ends tell of completed I/O [default: /run/vlane-sched/sched.sock, or in
+    /// $XDG_RUNTIME_DIR; not with --tid alone]
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
     /// Who may connect there, an octal file mode: the owner and the group. A user's back ends may speak for that user's machines only
@@ -60,8 +61,9 @@ pub struct RunArgs {
     /// The group whose members may connect there, by name or number [default: the scheduler's own]
     #[arg(long, value_name = "GROUP", value_parser = values::group)]
     listen_group: Option<u32>,
-    /// Users whose machines are scheduled when their back ends register: own (this process's user), all (everybody's who may connect), or users by
-    /// name or number, with commas in between. Machines that are named are scheduled in any case
+    /// Users whose machines are scheduled when their back ends register: own (this process's user),
+    /// all (everybody's who may connect), or users by name or number, with commas in between.
+    /// Machines that are named are scheduled in any case
     #[arg(long, value_name = "WHO", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
     adopt: Vec<Adopt>,
     /// Names for the threads of --tid, in the same order
@@ -107,10 +109,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Where `vlane sched top` finds it [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// Where `vlane sched top` finds it [default: /run/vlane-sched/sched-state.sock, or in
+    /// $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane-sched, or $XDG_RUNTIME_DIR/vlane-sched]
+    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane-sched,
+    /// or $XDG_RUNTIME_DIR/vlane-sched]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Write the last state as JSON at the end; - is standard output
@@ -453,8 +457,8 @@ fn handle_signals() -> anyhow::Result<UnixStream> {
         let stopper = stopper.try_clone().context("cannot make a socket pair")?;
         signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
     }
-    // The daemon has nothing to read again. SIGHUP, which asks others for that, does not end it, nor
-    // does a terminal that goes.
+    // The daemon has nothing to read again. SIGHUP, which asks others for that, does not end it,
+    // nor does a terminal that goes.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGHUP, ignored).context("cannot handle signals")?;
     Ok(stop)

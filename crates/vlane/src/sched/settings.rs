@@ -130,9 +130,11 @@ impl Config {
     }
 }
 
-/// A directory in memory for the files of running schedulers: `/run/vlane-sched`, or the user's own.
+/// A directory in memory for the files of running schedulers: `/run/vlane-sched`, or the user's
+/// own.
 ///
-/// Volumes have other directories: a service manager gives a directory to one user, with everything in it.
+/// Volumes have other directories: a service manager gives a directory to one user, with everything
+/// in it.
 pub fn runtime_dir() -> PathBuf {
     runtime_parent().join("vlane-sched")
 }

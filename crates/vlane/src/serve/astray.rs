@@ -1,4 +1,5 @@
-//! An image that is deleted, moved or replaced while it is served: told at once, with the way back, and at every end.
+//! An image that is deleted, moved or replaced while it is served: told at once, with the way back,
+//! and at every end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +8,8 @@ use rustix::fs::inotify::WatchFlags;
 use vlane_engine::file::FileEngine;
 use vlane_socket::Changes;
 
-/// Watches over a volume's image until this is dropped. Nothing without inotify: then the end alone tells of it.
+/// Watches over a volume's image until this is dropped. Nothing without inotify: then the end alone
+/// tells of it.
 #[derive(Debug)]
 pub(super) struct Watch {
     _changes: Option<Changes>,

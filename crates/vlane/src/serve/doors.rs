@@ -1,4 +1,4 @@
-//! The sockets of `vlane serve`: who may connect, and what is answered there.
+//! The sockets of `vlane serve`: the rights to connect, and the answers there.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,23 +10,26 @@ use vlane_server::{Access, Arrived, Control, Descriptors, HandedServer, Rights, 
 use super::upgrade::GiveControl;
 use crate::values;
 
-/// Who may connect. An option of one socket says nothing of the others.
+/// The rights to connect. An option of one socket says nothing of the others.
 #[derive(Debug, Args)]
 pub(super) struct DoorArgs {
-    /// Who may connect to --socket, an octal file mode [default: as the umask says; 660 with --socket-group]
+    /// Mode of the --socket, octal: those who may connect [default: as the umask says; 660 with
+    /// --socket-group]
     #[arg(long, value_name = "MODE", value_parser = values::mode)]
     socket_mode: Option<u32>,
 
-    /// The group that --socket belongs to, by name or number, such as kvm [default: the server's own]
+    /// The group that --socket belongs to, by name or number, such as kvm [default: the server's
+    /// own]
     #[arg(long, value_name = "GROUP", value_parser = values::group)]
     socket_group: Option<u32>,
 
-    /// A unix socket where the volume tells of itself while it serves: size, counters, a trace of all requests. Its limits can be set
-    /// there [default: none]
+    /// A unix socket where the volume tells of itself while it serves: size, counters, a trace of
+    /// all requests. Its limits can be set there [default: none]
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
 
-    /// Who may connect to --control, an octal file mode [default: 600; 660 with --control-group]
+    /// Mode of the --control socket, octal: those who may connect [default: 600; 660 with
+    /// --control-group]
     #[arg(long, value_name = "MODE", requires = "control", value_parser = values::mode)]
     control_mode: Option<u32>,
 
@@ -34,11 +37,12 @@ pub(super) struct DoorArgs {
     #[arg(long, value_name = "GROUP", requires = "control", value_parser = values::group)]
     control_group: Option<u32>,
 
-    /// The same for those who only ask: nothing can be changed there, and no trace be had [default: none]
+    /// The same for those who only ask: nothing can be changed there, and no trace be had
+    /// [default: none]
     #[arg(long, value_name = "PATH")]
     pub(super) control_read_only: Option<PathBuf>,
 
-    /// Who may connect to --control-read-only, an octal file mode
+    /// Mode of the --control-read-only socket, octal: those who may connect
     #[arg(long, value_name = "MODE", requires = "control_read_only", default_value = "660", value_parser = values::mode)]
     control_read_only_mode: u32,
 
@@ -51,7 +55,7 @@ pub(super) struct DoorArgs {
 const SHARED: u32 = 0o660;
 
 impl DoorArgs {
-    /// Who may connect to the front ends' socket.
+    /// The rights to connect to the front ends' socket.
     pub(super) fn socket(&self) -> Access {
         match (self.socket_mode, self.socket_group) {
             (None, None) => Access::Umask,

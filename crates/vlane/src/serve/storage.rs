@@ -13,7 +13,7 @@ use vlane_engine::null::NullEngine;
 
 use super::{CacheArg, DeviceQueuesArg, DiscardArg, FormatArg, JournalArg, ServeArgs, waiting};
 
-/// What was opened.
+/// The storage that was opened.
 pub(super) enum Opened {
     Null(Arc<NullEngine>),
     File(Arc<FileEngine>),

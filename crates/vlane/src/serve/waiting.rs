@@ -11,7 +11,7 @@ use crate::notify;
 
 /// It is told again that often.
 const AGAIN: Duration = Duration::from_secs(10);
-/// What ends sooner is not worth a line: an ordinary restart does.
+/// A wait that ends sooner is not worth a line: an ordinary restart does.
 const UNTOLD: Duration = Duration::from_secs(2);
 
 /// Tells what is waited for, and when it is enough.

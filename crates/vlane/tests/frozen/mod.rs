@@ -54,7 +54,8 @@ impl Ext4 {
         self.dir.path().to_str().unwrap()
     }
 
-    /// Takes it off its place, which works only while nobody has a file of it open, and mounts it again.
+    /// Takes it off its place, which works only while nobody has a file of it open, and mounts it
+    /// again.
     pub fn remount(&mut self) -> Result<(), String> {
         run("umount", &[self.at()])?;
         run("mount", &[&self.device, self.at()]).map(drop)

@@ -1,4 +1,5 @@
-//! Archives and compressed images, as distributions ship them (`.raw.xz`, `.img.gz`), by their whole headers.
+//! Archives and compressed images, as distributions ship them (`.raw.xz`, `.img.gz`), by their
+//! whole headers.
 
 /// A program that packs, the command that unpacks, and whether a file begins with its header.
 struct Archive {
@@ -64,7 +65,8 @@ fn xz(head: &[u8]) -> bool {
         && u32_at(head, 8) == crc32(&head[6..8])
 }
 
-/// RFC 1952, 2.3: deflate, no reserved flag, a level and a system that exist, and a kind of block that exists.
+/// RFC 1952, 2.3: deflate, no reserved flag, a level and a system that exist, and a kind of block
+/// that exists.
 fn gzip(head: &[u8]) -> bool {
     let kind_of_block = byte(head, 10) >> 1 & 3;
     head.starts_with(b"\x1f\x8b\x08")
@@ -75,7 +77,8 @@ fn gzip(head: &[u8]) -> bool {
         && (head[3] != 0 || kind_of_block != 3)
 }
 
-/// RFC 8878, 3.1.1: a frame without reserved bits whose first block has a kind that exists; before it, a frame that is skipped (`pzstd`).
+/// RFC 8878, 3.1.1: a frame without reserved bits whose first block has a kind that exists; before
+/// it, a frame that is skipped (`pzstd`).
 fn zstd(head: &[u8]) -> bool {
     let mut at = 0;
     if u32_at(head, 0) & 0xffff_fff0 == 0x184d_2a50 {
@@ -112,7 +115,8 @@ fn zip(head: &[u8]) -> bool {
         && head.get(30..30 + name.min(255)).is_some_and(|name| !name.is_empty() && !name.contains(&0))
 }
 
-/// A frame of version 1 without reserved bits and with a size of block that exists; or a frame of before.
+/// A frame of version 1 without reserved bits and with a size of block that exists; or a frame of
+/// before.
 fn lz4(head: &[u8]) -> bool {
     let (flags, block) = (byte(head, 4), byte(head, 5));
     let is_frame = head.starts_with(b"\x04\x22\x4d\x18")
@@ -131,7 +135,8 @@ fn lzip(head: &[u8]) -> bool {
     head.starts_with(b"LZIP\x01") && (12..=29).contains(&(byte(head, 5) & 0x1f))
 }
 
-/// The header that every program writes: usual properties, a power of two for the dictionary, no size.
+/// The header that every program writes: usual properties, a power of two for the dictionary, no
+/// size.
 fn lzma(head: &[u8]) -> bool {
     let dictionary = u32_at(head, 1);
     head.len() > 13

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::{EngineError, ErrorKind, lock};
 use crate::file::attached::{self, Attached, Place, User};
 
-/// Refuses to write to an image beside somebody else who writes to the same bytes: through a loop device on it, to what lies
-/// below it, or through another device on that.
+/// Refuses to write to an image beside somebody else who writes to the same bytes: through a loop
+/// device on it, to what lies below it, or through another device on that.
 pub(super) fn check(
     path: &Path,
     file: &File,

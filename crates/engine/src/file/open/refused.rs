@@ -1,4 +1,4 @@
-//! Images that cannot be opened, or have no size that can be served: what is wrong, and what to do.
+//! Images that cannot be opened, or have no size that can be served: the fault, and the action.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -11,7 +11,8 @@ use vlane_ring::SECTOR;
 use super::{EngineError, ErrorKind};
 use crate::file::format::shell_word;
 
-/// Says whether a path is one of a device's node: below `/dev`, but for the file systems in memory there.
+/// Says whether a path is one of a device's node: below `/dev`, but for the file systems in memory
+/// there.
 fn is_in_dev(path: &Path) -> bool {
     let memory = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"];
     path.starts_with("/dev") && !memory.iter().any(|dir| path.starts_with(dir))
@@ -36,8 +37,8 @@ fn not_found(path: &Path) -> String {
     }
 }
 
-/// The attribute that forbids to write to a file although its mode does not, as `lsattr` shows it, and
-/// the letter for `chattr`.
+/// The attribute that forbids to write to a file although its mode does not, as `lsattr` shows it,
+/// and the letter for `chattr`.
 fn attribute(path: &Path) -> Option<(&'static str, char)> {
     let flags = libc::O_NONBLOCK;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;

@@ -15,7 +15,8 @@ fn ranges() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
     proptest::collection::vec((0..12u64, 0..40u64, 1..40u64), 1..10)
 }
 
-/// The stack of these, and for each device the bytes of files that are its own, by a walk from byte to byte.
+/// The stack of these, and for each device the bytes of files that are its own, by a walk from byte
+/// to byte.
 fn built(ranges: &[(u64, u64, u64)]) -> (Stack, Vec<Vec<(u64, u64)>>) {
     let mut stack = Stack::default();
     let mut bytes: Vec<Vec<(u64, u64)>> = Vec::new();
@@ -118,7 +119,8 @@ fn device(text: &str) -> Thing {
     Thing::Device(number(text).expect("a number"))
 }
 
-/// A disk of two partitions; the second is a physical volume with two logical ones, on one of which a loop device lies.
+/// A disk of two partitions; the second is a physical volume with two logical ones, on one of which
+/// a loop device lies.
 fn group() -> Tree {
     let tree = Tree::new();
     tree.add("sda", "8:0", &[("size", "1000")]);

@@ -126,7 +126,8 @@ pub fn read(disk: &mut dyn Disk, size: u64) -> JournalLayout {
     agreed(disk, size).layout
 }
 
-/// As [`read`], and tells what was found on the way. It also names file systems that are not looked into, with a few more reads.
+/// As [`read`], and tells what was found on the way. It also names file systems that are not looked
+/// into, with a few more reads.
 pub fn examine(disk: &mut dyn Disk, size: u64) -> Findings {
     let mut findings = agreed(disk, size);
     let mut reads = names::READS;
@@ -140,7 +141,7 @@ pub fn examine(disk: &mut dyn Disk, size: u64) -> Findings {
     findings
 }
 
-/// What two readings agree on.
+/// The findings that two readings agree on.
 fn agreed(disk: &mut dyn Disk, size: u64) -> Findings {
     let (mut first, before) = once(disk, size);
     let (mut second, after) = once(disk, size);
