@@ -202,7 +202,12 @@ fn requests_that_hang_are_told_and_answered_when_the_storage_is_back() {
             scope.spawn(move || {
                 let Some(mut bed) = Bed::new(cache, false) else { return };
                 assert_eq!((bed.front.write(0, 1), bed.front.flush()), (OK, OK));
-                bed.set(Faults { read: Fault::Hang, write: Fault::Hang, sync: Fault::Hang });
+                bed.set(Faults {
+                    read: Fault::Hang,
+                    write: Fault::Hang,
+                    sync: Fault::Hang,
+                    ..Faults::default()
+                });
                 bed.front.begin(1, Kind::Read, 1000 * SECTORS, 0);
                 bed.front.begin(2, Kind::Write, 1200 * SECTORS, 2);
                 bed.tells("the storage does not answer");

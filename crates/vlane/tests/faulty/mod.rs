@@ -38,6 +38,8 @@ pub enum Fault {
     Nothing,
     /// Not at all, until [`Faulty::answer`].
     Hang,
+    /// As [`Fault::Hang`], but the next one of its kind is answered as it should be.
+    HangOnce,
 }
 
 /// What is wrong with which operations.
@@ -46,6 +48,8 @@ pub struct Faults {
     pub read: Fault,
     pub write: Fault,
     pub sync: Fault,
+    /// Ranges that are deallocated or zeroed.
+    pub range: Fault,
 }
 
 type Held = Box<dyn FnOnce(&mut State) + Send>;
@@ -170,19 +174,23 @@ impl OneFile {
     /// Does an operation as the fault wants it, now or later. `done`: how many of the bytes are to be done; an error number.
     fn as_it_is(
         &self,
-        which: impl Fn(&Faults) -> Fault,
+        which: impl Fn(&mut Faults) -> &mut Fault,
         len: usize,
         done: impl FnOnce(&mut State, Result<usize, i32>) + Send + 'static,
     ) {
         let mut state = self.state.lock().unwrap();
-        let fault = which(&state.faults);
+        let told = which(&mut state.faults);
+        let fault = *told;
+        if fault == Fault::HangOnce {
+            *told = Fault::None;
+        }
         state.met += usize::from(fault != Fault::None);
         match fault {
             Fault::None => done(&mut state, Ok(len)),
             Fault::Error(errno) => done(&mut state, Err(errno)),
             Fault::Half => done(&mut state, Ok(if len > 4096 { len / 8192 * 4096 } else { len })),
             Fault::Nothing => done(&mut state, Ok(0)),
-            Fault::Hang => state.held.push(Box::new(move |state| done(state, Ok(len)))),
+            Fault::Hang | Fault::HangOnce => state.held.push(Box::new(move |state| done(state, Ok(len)))),
         }
     }
 }
@@ -252,7 +260,7 @@ impl Filesystem for OneFile {
     ) {
         let (at, size) = (usize::try_from(offset).unwrap(), size as usize);
         self.as_it_is(
-            |faults| faults.read,
+            |faults| &mut faults.read,
             size,
             move |state, done| match done {
                 Ok(len) => {
@@ -278,7 +286,7 @@ impl Filesystem for OneFile {
     ) {
         let (at, data) = (usize::try_from(offset).unwrap(), data.to_vec());
         self.as_it_is(
-            |faults| faults.write,
+            |faults| &mut faults.write,
             data.len(),
             move |state, done| match done {
                 Ok(len) => {
@@ -298,10 +306,38 @@ impl Filesystem for OneFile {
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         self.as_it_is(
-            |faults| faults.sync,
+            |faults| &mut faults.sync,
             0,
             move |_, done| match done {
                 Ok(_) => reply.ok(),
+                Err(errno) => reply.error(Errno::from_i32(errno)),
+            },
+        );
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let (at, len) = (usize::try_from(offset).unwrap(), usize::try_from(len).unwrap());
+        let is_zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        self.as_it_is(
+            |faults| &mut faults.range,
+            len,
+            move |state, done| match done {
+                Ok(len) => {
+                    let end = (at + len).min(state.bytes.len());
+                    if is_zeroed && at < end {
+                        state.bytes[at..end].fill(0);
+                    }
+                    reply.ok();
+                }
                 Err(errno) => reply.error(Errno::from_i32(errno)),
             },
         );
