@@ -293,8 +293,9 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let mut bench =
         Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
     let (results, broken) = bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
-    let rest = Rest::after(broken, bench, &planned, native.as_ref(), options.often, &mut progress);
-    drop((servers, progress));
+    let around = (bench, servers);
+    let rest = Rest::after(broken, around, &planned, native.as_ref(), options.often, &mut progress);
+    drop(progress);
     let Rest { counted, uncounted, native, partial } = rest;
     Ok(Outcome {
         results,
@@ -484,7 +485,7 @@ impl Rest {
     /// Measured, unless the rounds of the plan broke off.
     fn after(
         mut broken: Option<Error>,
-        bench: Bench<'_>,
+        around: (Bench<'_>, Vec<(Column, Server)>),
         planned: &Planned,
         native: Option<&Native<'_>>,
         often: plan::Often,
@@ -492,7 +493,7 @@ impl Rest {
     ) -> Self {
         let mut rest = Self::default();
         if broken.is_none() {
-            broken = rest.measure(bench, planned, native, often, progress).err();
+            broken = rest.measure(around, planned, native, often, progress).err();
         }
         rest.partial =
             broken.map(|error| format!("PARTIAL: it broke off, and has what was measured before: {error}"));
@@ -502,7 +503,7 @@ impl Rest {
     /// The first error; everything that was measured before it is there.
     fn measure(
         &mut self,
-        mut bench: Bench<'_>,
+        (mut bench, servers): (Bench<'_>, Vec<(Column, Server)>),
         planned: &Planned,
         native: Option<&Native<'_>>,
         often: plan::Often,
@@ -510,6 +511,8 @@ impl Rest {
     ) -> Result<()> {
         (self.counted, self.uncounted) = bench.count_calls(&planned.counted, progress)?;
         bench.machine.quit()?;
+        // The back ends that come now lock the same images.
+        drop(servers);
         self.native = native.map_or(Ok(Vec::new()), |native| native.run(often, progress))?;
         Ok(())
     }
