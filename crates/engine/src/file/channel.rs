@@ -405,8 +405,11 @@ impl FileChannel {
             Failure::System(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 tracing::debug!("{path}: {request:?}: {error}");
-                // A device answers a write beyond its end as if there were no space.
-                let is_beyond = request.end().is_some_and(|end| end > self.shared.stored_bytes());
+                // A device answers a write beyond its end as if there were no space. One that is gone
+                // for good has no bytes at all, and its own error says more.
+                let stored = self.shared.is_device.then(|| self.shared.stored_bytes()).flatten();
+                let is_beyond =
+                    stored.is_some_and(|stored| stored > 0 && request.end().is_some_and(|end| end > stored));
                 let kind = if is_beyond { IoErrorKind::Short } else { IoErrorKind::of(&error) };
                 self.stats.count_error(kind);
                 self.note_loss(slot, request, decisions, errno, kind);

@@ -330,7 +330,7 @@ impl Engine for FileEngine {
     }
 
     fn stored_bytes(&self) -> Option<u64> {
-        Some(self.shared.stored_bytes())
+        self.shared.stored_bytes()
     }
 
     fn sync(&self) -> std::io::Result<()> {
@@ -399,12 +399,13 @@ impl Shared {
         u8::from(self.files.len() > 1)
     }
 
-    /// Bytes that are there now; zero if the system does not say.
-    fn stored_bytes(&self) -> u64 {
+    /// Bytes that are there now; none if the system does not say. A file's system may take its time
+    /// for the answer, a device's does not.
+    fn stored_bytes(&self) -> Option<u64> {
         use std::io::Seek;
         // Seeking gives the size of files and devices alike. No code relies on the position.
         let mut file = self.file();
-        file.seek(std::io::SeekFrom::End(0)).unwrap_or(0)
+        file.seek(std::io::SeekFrom::End(0)).ok()
     }
 
     /// The storage refused direct I/O that is aligned as it announced.
