@@ -20,7 +20,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 42] = [
+const ZERO: [(&str, &str); 48] = [
     ("caches", "delays"),
     ("caches", "ramp"),
     ("caches-job", "ramp"),
@@ -38,6 +38,12 @@ const ZERO: [(&str, &str); 42] = [
     ("serve", "stop-timeout"),
     ("serve", "lock-timeout"),
     ("serve", "cpus"),
+    ("serve", "socket-mode"),
+    ("serve", "socket-group"),
+    ("serve", "control-mode"),
+    ("serve", "control-group"),
+    ("serve", "control-read-only-mode"),
+    ("serve", "control-read-only-group"),
     ("serve", "serial"),
     ("bench", "batch"),
     ("bench", "ramp"),
