@@ -149,7 +149,7 @@ pub(super) fn report() -> Report {
             load: Some(Load { before: 0.25, after: 1.5, stolen_percent: 0.5 }),
             versions: vec![("vlane".into(), "0.1.0".into()), ("qemu".into(), "7.2.22".into()), ("fio".into(), "3.33".into())],
         },
-        partial: None,
+        partial: Some("PARTIAL: 4 of 5 rounds were measured, the next one broke off: interrupted".into()),
         notes: vec![
             Note { severity: Severity::Info, text: "Direct I/O everywhere; the host's page cache takes no part.".into() },
             Note {

@@ -128,7 +128,8 @@ fn a_record_never_takes_the_place_of_another_file() {
         }
         let before = std::fs::read(&there).unwrap();
         let words = refusal(&image, &there);
-        assert!(words.contains("is there already") && words.contains("--danger-record-storage"), "{words}");
+        let why = if there == image { "is the path of the image" } else { "is there already" };
+        assert!(words.contains(why) && words.contains("--danger-record-storage"), "{words}");
         assert!(std::fs::read(&there).unwrap() == before);
     }
     let words = refusal(&image, &dir.path().join("no/such/directory"));
