@@ -32,16 +32,16 @@ const BREAKS: [(&str, Break); 12] = [
         ring.descriptor(0, ring.memory.guest + ring.at + HEADERS, 16, 1, 0);
         ring.offer(0);
     }),
-    ("a buffer outside memory", |ring| {
-        ring.descriptor(1, 0x10, 512, 2 | 1, 2);
+    ("a status byte outside memory", |ring| {
+        ring.descriptor(2, 0x10, 1, 2, 0);
         ring.offer(0);
     }),
-    ("a buffer that ends beyond 64 bits", |ring| {
-        ring.descriptor(1, u64::MAX - 100, 4096, 2 | 1, 2);
+    ("a last buffer that ends beyond 64 bits", |ring| {
+        ring.descriptor(2, u64::MAX - 100, 4096, 2, 0);
         ring.offer(0);
     }),
-    ("a buffer of 4 GiB", |ring| {
-        ring.descriptor(1, ring.memory.guest, u32::MAX, 2 | 1, 2);
+    ("a last buffer of 4 GiB", |ring| {
+        ring.descriptor(2, ring.memory.guest, u32::MAX, 2, 0);
         ring.offer(0);
     }),
     ("no byte to write a status to", |ring| {
