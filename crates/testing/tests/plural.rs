@@ -16,7 +16,9 @@ const NOUNS: [&str; 14] = [
     "files", "times", "readers", "lanes",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 20] = [
+const NEVER_ONE: [&str; 21] = [
+    // It wants more than are offered, which is one at least.
+    "wants {wanted} queues, and {offered} are offered",
     // One queue with one thread is always possible.
     "{queues} queues need up to",
     "in-flight tracking is asked for {queues} queues",
