@@ -38,7 +38,7 @@ pub struct NotedImage {
     pub kind: u64,
     /// The digest that it is known by.
     pub digest: [u64; 2],
-    /// For people; the last [`NAME`] bytes of it. Bytes that somebody else may have chosen.
+    /// For people; the last 64 bytes of it. Bytes that somebody else may have chosen.
     pub name: String,
 }
 
