@@ -191,7 +191,7 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
     let mut daemon = start(dir, victims);
     // Sometimes before it is ready, sometimes in the midst of boosts. A slow machine takes longer to
     // start than that, so in three of four rounds the time begins when it listens.
-    if number / 8 % 4 != 0 {
+    if !(number / 8).is_multiple_of(4) {
         assert!(wait(|| dir.join("socket").exists()), "round {number}: it never listens");
     }
     let until = Instant::now() + Duration::from_micros(random.below(80_000));
