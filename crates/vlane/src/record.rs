@@ -91,6 +91,7 @@ fn describe(state: &Recorded) -> String {
     let lost = match state.lost {
         0 if state.is_cut => "cut off".to_owned(),
         0 => "none lost".to_owned(),
+        n if state.is_cut => format!("{n} LOST, cut off"),
         n => format!("{n} LOST"),
     };
     format!("{}, {}, {lost}", counted(state.requests, "request"), show_size(state.bytes))

@@ -102,6 +102,8 @@ fn guest_with_more_vcpus_than_the_host_runs() {
 set -e
 echo "RESULT queues=$(ls /sys/block/vda/mq | wc -l)"
 dd if=/dev/vda of=/dev/null bs=64k count=64 iflag=direct 2>/dev/null
+# The number of queues is told when none has come or gone for 0.3 s.
+sleep 2
 "#;
     let report = bed.run(machine, script, &[]);
     assert_eq!(report.result("queues").unwrap(), vcpus);
