@@ -262,7 +262,9 @@ impl Session {
             }
             // Refused, and said so to a front end that asked for an answer.
             Err(error @ (Error::ReqHandlerError(_) | Error::InvalidOperation(_))) => {
-                tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
+                if !was_told(&error) {
+                    tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
+                }
                 *refused += 1;
                 (*refused > MAX_REFUSED).then_some(End::Failed(error))
             }
@@ -427,6 +429,19 @@ fn ready<const N: usize>(
         Err(error) => return Err(error.into()),
     }
     Ok(std::array::from_fn(|at| !fds[at].revents().is_empty()))
+}
+
+/// A refusal that was told already, in more words than these.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Told(&'static str);
+
+fn refuse_told(what: &'static str) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, Told(what)))
+}
+
+fn was_told(error: &Error) -> bool {
+    matches!(error, Error::ReqHandlerError(error) if error.get_ref().is_some_and(|inner| inner.is::<Told>()))
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {

@@ -325,6 +325,22 @@ fn everything_is_synced_before_the_last_base_is_told() {
     }
 }
 
+/// QEMU disables the rings first, and asks for their bases then. An upgrade may come in between.
+#[test]
+fn upgrade_before_the_last_base_leaves_the_sync_to_do() {
+    let (server, relief) = Server::relievable(Arc::new(Noting::default()));
+    let (wire, memory) = server.guest(USUAL);
+    let mut ring = Ring::new(&memory, 0);
+    assert!(wire.start(0, &ring));
+    ring.submit(0, OUT, 0, 4096);
+    ring.wait(1);
+    assert!(wire.vring(code::SET_VRING_ENABLE, 0, 0));
+    let engine = Arc::new(Noting::default());
+    let _next = server.hand_over(&relief, Arc::clone(&engine) as _);
+    assert_eq!(wire.get_base(0), Some(1));
+    assert_eq!(engine.syncs.load(Ordering::SeqCst), 1);
+}
+
 /// QEMU does not take its memory away when a device goes, and brings it again for the next one at
 /// the same connection.
 #[test]

@@ -10,7 +10,7 @@ use vlane_engine::file::Identity;
 use vlane_ring::{NotedImage, Notes, Queue, RingFormat};
 
 use super::tracking::Tracking;
-use super::{State, refuse};
+use super::{State, refuse, refuse_told};
 use crate::config_change;
 use crate::features;
 
@@ -59,7 +59,7 @@ impl State {
                 );
                 self.tracking = None;
                 self.is_barred = true;
-                return Err(refuse("what is in flight belongs to another image"));
+                return Err(refuse_told("the requests in flight belong to another image"));
             }
             tracing::warn!("{name}: served all the same (--danger-other-image): {why}");
         }

@@ -218,6 +218,8 @@ impl State {
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
         self.had_memory = !self.memory.is_empty();
+        // A ring that does not run now may have run there: its base is not told before a sync.
+        self.has_run = true;
         // The front end does not say it again.
         self.switched = Some(self.config.write_back() || self.cannot_flush());
         let sectors = self.volume.geometry().sectors;
