@@ -20,8 +20,10 @@ use crate::process::ProcessId;
 /// How soon a scheduler that should be there is looked for again, and how often: its socket may be there before it listens.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
-/// How soon one that has refused, or has not answered, is asked again.
+/// How soon one that has refused, or has not answered, is asked again: at first, and at most. It
+/// takes twice as long each time, until a socket appears.
 const RETRY_REFUSED: Duration = Duration::from_secs(10);
+const RETRY_REFUSED_MOST: Duration = Duration::from_secs(600);
 /// How often one is looked for where the kernel does not tell when a socket appears.
 const RETRY_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a scheduler may take to answer.
@@ -90,6 +92,8 @@ pub struct Client {
     expected: bool,
     /// How often it is looked for once more before its socket appears again.
     tries: u32,
+    /// How soon it is asked again when it refuses the next time.
+    patience: Duration,
     /// `None`: the kernel does not tell.
     appear: Option<Appear>,
     state: State,
@@ -104,7 +108,7 @@ impl Client {
         let (appear, state) = (Appear::of(&sockets), State::Away { next: Some(now) });
         // One that is about to listen has its socket already.
         let tries = if sockets.iter().any(|path| path.exists()) { TRIES } else { 0 };
-        Client { sockets, guest, expected, tries, appear, state, told: None }
+        Client { sockets, guest, expected, tries, patience: RETRY_REFUSED, appear, state, told: None }
     }
 
     /// Readable when [`Client::turn`] has something to do.
@@ -129,9 +133,9 @@ impl Client {
         let away = matches!(self.state, State::Away { .. });
         let appeared = away && self.appear.as_mut().is_some_and(Appear::happened);
         if appeared {
-            self.tries = TRIES;
+            (self.tries, self.patience) = (TRIES, RETRY_REFUSED);
         }
-        let mut is_short = false;
+        let (mut is_short, mut refuses) = (false, false);
         let step = match &self.state {
             State::Away { next } if !appeared && next.is_none_or(|next| now < next) => return None,
             State::Away { .. } => match self.ask(now) {
@@ -148,11 +152,15 @@ impl Client {
                 Ok(Some(wake)) => Ok((Arc::clone(board), wake, path.clone())),
                 Ok(None) if now < *until => return None,
                 Ok(None) => Err("the scheduler does not answer".to_owned()),
-                Err(error) => Err(format!("{}: {error}", path.display())),
+                Err(Unwelcome::Refused(why)) => {
+                    refuses = true;
+                    Err(format!("the vCPU scheduler at {} refuses this VM: {why}", path.display()))
+                }
+                Err(Unwelcome::Nonsense(why)) => Err(format!("{}: {why}", path.display())),
             },
             State::Joined { socket, .. } => match Message::receive(socket) {
                 Ok(None) => return None,
-                Ok(Some(_)) => Err("the scheduler said what nobody asked".to_owned()),
+                Ok(Some(_)) => Err("the scheduler said something that was not asked".to_owned()),
                 Err(error) => Err(error.to_string()),
             },
         };
@@ -162,7 +170,7 @@ impl Client {
                 if let State::Asked { socket, .. } = before {
                     self.state = State::Joined { socket, board: Arc::clone(&board) };
                 }
-                (self.told, self.appear) = (None, None);
+                (self.told, self.appear, self.patience) = (None, None, RETRY_REFUSED);
                 tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
                 Some(Change::Joined(board, Arc::new(wake)))
             }
@@ -173,7 +181,11 @@ impl Client {
                     self.tries = TRIES;
                 }
                 let wait = match before {
-                    State::Asked { .. } => Some(RETRY_REFUSED),
+                    State::Asked { .. } => {
+                        let patience = self.patience;
+                        self.patience = (2 * patience).min(RETRY_REFUSED_MOST);
+                        Some(patience)
+                    }
                     _ if self.tries > 0 => Some(RETRY),
                     // One may be there: that could not be found out.
                     _ if is_short => Some(RETRY_UNTOLD),
@@ -186,11 +198,16 @@ impl Client {
                 }
                 if joined {
                     tracing::info!("{}: the vCPU scheduler is gone: {why}", self.guest.name);
-                } else if self.expected && self.told.as_ref() != Some(&why) {
-                    tracing::warn!(
-                        "{}: no vCPU scheduler: {why}; it is joined when it is there",
-                        self.guest.name
-                    );
+                } else if (self.expected || refuses) && self.told.as_ref() != Some(&why) {
+                    let name = &self.guest.name;
+                    match refuses {
+                        true => tracing::warn!(
+                            "{name}: {why}; the VM is served without it, and it is asked again now and then (`vlane serve --sched=off`: never)"
+                        ),
+                        false => {
+                            tracing::warn!("{name}: no vCPU scheduler: {why}; it is joined when it is there")
+                        }
+                    }
                     self.told = Some(why);
                 }
                 joined.then_some(Change::Left)
@@ -279,16 +296,24 @@ fn has_place_from_root(socket: &Path, user: u32) -> bool {
     belongs(&directory, user) && directory.parent().is_some_and(|above| belongs(above, 0))
 }
 
+/// An answer that is no welcome.
+enum Unwelcome {
+    /// The scheduler's own words.
+    Refused(String),
+    Nonsense(String),
+}
+
 /// The scheduler's answer, if it is there: its eventfd, or why not.
-fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, String> {
-    match Message::receive(socket).map_err(|error| chain(&error))? {
+fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, Unwelcome> {
+    let nonsense = |what: &str| Err(Unwelcome::Nonsense(what.to_owned()));
+    match Message::receive(socket).map_err(|error| Unwelcome::Nonsense(chain(&error)))? {
         None => Ok(None),
         Some((Message::Welcome, Some(wake))) => match is_eventfd(&wake) {
             true => Ok(Some(wake)),
-            false => Err("the scheduler sent no eventfd".to_owned()),
+            false => nonsense("the scheduler sent no eventfd"),
         },
-        Some((Message::Refused(why), _)) => Err(format!("the scheduler refuses: {}", printable(&why))),
-        Some(_) => Err("the scheduler said what makes no sense".to_owned()),
+        Some((Message::Refused(why), _)) => Err(Unwelcome::Refused(printable(&why).to_string())),
+        Some(_) => nonsense("the scheduler said something that makes no sense"),
     }
 }
 

@@ -5,12 +5,18 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::inflight::*;
 use common::*;
+use vlane_engine::file::{FileEngine, FileOptions};
+use vlane_hint::{Change, Client, Guest};
+use vlane_sched::ProcessId;
+use vlane_sched::link::{Adoption, Link};
 use vlane_server::Vanishing;
 
 /// vhost-user messages.
@@ -149,6 +155,42 @@ fn a_scheduler_that_joins_and_goes_is_said() {
     drop(wire);
 }
 
+/// A scheduler that refuses is asked again, less and less often. A new one is asked at once.
+#[test]
+fn refusal_of_a_scheduler_is_said_once_with_the_way_out() {
+    let _one = listening();
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("sched.sock");
+    let bind = |adoption| Link::bind(&path, 0o600).unwrap().adopting(adoption);
+    let mut link = bind(Adoption::Users(BTreeSet::new()));
+    let process = ProcessId::of(std::process::id()).unwrap();
+    let guest = Guest { process, vcpus: vec![0], name: "test".into(), has_express: false };
+    let mut now = Instant::now();
+    let mut client = Client::new(vec![path.clone()], guest, false, now);
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        assert!(client.turn(now).is_none());
+        // It accepts, and then it listens.
+        link.poll().unwrap();
+        link.poll().unwrap();
+        assert!(client.turn(now).is_none());
+        let next = client.deadline().unwrap();
+        pauses.push((next - now).as_secs());
+        now = next;
+    }
+    assert_eq!(pauses[..3], [10, 20, 40]);
+    assert_eq!(pauses[8..], [600, 600]);
+    assert_eq!((said("refuses this VM"), said("--adopt all"), said("--sched=off")), (1, 1, 1));
+    drop(link);
+    let mut link = bind(Adoption::All);
+    let begin = Instant::now();
+    while !matches!(client.turn(now), Some(Change::Joined(..))) {
+        assert!(begin.elapsed() < LIMIT, "never asked");
+        link.poll().unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn memory_that_is_not_shared_is_said_once() {
     let _one = listening();
@@ -188,6 +230,27 @@ fn memory_that_never_comes_is_said_once_with_the_way_out() {
     drop(wire);
     hears("session 4 ended");
     assert_eq!(said("never came"), 1);
+}
+
+#[test]
+fn refused_image_is_said_in_one_message() {
+    let _one = listening();
+    let place = tempfile::tempdir().unwrap();
+    let file = |name| {
+        let directory = place.path().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let path = image(&directory, 1 << 20);
+        Arc::new(FileEngine::open(&path, FileOptions::default()).unwrap())
+    };
+    let memory = Memory::new(0x10_0000, 0x20_0000);
+    let first = Server::new(file("p"), 1, 1);
+    let wire = connect(&first, &memory, USUAL_PROTOCOL);
+    let (shape, kept) = get_inflight(&wire, 1, SIZE).unwrap();
+    let second = Server::new(file("q"), 1, 1);
+    let wire = connect(&second, &memory, USUAL_PROTOCOL);
+    assert!(!set_inflight(&wire, &shape, &kept));
+    assert!(wire.is_alive());
+    assert_eq!((said("ERROR"), said("--danger-other-image"), said("WARN")), (1, 1, 0));
 }
 
 #[test]
