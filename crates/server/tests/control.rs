@@ -9,9 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
+use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 use vlane_policy::express::Mode;
 use vlane_server::{Access, Control, ControlError, ListenError, Rights, Schedulers};
@@ -181,6 +182,38 @@ fn only_the_owner_may_connect_and_only_one_may_listen() {
 
 /// A client that may only ask gets the same answers, and changes nothing: neither limits, nor what
 /// waits for a trace to end.
+/// A local user who may ask keeps connections open. The guest needs descriptors, too.
+#[test]
+fn idle_connections_are_bounded_and_their_places_come_back() {
+    let Controlled { control: _control, path, server } = controlled();
+    let many: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let is_refused = |stream: &&UnixStream| {
+        let mut fds = [PollFd::new(*stream, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&timespec(Duration::ZERO))).unwrap() > 0
+    };
+    let held = || many.len() - many.iter().filter(is_refused).count();
+    let begin = Instant::now();
+    while held() > 64 {
+        assert!(begin.elapsed() < LIMIT, "{} of {} are held", held(), many.len());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    reads(&server, 1);
+    drop(many);
+    // A hang-up is seen a moment later.
+    let begin = Instant::now();
+    loop {
+        let (mut stream, mut bytes) = (UnixStream::connect(&path).unwrap(), Vec::new());
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        // It may be hung up on before.
+        let _ = stream.write_all(b"GET /v1/counters HTTP/1.0\r\nHost: x\r\n\r\n");
+        if stream.read_to_end(&mut bytes).is_ok() && bytes.starts_with(b"HTTP/1.0 200") {
+            break;
+        }
+        assert!(begin.elapsed() < LIMIT, "nobody is answered");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn socket_for_questions_changes_nothing() {
     let Controlled { control, path, server } = controlled();
