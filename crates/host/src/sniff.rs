@@ -239,7 +239,7 @@ fn socket(path: &Path) -> Found {
 pub fn listener(stream: &UnixStream, path: &Path) -> Found {
     let pid = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
     let Ok(pid) = pid else { return Found::OtherSocket };
-    let Ok(words) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Found::OtherSocket };
+    let Ok(words) = vlane_socket::command_line(pid.unsigned_abs()) else { return Found::OtherSocket };
     let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
     if words.get(1) != Some(&&b"serve"[..]) && !words.contains(&&b"serve"[..]) {
         return Found::OtherSocket;

@@ -28,8 +28,7 @@ pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram i
 /// The number of queues that a front end's command line asks for, if it says one: of a disk, or as
 /// many as vCPUs.
 pub(crate) fn wanted_queues(pid: Option<i32>) -> Option<u32> {
-    let pid = pid.filter(|pid| *pid > 0)?;
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = vlane_socket::command_line(u32::try_from(pid?).ok()?).ok()?;
     wanted_by(&String::from_utf8_lossy(&line).split('\0').collect::<Vec<_>>())
 }
 

@@ -1,5 +1,6 @@
 //! Unix sockets that are listened on: their files ([`SocketFile`]), what others call themselves
-//! ([`printable`]), and how a process goes on that has no descriptor left ([`Shortage`]).
+//! ([`printable`], [`command_line`]), and how a process goes on that has no descriptor left
+//! ([`Shortage`]).
 //!
 //! One rule for every socket of the program: only a dead socket is removed to make room, never anything else, and at the end only
 //! one's own.
@@ -7,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod changes;
+mod command_line;
 mod error;
 mod file;
 mod printable;
@@ -14,6 +16,7 @@ mod shortage;
 mod silence;
 
 pub use changes::Changes;
+pub use command_line::command_line;
 pub use error::ListenError;
 pub use file::{Access, Kind, Place, SocketFile};
 pub use printable::{Printable, printable};

@@ -26,7 +26,7 @@ pub(super) fn is_one(pid: u32) -> Result<bool> {
     let is_kernel = ["linux", "vmlinux", "linux.uml"].contains(&name.trim_end_matches(" (deleted)"))
         || name.ends_with("uml");
     // A program of that name is one only if it was started as one.
-    let words = match fs::read(format!("/proc/{pid}/cmdline")) {
+    let words = match vlane_socket::command_line(pid) {
         Err(error) if vlane_socket::is_short(&error) => return Err(proc::unread(pid, error)),
         words => words.unwrap_or_default(),
     };
