@@ -26,7 +26,7 @@ const SHORT: &str = "the image is shorter than its volume";
 /// The kinds of failures: what is told of each, and what to do.
 const KINDS: [(&str, &str); 3] = [
     ("no space was left on the storage", "make room; requests succeed again as soon as there is some"),
-    (SHORT, "somebody cut it short; stop, and restore it"),
+    (SHORT, "it was cut short; stop, and restore it"),
     ("the storage failed", "see the kernel's log"),
 ];
 
@@ -287,7 +287,7 @@ mod tests {
         sum = Snapshot { failed: 10, no_space: 10, ..sum };
         assert_eq!(lines(&mut teller, sum, begin, false), [] as [String; 0], "nothing of another kind");
         sum = Snapshot { failed: 11, short: 1, ..sum };
-        assert!(lines(&mut teller, sum, begin, false)[0].contains("1 request failed; somebody cut it short"));
+        assert!(lines(&mut teller, sum, begin, false)[0].contains("1 request failed; it was cut short"));
         assert!(teller.is_busy);
         sum = Snapshot { failed: 602, no_space: 571, short: 20, lost: 10, ..sum };
         let later = lines(&mut teller, sum, begin + Duration::from_secs(10), true);

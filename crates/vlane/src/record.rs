@@ -21,8 +21,8 @@ use crate::values;
 ///
 /// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a
 /// complete trace. When the server is killed, the trace has what came until then, and the status
-/// is 3. The volume goes on being served as before: what its lanes cannot tell in time is counted
-/// as lost, they never wait.
+/// is 3. The volume goes on being served as before: its lanes never wait, and requests that they
+/// cannot tell of in time are counted as lost.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// The volume's control socket: vlane serve ... --control PATH

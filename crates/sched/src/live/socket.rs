@@ -102,7 +102,7 @@ impl Socket {
         let listener = self.listener.try_clone().map_err(fail)?;
         let accept = move || {
             let open = Arc::new(AtomicUsize::new(0));
-            let mut shortage = Shortage::new("nobody who asks for the scheduler's state is answered");
+            let mut shortage = Shortage::new("questions for the scheduler's state are not answered");
             let mut pause = |error: &io::Error| {
                 let now = Instant::now();
                 std::thread::sleep(shortage.refused(error, now).saturating_duration_since(now));

@@ -83,7 +83,7 @@ impl State {
         }
         if let Err(error) = self.volume.sync() {
             tracing::error!(
-                "{}: what was answered cannot be written to the storage: {error}; a host that serves this guest next may not see it: look \
+                "{}: writes that were answered cannot be written to the storage: {error}; a host that serves this guest next may not see them: look \
                  at the storage, and have the guest check its file systems",
                 self.volume.config.name
             );

@@ -100,7 +100,7 @@ fn warn(path: &Path, other: &Attached, user: &User, is_device: bool) {
             tracing::warn!("{name}: {lies}, and whether that is in use cannot be seen ({error})");
         }
         User::Nobody if other.is_loop && other.place != Place::Below => tracing::warn!(
-            "{name}: {lies}; whoever mounts that while this is served ruins both: `losetup -d /dev/{device}`"
+            "{name}: {lies}; a mount of that while this is served ruins both: `losetup -d /dev/{device}`"
         ),
         User::Unknown(_) | User::Nobody => {}
     }
