@@ -120,6 +120,8 @@ fn how_much_is_told_and_in_which_form_can_be_chosen() {
         let child = command.spawn().unwrap();
         until("it listens", || vlane_testing::listens(&place.socket));
         let session = place.connect(&SessionOptions::default());
+        // A read beyond the end of the image is worth a line for who looks closely.
+        std::fs::write(&place.image, "").unwrap();
         let load = Workload { limit: Limit::Count(1), ..Workload::default() };
         vlane_driver::run(session, &load, going_on()).unwrap();
         signal(&child, Signal::TERM);
@@ -127,12 +129,14 @@ fn how_much_is_told_and_in_which_form_can_be_chosen() {
         assert_eq!(code(&output), 0, "{}", said(&output));
         said(&output).lines().map(str::to_owned).collect()
     };
+    // By levels, not by numbers of lines: how many there are depends on the machine.
+    let has = |lines: &[String], level: &str| lines.iter().any(|line| line.contains(level));
     let usual = lines(&[], &[]);
-    assert!(usual.iter().any(|line| line.contains("INFO")), "{usual:?}");
+    assert!(has(&usual, "INFO") && !has(&usual, "DEBUG"), "{usual:?}");
     let quiet = lines(&["-q"], &[("VLANE_LOG", "trace")]);
-    assert!(quiet.len() < usual.len() && !quiet.iter().any(|line| line.contains("INFO")), "{quiet:?}");
+    assert!(!["INFO", "DEBUG", "TRACE"].iter().any(|level| has(&quiet, level)), "{quiet:?}");
     let more = lines(&["-v"], &[]);
-    assert!(more.len() >= usual.len(), "{more:?}");
+    assert!(has(&more, "INFO") && has(&more, "DEBUG"), "{more:?}");
     for json in [lines(&["--log-format", "json"], &[]), lines(&[], &[("VLANE_LOG_FORMAT", "json")])] {
         assert!(!json.is_empty());
         for line in json {
@@ -263,12 +267,13 @@ fn an_interrupted_bench_gives_what_it_has_and_says_so() {
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert!(!String::from_utf8_lossy(&output.stdout).contains("partial"));
     // An idle one listens, too.
-    let sessions = control.volume().unwrap().sessions;
+    let (sessions, before) = (control.volume().unwrap().sessions, busy());
     let mut command = vlane();
     command.args(["bench", &socket, "--rw", "idle", "--time", "10m"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Its first requests come after it has begun to listen for signals.
     until("a session", || control.volume().unwrap().sessions > sessions);
-    std::thread::sleep(Duration::from_millis(50));
+    until("its first requests", || busy() > before);
     signal(&child, Signal::INT);
     let output = ended(child);
     assert!([1, 3].contains(&code(&output)), "{}", said(&output));

@@ -15,11 +15,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use vlane_sched::sys::{self, Attr, Class};
 
 /// Rounds without VLANE_KILLS.
-const ROUNDS: usize = 1000;
+const ROUNDS: usize = 400;
 /// Schedulers at once.
 const WORKERS: usize = 4;
 /// Nothing takes so long, unless it never happens.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
@@ -152,11 +152,12 @@ impl Random {
     }
 }
 
-/// Events for all victims, as fast as they are taken, until `until`; whether a thread was seen that is not as it was.
-fn boost(dir: &Path, victims: &Victims, until: Instant) -> bool {
+/// Events for all victims, as fast as they are taken, until `until`, or until a thread was seen that is
+/// not as it was if that `suffices`; whether one was.
+fn boost(dir: &Path, victims: &Victims, until: Instant, suffices: bool) -> bool {
     let mut stream: Option<UnixStream> = None;
     let mut seen = false;
-    while Instant::now() < until {
+    while Instant::now() < until && !(seen && suffices) {
         let Some(to) = stream.as_mut() else {
             stream = UnixStream::connect(dir.join("socket")).ok();
             std::thread::sleep(Duration::from_micros(200));
@@ -194,8 +195,11 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
     if !(number / 8).is_multiple_of(4) {
         assert!(wait(|| dir.join("socket").exists()), "round {number}: it never listens");
     }
-    let until = Instant::now() + Duration::from_micros(random.below(80_000));
-    let seen = boost(dir, victims, until);
+    // In one of four the kill comes when a thread is not as it was, however long that takes.
+    let is_certain = (number / 8) % 4 == 1;
+    let longest = if is_certain { PATIENCE } else { Duration::from_micros(random.below(80_000)) };
+    let seen = boost(dir, victims, Instant::now() + longest, is_certain);
+    assert!(seen || !is_certain, "round {number}: no thread is changed");
     let guards = children(daemon.id());
     match number % 8 {
         // The guard first, and soon after the daemon: perhaps before it has noticed, perhaps after.
@@ -277,8 +281,6 @@ fn no_kill_of_the_scheduler_leaves_a_thread_changed() {
     });
     let seen = seen.load(Ordering::Relaxed);
     println!("{rounds} kills in {:.0?}; in {seen} of them threads were seen changed before", begin.elapsed());
-    // Else nothing was tested. The look at the threads comes late on a busy machine.
-    assert!(seen * 40 >= rounds, "only in {seen} of {rounds} rounds a thread was changed at all");
 }
 
 #[test]
@@ -293,7 +295,7 @@ fn a_scheduler_that_stands_still_keeps_nobody_real_time() {
     let mut stopped = false;
     // Until it was caught with a boost on.
     for _ in 0..1000 {
-        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(20));
+        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(20), false);
         kill(pid, Signal::STOP);
         std::thread::sleep(Duration::from_millis(2));
         if victims.were.iter().any(|(tid, _)| sys::get(*tid).unwrap().class == Class::RoundRobin) {
@@ -321,7 +323,7 @@ fn a_scheduler_whose_guard_is_killed_gets_another_and_ends_in_order() {
     let pid = daemon.id();
     assert!(wait(|| is_ready(dir.path())));
     for _ in 0..5 {
-        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(10));
+        boost(dir.path(), &victims, Instant::now() + Duration::from_millis(10), false);
         let before = children(pid);
         for &guard in &before {
             kill(guard, Signal::KILL);
