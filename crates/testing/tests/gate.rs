@@ -100,6 +100,14 @@ impl Drop for Repository {
     }
 }
 
+/// The names of the tests that `./test` runs beside each other.
+fn rows() -> Vec<Vec<String>> {
+    let script = std::fs::read_to_string(root().join("test")).unwrap();
+    let (_, rows) = script.split_once("\nrows='").unwrap();
+    let (rows, _) = rows.split_once('\'').unwrap();
+    rows.lines().map(|row| row.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
 /// A `cargo` that boots a guest and has tests that pass.
 fn good() -> String {
     format!(
@@ -114,10 +122,12 @@ fn the_gate_runs_what_the_readme_says_and_ends_with_the_count_of_the_tests() {
     assert!(success, "{said}");
     let work = repository.work();
     assert!(work.starts_with("cargo run --release -- boot --install\n"), "{work}");
-    // All tests, those in an emulated machine and the documentation's by themselves.
-    for selected in ["--lib --bins --test one", "--doc", "--test guest_kvm", "--test sched_watch"] {
+    // All tests, the documentation's by themselves, and so is each row of programs that wait.
+    let mut selected = vec!["--lib --bins --test one".to_owned(), "--doc".to_owned()];
+    selected.extend(rows().iter().map(|row| format!("--test {}", row.join(" --test "))));
+    for selected in selected {
         let command = format!("cargo test --workspace --no-fail-fast --all-features {selected}\n");
-        assert!(work.contains(&command), "{work}");
+        assert!(work.contains(&command), "{command}: {work}");
     }
     assert_eq!(said.lines().last(), Some("3 passed, 0 failed, 0 skipped"), "{said}");
     // The table has the README's command and each step of ./test, with budgets.
@@ -215,7 +225,9 @@ fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
 
 #[test]
 fn a_failure_in_any_of_the_runs_of_tests_is_one_and_is_shown() {
-    for run in ["--lib", "--doc", "--test guest_kvm", "--test sched_watch"] {
+    let rows = rows();
+    let of_rows = rows.iter().map(|row| format!("--test {}", row.last().unwrap()));
+    for run in ["--lib".to_owned(), "--doc".to_owned()].into_iter().chain(of_rows) {
         let cargo = format!(
             "case \"$*\" in *'{run}'*) echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored;'; exit 101;; esac"
         );

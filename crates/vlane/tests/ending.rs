@@ -217,10 +217,17 @@ fn a_server_uses_one_inotify_instance_at_most() {
         let open = vlane_testing::descriptors(server.id());
         open.iter().filter(|one| one.file.contains("inotify")).count()
     };
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(instances(), 1);
+    let sessions = |what: &str| assert!(server.wait_log(what, served::LIMIT), "{}", server.log());
+    sessions("session 1: front end");
+    // It comes when it is needed first.
+    let begin = std::time::Instant::now();
+    while instances() == 0 {
+        assert!(begin.elapsed() < served::LIMIT, "there is none");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     drop(session);
     let _another = place.connect(&SessionOptions::default());
+    sessions("session 2: front end");
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(instances(), 1);
     stop(server);

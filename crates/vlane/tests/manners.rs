@@ -564,6 +564,9 @@ fn server_without_descriptors_says_so_once_and_goes_on_later() {
         let maximum = getrlimit(Resource::Nofile).maximum;
         prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     };
+    // It has all that it serves with by then.
+    drop(place.connect(&SessionOptions::default()));
+    assert!(backend.wait_log("session 1 ended", LIMIT), "{}", backend.log());
     // Fewer than it has already.
     limit(Some(3));
     let knocks: Vec<_> = [&place.socket, &control]
@@ -572,8 +575,15 @@ fn server_without_descriptors_says_so_once_and_goes_on_later() {
         .take(20)
         .map(|path| std::os::unix::net::UnixStream::connect(path).unwrap())
         .collect();
+    let lines = |log: &str, what: &str| log.lines().filter(|line| line.contains(what)).count();
+    const SHORT: &str = "no connection is accepted: Too many open files";
+    let begin = Instant::now();
+    while lines(&backend.log(), SHORT) < 2 {
+        assert!(begin.elapsed() < LIMIT, "{}", backend.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     // Some pauses of a server that waits, and a million turns of one that does not.
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(1000));
     limit(getrlimit(Resource::Nofile).current);
     drop(knocks);
     // Both sockets are served again.
@@ -582,7 +592,6 @@ fn server_without_descriptors_says_so_once_and_goes_on_later() {
     drop(session);
     let stopped = backend.stop(LIMIT).unwrap();
     assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
-    let lines = |what: &str| stopped.log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(lines("no connection is accepted: Too many open files"), 2, "{}", stopped.log);
+    assert_eq!(lines(&stopped.log, SHORT), 2, "{}", stopped.log);
     assert!(stopped.log.lines().count() < 40, "{}", stopped.log);
 }

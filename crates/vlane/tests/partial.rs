@@ -112,9 +112,11 @@ fn text_is_given_when_the_file_cannot_be_written() {
     for words in [&["--json"][..], &["--repeat", "2", "--json"], &["--repeat", "2", "--html"]] {
         std::fs::create_dir(&directory).unwrap();
         let name = directory.join("result.json");
+        let connected = || server.log().matches(" connected").count();
+        let before = connected();
         let child = begin(bench(&place, "700ms").args(words).arg(&name));
-        std::thread::sleep(Duration::from_millis(400));
-        std::fs::remove_dir(&directory).unwrap();
+        // It has tried the place of the file by then.
+        until("it measures", || connected() > before);
         let output = child.wait_with_output().unwrap();
         let (out, err) = said(&output);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {out}{err}");

@@ -376,7 +376,7 @@ fn logging_peer(
             format!("{export}{}", socket.display()),
         ],
     );
-    (Backend::start(&spec, &socket, Ready::Socket, None).unwrap(), image, log)
+    (Backend::start_within(LIMIT, &spec, &socket, Ready::Socket, None).unwrap(), image, log)
 }
 
 #[test]

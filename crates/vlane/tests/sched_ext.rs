@@ -36,7 +36,7 @@ fn prove(arguments: &[&str]) -> Option<serde_json::Value> {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("report.json");
     let output = Command::new(env!("CARGO_BIN_EXE_vlane"))
-        .args(["sched", "prove-sched-ext", "--install", "--limit", "170", "--json"])
+        .args(["sched", "prove-sched-ext", "--install", "--limit", "400", "--json"])
         .arg(&json)
         .args(arguments)
         .output()
@@ -141,8 +141,9 @@ kill $all
     machine.memory_mib = 1024;
     // A scheduler that comes and goes has the kernel change its own code, which emulation by several threads does not survive.
     machine.in_turns = true;
-    let guest = Initramfs::new(script).program_at("vlane", common::vlane());
-    let guest = machine.start_with(&host, &kernel, &guest, Duration::from_secs(170), None).unwrap();
+    let vlane = common::stripped(&host, common::vlane().as_ref());
+    let guest = Initramfs::new(script).program_at("vlane", vlane.path());
+    let guest = machine.start_with(&host, &kernel, &guest, Duration::from_secs(400), None).unwrap();
     let report = finished(guest);
     let result = |key: &str| report.result(key).unwrap().to_string();
     assert_eq!((result("scheduled"), result("ops")), ("6".into(), "vlane_loan".into()), "{}", report.console);

@@ -432,12 +432,12 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
         .spawn()
         .unwrap();
     let pid = machine.id();
-    // The thread that does I/O is the one that uses the CPU.
+    // The thread that does I/O is the one that uses the CPU, but for the first, which has started the program.
     let vcpu = loop {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
         let tids = tasks.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let busiest = tids.max_by_key(|tid| used(pid, tid)).unwrap();
-        if used(pid, &busiest) > 1_000_000_000 {
+        let busiest = tids.filter(|tid| *tid != pid.to_string()).max_by_key(|tid| used(pid, tid));
+        if let Some(busiest) = busiest.filter(|tid| used(pid, tid) > 1_000_000_000) {
             break busiest;
         }
         assert!(Instant::now() < until, "nobody does I/O");
@@ -467,7 +467,7 @@ fn an_eventfd_that_nobody_watches_costs_a_little_more() {
     if opened().is_none() {
         return;
     }
-    const WRITES: u32 = 20_000;
+    const WRITES: u32 = 4_000;
     let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let turn = || {
         let begun = Instant::now();
@@ -477,7 +477,7 @@ fn an_eventfd_that_nobody_watches_costs_a_little_more() {
         u64::try_from(begun.elapsed().as_nanos()).unwrap() / u64::from(WRITES)
     };
     let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..15 {
+    for _ in 0..5 {
         without.push(turn());
         let attached = watch::open(LONG).unwrap();
         with.push(turn());
@@ -485,7 +485,7 @@ fn an_eventfd_that_nobody_watches_costs_a_little_more() {
     }
     without.sort_unstable();
     with.sort_unstable();
-    let (without, with) = (without[7], with[7]);
+    let (without, with) = (without[2], with[2]);
     println!("RESULT write_ns={without}");
     println!("RESULT write_traced_ns={with}");
     assert!(with < 100 * without.max(1));
@@ -515,11 +515,13 @@ export VLANE_PROGRAM=$(command -v vlane) TMPDIR=/tmp
 mkdir -p /tmp
 sched_watch --nocapture --test-threads=1 ONLY 2>&1
 "#;
+    let vlane = common::stripped(&host, common::vlane().as_ref());
+    let this = common::stripped(&host, &std::env::current_exe().unwrap());
     let guest = vlane_boot::Initramfs::new(script.replace("ONLY", &only))
         .programs(["setpriv", "qemu-storage-daemon"])
         .modules(["kvm_amd"])
-        .program_at("vlane", env!("CARGO_BIN_EXE_vlane"))
-        .program_at("sched_watch", std::env::current_exe().unwrap());
+        .program_at("vlane", vlane.path())
+        .program_at("sched_watch", this.path());
     let boot =
         vlane_boot::Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
     let mut machine =

@@ -13,14 +13,14 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 use vlane_boot::{
     Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram,
     Ready, Report, Spec, Stopped, Uml, UmlProgram,
 };
 
-/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s here.
-pub const LIMIT: Duration = Duration::from_secs(120);
+/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s, and on a host that does much else ten times as long.
+pub const LIMIT: Duration = Duration::from_secs(240);
 /// How long a back end may take to drain and flush.
 pub const STOP: Duration = Duration::from_secs(20);
 
@@ -327,6 +327,15 @@ fn boot_sector() -> [u8; 512] {
     sector
 }
 
+/// A program without what only debuggers want: a CPU that is emulated, twice perhaps, has less to unpack.
+pub fn stripped(host: &Host, program: &Path) -> NamedTempFile {
+    let file = NamedTempFile::with_prefix("vlane-test-program-").unwrap();
+    let mut strip = Command::new(host.program("strip").unwrap());
+    let output = strip.args(["--strip-debug", "-o"]).arg(file.path()).arg(program).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    file
+}
+
 /// `vlane sched run` as a process of its own, with its sockets in a directory of its own.
 pub struct Scheduler {
     backend: Backend,
@@ -355,6 +364,12 @@ impl Scheduler {
         // others use it, too.
         let backend = Backend::start_within(LIMIT, &spec, &socket, Ready::Socket, Some(show))
             .unwrap_or_else(|e| panic!("{e}"));
+        // The socket's file is there a moment before that.
+        let until = std::time::Instant::now() + LIMIT;
+        while !vlane_testing::listens(&socket) {
+            assert!(std::time::Instant::now() < until, "it does not listen: {}", backend.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Some(Self { backend, socket, _directory: directory })
     }
 
