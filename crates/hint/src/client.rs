@@ -135,7 +135,6 @@ impl Client {
         if appeared {
             (self.tries, self.patience) = (TRIES, RETRY_REFUSED);
         }
-        let (mut is_short, mut refuses) = (false, false);
         let step = match &self.state {
             State::Away { next } if !appeared && next.is_none_or(|next| now < next) => return None,
             State::Away { .. } => match self.ask(now) {
@@ -143,25 +142,22 @@ impl Client {
                     self.state = asked;
                     return None;
                 }
-                Err(error) => {
-                    is_short = error.is_short;
-                    Err(error.why)
-                }
+                Err(unreached) => Err(unreached),
             },
             State::Asked { socket, board, until, path } => match answer(socket) {
                 Ok(Some(wake)) => Ok((Arc::clone(board), wake, path.clone())),
                 Ok(None) if now < *until => return None,
-                Ok(None) => Err("the scheduler does not answer".to_owned()),
+                Ok(None) => Err("the scheduler does not answer".to_owned().into()),
                 Err(Unwelcome::Refused(why)) => {
-                    refuses = true;
-                    Err(format!("the vCPU scheduler at {} refuses this VM: {why}", path.display()))
+                    let why = format!("the vCPU scheduler at {} refuses this VM: {why}", path.display());
+                    Err(Unreached { refuses: true, ..why.into() })
                 }
-                Err(Unwelcome::Nonsense(why)) => Err(format!("{}: {why}", path.display())),
+                Err(Unwelcome::Nonsense(why)) => Err(format!("{}: {why}", path.display()).into()),
             },
             State::Joined { socket, .. } => match Message::receive(socket) {
                 Ok(None) => return None,
-                Ok(Some(_)) => Err("the scheduler said something that was not asked".to_owned()),
-                Err(error) => Err(error.to_string()),
+                Ok(Some(_)) => Err("the scheduler said something that was not asked".to_owned().into()),
+                Err(error) => Err(error.to_string().into()),
             },
         };
         let before = std::mem::replace(&mut self.state, State::Away { next: None });
@@ -174,50 +170,52 @@ impl Client {
                 tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
                 Some(Change::Joined(board, Arc::new(wake)))
             }
-            Err(why) => {
-                let joined = matches!(before, State::Joined { .. });
-                switch_off(&before);
-                if joined {
-                    self.tries = TRIES;
-                }
-                let wait = match before {
-                    State::Asked { .. } => {
-                        let patience = self.patience;
-                        self.patience = (2 * patience).min(RETRY_REFUSED_MOST);
-                        Some(patience)
-                    }
-                    _ if self.tries > 0 => Some(RETRY),
-                    // One may be there: that could not be found out.
-                    _ if is_short => Some(RETRY_UNTOLD),
-                    _ => self.appear.as_ref().is_none_or(Appear::is_blind).then_some(RETRY_UNTOLD),
-                };
-                self.tries = self.tries.saturating_sub(1);
-                self.state = State::Away { next: wait.map(|wait| now + wait) };
-                if self.appear.is_none() {
-                    self.appear = Appear::of(&self.sockets);
-                }
-                if joined {
-                    tracing::info!("{}: the vCPU scheduler is gone: {why}", self.guest.name);
-                } else if (self.expected || refuses) && self.told.as_ref() != Some(&why) {
-                    let name = &self.guest.name;
-                    match refuses {
-                        true => tracing::warn!(
-                            "{name}: {why}; the VM is served without it, and it is asked again now and then (`vlane serve --sched=off`: never)"
-                        ),
-                        false => {
-                            tracing::warn!("{name}: no vCPU scheduler: {why}; it is joined when it is there")
-                        }
-                    }
-                    self.told = Some(why);
-                }
-                joined.then_some(Change::Left)
-            }
+            Err(unreached) => self.goes_without(before, unreached, now),
         }
+    }
+
+    /// No scheduler is told for now, or no more: when to look for one again.
+    fn goes_without(&mut self, before: State, unreached: Unreached, now: Instant) -> Option<Change> {
+        let Unreached { why, is_short, refuses } = unreached;
+        let joined = matches!(before, State::Joined { .. });
+        switch_off(&before);
+        if joined {
+            self.tries = TRIES;
+        }
+        let wait = match before {
+            State::Asked { .. } => {
+                let patience = self.patience;
+                self.patience = (2 * patience).min(RETRY_REFUSED_MOST);
+                Some(patience)
+            }
+            _ if self.tries > 0 => Some(RETRY),
+            // One may be there: that could not be found out.
+            _ if is_short => Some(RETRY_UNTOLD),
+            _ => self.appear.as_ref().is_none_or(Appear::is_blind).then_some(RETRY_UNTOLD),
+        };
+        self.tries = self.tries.saturating_sub(1);
+        self.state = State::Away { next: wait.map(|wait| now + wait) };
+        if self.appear.is_none() {
+            self.appear = Appear::of(&self.sockets);
+        }
+        let name = &self.guest.name;
+        if joined {
+            tracing::info!("{name}: the vCPU scheduler is gone: {why}");
+        } else if (self.expected || refuses) && self.told.as_ref() != Some(&why) {
+            match refuses {
+                true => tracing::warn!(
+                    "{name}: {why}; the VM is served without it, and it is asked again now and then (`vlane serve --sched=off`: never)"
+                ),
+                false => tracing::warn!("{name}: no vCPU scheduler: {why}; it is joined when it is there"),
+            }
+            self.told = Some(why);
+        }
+        joined.then_some(Change::Left)
     }
 
     /// Connects to the first scheduler that is there, and introduces the session.
     fn ask(&self, now: Instant) -> Result<State, Unreached> {
-        let mut last = Unreached { why: "no socket was named".to_owned(), is_short: false };
+        let mut last = Unreached::from("no socket was named".to_owned());
         for path in &self.sockets {
             match introduce(path, &self.guest) {
                 Ok((socket, board)) => {
@@ -250,6 +248,14 @@ struct Unreached {
     why: String,
     /// Descriptors or memory were short: that says nothing of the scheduler.
     is_short: bool,
+    /// It is there, and refuses.
+    refuses: bool,
+}
+
+impl From<String> for Unreached {
+    fn from(why: String) -> Unreached {
+        Unreached { why, is_short: false, refuses: false }
+    }
 }
 
 fn is_short(error: &HintError) -> bool {
