@@ -29,11 +29,11 @@ impl Repository {
         let repository = Self(dir);
         for name in ["test", ".ci/run", "scripts/common"] {
             let text = std::fs::read_to_string(root().join(name)).unwrap();
-            // A second is enough for what does nothing; a step that has to be ended is ended after two.
-            // One second for the tests, and for the README's command, whatever they have.
+            // For the tests, and for the README's command, a few seconds, whatever they have: on a busy machine that is enough for what
+            // does nothing. A step that has to be ended is ended after twice as many.
             let shorter = |line: &str| match line {
-                _ if line.starts_with("tests ") => "tests 1".to_owned(),
-                _ if line.starts_with("budget=") => "budget=1".to_owned(),
+                _ if line.starts_with("tests ") => "tests 6".to_owned(),
+                _ if line.starts_with("budget=") => "budget=6".to_owned(),
                 _ => line.to_owned(),
             };
             repository.write(name, &text.lines().map(|line| shorter(line) + "\n").collect::<String>());
@@ -100,12 +100,30 @@ impl Drop for Repository {
     }
 }
 
-/// The names of the tests that `./test` runs beside each other.
+/// The names of the tests that `./test` runs beside others, by the command that runs them.
 fn rows() -> Vec<Vec<String>> {
     let script = std::fs::read_to_string(root().join("test")).unwrap();
-    let (_, rows) = script.split_once("\nrows='").unwrap();
-    let (rows, _) = rows.split_once('\'').unwrap();
+    let listed = |name: &str| {
+        let (_, text) = script.split_once(&format!("\n{name}='")).unwrap();
+        text.split_once('\'').unwrap().0.to_owned()
+    };
+    let rows = [listed("waiting"), listed("rows")].join("\n");
     rows.lines().map(|row| row.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+/// A program that is named twice would run twice.
+#[test]
+fn each_program_that_runs_beside_others_is_there_and_in_one_row() {
+    let mut names: Vec<String> = rows().concat();
+    let count = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), count, "{names:?}");
+    let crates: Vec<_> = std::fs::read_dir(root().join("crates")).unwrap().flatten().collect();
+    for name in names {
+        let file = format!("tests/{name}.rs");
+        assert!(crates.iter().any(|one| one.path().join(&file).exists()), "there is no {file}");
+    }
 }
 
 /// A `cargo` that boots a guest and has tests that pass.
@@ -178,7 +196,7 @@ fn a_step_that_hangs_is_ended_with_all_that_it_started_and_the_others_run() {
     let repository = Repository::new(BOOT, &format!("case \"$*\" in *no-fail-fast*) {sleep} & wait;; esac"));
     let begin = Instant::now();
     let (success, said) = repository.run("test", &["--only", "tests,fuzzing"], None);
-    assert!(!success && said.contains("ended after 2 s"), "{said}");
+    assert!(!success && said.contains("ended after 12 s"), "{said}");
     assert!(said.contains("\n== fuzzing"), "{said}");
     assert!(begin.elapsed() < Duration::from_secs(100), "{:?}", begin.elapsed());
     assert!(!runs(&sleep), "it left something behind");

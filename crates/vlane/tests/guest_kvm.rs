@@ -25,7 +25,7 @@ const KILLS: u32 = 2;
 /// How long a guest is without its disk.
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long the emulated machine may run: a minute, unless the host does much else.
-const MACHINE: Duration = Duration::from_secs(600);
+const MACHINE: Duration = Duration::from_secs(1200);
 /// Requests that a guest does before a kill, and after it.
 const WORK: u64 = 100;
 

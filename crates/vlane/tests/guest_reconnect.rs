@@ -242,7 +242,14 @@ fn guest_keeps_its_disk_when_the_device_loses_discard() {
         words.extend([common::vlane(), "serve", &device.0, "--socket", volume.socket.to_str().unwrap()]);
         words.extend(OPTIONS);
         let spec = vlane_boot::Spec::new("unshare", words);
-        Backend::start(&spec, &volume.socket, vlane_boot::Ready::Line("listening on"), None).unwrap()
+        Backend::start_within(
+            common::LIMIT,
+            &spec,
+            &volume.socket,
+            vlane_boot::Ready::Line("listening on"),
+            None,
+        )
+        .unwrap()
     };
     let backend = serve();
     let mut machine = bed.machine(&volume.socket);

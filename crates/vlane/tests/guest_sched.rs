@@ -224,7 +224,7 @@ fn a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was() {
         words.extend([option.into(), volume.beside(file)]);
     }
     let spec = vlane_boot::Spec::new(common::vlane(), words);
-    let scheduler = vlane_boot::Backend::start(&spec, &listen, vlane_boot::Ready::Socket, None)
+    let scheduler = vlane_boot::Backend::start_within(LIMIT, &spec, &listen, vlane_boot::Ready::Socket, None)
         .unwrap_or_else(|e| panic!("{e}"));
     let backend = volume.serve(&["--queues=1", &format!("--sched={}", listen.display())]);
     // It computes and reads at a time: its reads' completions find it running or waiting, and sometimes asleep.

@@ -81,7 +81,8 @@ impl TooSmall {
         words.extend(["--socket".into(), socket.clone().into(), "--control".into(), control.into()]);
         words.extend(["--queues", "2"].iter().chain(options).map(OsString::from));
         let spec = Spec::new(vlane(), words);
-        Backend::start(&spec, &socket, Ready::Line("listening on"), None).unwrap_or_else(|e| panic!("{e}"))
+        Backend::start_within(LIMIT, &spec, &socket, Ready::Line("listening on"), None)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 
     fn connect(&self) -> (Session, Vec<GuestQueue>) {

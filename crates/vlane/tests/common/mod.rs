@@ -154,7 +154,7 @@ impl Volume {
         let mut words = vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
-        Backend::start(&spec, &self.socket, Ready::Line("listening on"), Some(show))
+        Backend::start_within(LIMIT, &spec, &self.socket, Ready::Line("listening on"), Some(show))
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
