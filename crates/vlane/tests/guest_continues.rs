@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, QemuBed, Volume, one_at_a_time, stop};
+use common::{LIMIT, LoopDevice, QemuBed, Volume, one_at_a_time, stop};
 use rustix::process::{Pid, Signal, kill_process};
 use vlane_boot::{Backend, Guest, Report};
 
@@ -73,40 +73,6 @@ fn signal(pid: u32, signal: Signal) {
 
 fn grow(image: &Path, bytes: u64) {
     std::fs::OpenOptions::new().write(true).open(image).unwrap().set_len(bytes).unwrap();
-}
-
-/// A device with a page cache of its own before the file: another host would find the data in the
-/// file.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn on(image: &Path) -> Option<Loop> {
-        let made = Command::new("losetup").args(["-f", "--show"]).arg(image).output();
-        match made {
-            Ok(made) if made.status.success() => {
-                Some(Loop(String::from_utf8(made.stdout).unwrap().trim().into()))
-            }
-            other => {
-                vlane_testing::skip(format!("no loop device can be made here: {other:?}"));
-                None
-            }
-        }
-    }
-}
-
-impl Loop {
-    /// Times that the device was told to keep what was written to it.
-    fn flushes(&self) -> u64 {
-        let stat = Path::new("/sys/block").join(self.0.file_name().unwrap()).join("stat");
-        // Documentation/block/stat.rst: the sixteenth number, from Linux 5.5 on.
-        std::fs::read_to_string(stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
 }
 
 /// QEMU's monitor.
@@ -181,7 +147,7 @@ impl Place {
 fn write_through_guest_stays_so_across_restarts() {
     let _turn = one_at_a_time();
     let Some(mut place) = Place::new(16 * MIB) else { return };
-    let Some(device) = Loop::on(&place.volume.image) else { return };
+    let Some(device) = LoopDevice::over(&place.volume.image, &[]) else { return };
     place.volume.image = device.0.clone();
     let mut server = place.serve();
     let mut guest = place.guest(&[]);
@@ -301,7 +267,8 @@ fn device_comes_again_at_the_same_connection() {
     let Some(place) = Place::new(8 * MIB) else { return };
     let server = place.serve();
     let mut second = Volume::new(16 * MIB);
-    let Some(device) = Loop::on(&second.image) else { return };
+    // Another host would find the data in the file, behind the device's page cache.
+    let Some(device) = LoopDevice::over(&second.image, &[]) else { return };
     let file = std::mem::replace(&mut second.image, device.0.clone());
     let plugged = second.serve(&["--queues", "1", "--cache", "writeback"]);
     // No `reconnect`.

@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{QemuBed, Volume, one_at_a_time, sha256_of, stop};
+use common::{LoopDevice, QemuBed, Volume, one_at_a_time, sha256_of, stop};
 use vlane_boot::{Backend, Guest, Qemu, Stopped, ext4};
 
 const MIB: u64 = 1 << 20;
@@ -205,24 +205,6 @@ umount /mnt
 e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
 "#;
 
-/// A loop device over a file.
-struct Loop(String);
-
-impl Loop {
-    fn over(file: &std::path::Path) -> Option<Loop> {
-        let attach = ["--find", "--show", file.to_str()?];
-        let output = std::process::Command::new("losetup").args(attach).output().ok()?;
-        let device = String::from_utf8(output.stdout).ok()?;
-        output.status.success().then(|| Loop(device.trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
-    }
-}
-
 /// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a
 /// device without it.
 #[test]
@@ -230,16 +212,17 @@ fn guest_keeps_its_disk_when_the_device_loses_discard() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);
-    let Some(device) = Loop::over(&volume.image) else { return vlane_testing::skip("no loop devices") };
+    let Some(device) = LoopDevice::over(&volume.image, &[]) else { return };
+    let path = device.0.display().to_string();
     // A real device would keep the limit for whoever uses it next. So the server alone sees another
     // one.
     let limit = volume.beside("discard_max_bytes");
     std::fs::write(&limit, "1073741824\n").unwrap();
-    let seen = device.0.replace("/dev/", "/sys/block/") + "/queue/discard_max_bytes";
+    let seen = device.in_sys().join("queue/discard_max_bytes").display().to_string();
     let script = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
     let serve = || {
         let mut words = vec!["--mount", "sh", "-c", script, limit.to_str().unwrap(), &seen];
-        words.extend([common::vlane(), "serve", &device.0, "--socket", volume.socket.to_str().unwrap()]);
+        words.extend([common::vlane(), "serve", &path, "--socket", volume.socket.to_str().unwrap()]);
         words.extend(OPTIONS);
         let spec = vlane_boot::Spec::new("unshare", words);
         Backend::start_within(

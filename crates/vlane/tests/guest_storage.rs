@@ -8,7 +8,7 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{UmlBed, Volume, one_at_a_time, sha256_of, stop};
+use common::{LoopDevice, UmlBed, Volume, one_at_a_time, sha256_of, stop};
 use vlane_boot::ext4;
 
 const MIB: u64 = 1 << 20;
@@ -106,19 +106,9 @@ fn guest_sees_a_read_only_device_as_such() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let mut volume = Volume::new(64 * MIB);
-    let image = volume.image.display().to_string();
-    let device = match sh(&format!("mkfs.ext4 -q -F {image} && losetup --read-only --find --show {image}")) {
-        Ok(device) => device,
-        Err(why) => return vlane_testing::skip(why),
-    };
-    struct Detached(String);
-    impl Drop for Detached {
-        fn drop(&mut self) {
-            let _ = sh(&format!("losetup --detach {}", self.0));
-        }
-    }
-    volume.image = PathBuf::from(&device);
-    let _detached = Detached(device);
+    sh(&format!("mkfs.ext4 -q -F {}", volume.image.display())).unwrap();
+    let Some(device) = LoopDevice::over(&volume.image, &["--read-only"]) else { return };
+    volume.image = device.0.clone();
     let backend = volume.serve(&["--read-only"]);
     let report = bed.run(
         &volume.socket,

@@ -3,6 +3,8 @@
 //! `VLANE_KILLS=N` sets the number of rounds.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod scheduler;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use scheduler::may_schedule;
 use vlane_sched::sys::{self, Attr, Class};
 
 /// Rounds without VLANE_KILLS.
@@ -23,16 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
-}
-
-fn may_schedule() -> bool {
-    match vlane_sched::live::probe::real_time() {
-        Ok(()) => true,
-        Err(error) => {
-            vlane_testing::skip(error);
-            false
-        }
-    }
 }
 
 /// Threads to be scheduled: one sleeps, one works now and then, one has a nice value of its own.

@@ -2,61 +2,23 @@
 //! messages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod scheduler;
+
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
+use scheduler::{OTHER, Process, may_schedule_as_root, wait};
 use vlane_hint::{Guest, ProcessId};
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;
-
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Another user: `nobody`.
-const OTHER: u32 = 65534;
-
-/// Says whether the tests can run: as root, with the right to schedule.
-fn may_schedule() -> bool {
-    if !rustix::process::geteuid().is_root() {
-        vlane_testing::skip("only root can be other users");
-        return false;
-    }
-    vlane_sched::live::probe::real_time().map_err(vlane_testing::skip).is_ok()
-}
-
-fn wait(what: &str, mut is: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A process, ended when this is dropped.
-struct Process(Child);
-
-impl Process {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    fn send(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.0.id().cast_signed()).unwrap(), signal).unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A scheduler with its files in a directory of its own.
 struct Scheduler {
@@ -131,7 +93,7 @@ fn knock(path: &Path) -> Option<OwnedFd> {
 
 #[test]
 fn want_of_descriptors_ends_nothing_and_is_told_once() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let _vcpu = Named::new("CPU 0/KVM");
@@ -164,7 +126,7 @@ fn want_of_descriptors_ends_nothing_and_is_told_once() {
 
 #[test]
 fn flood_of_refused_back_ends_is_told_in_few_lines() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let run = Scheduler::start(&["env"], &[]);
@@ -185,7 +147,7 @@ fn flood_of_refused_back_ends_is_told_in_few_lines() {
 
 #[test]
 fn hangup_signal_ends_no_scheduler() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let run = Scheduler::start(&["env"], &[]);
@@ -208,11 +170,11 @@ fn register(run: &Scheduler, machine: u32, mut done: impl FnMut(&str) -> bool) {
 
 #[test]
 fn machines_that_nobody_offered_are_not_adopted() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let machine = Process::start(Command::new("sleep").arg("100").uid(OTHER));
-    let (pid, other) = (machine.0.id(), OTHER.to_string());
+    let (pid, other) = (machine.pid(), OTHER.to_string());
     let tells = |said: &str| said.contains("volume: its back end tells of its I/O");
     let run = Scheduler::start(&["env"], &[]);
     register(&run, pid, |said| said.contains("a back end was refused"));
@@ -235,12 +197,11 @@ fn machine_that_names_its_thread_after(seconds: &str) -> Process {
 
 #[test]
 fn vcpu_names_that_come_a_moment_later_are_no_warning() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
-    let (later, never) =
-        (machine_that_names_its_thread_after("0.3"), Process::start(Command::new("sleep").arg("100")));
-    let pids = [later.0.id(), never.0.id()].map(|pid| pid.to_string());
+    let (later, never) = (machine_that_names_its_thread_after("0.3"), Process::sleep());
+    let pids = [later.pid(), never.pid()].map(|pid| pid.to_string());
     let run = Scheduler::start(&["env"], &["--pid", &pids[0], "--pid", &pids[1]]);
     wait("the one is scheduled", || run.vcpus() == 1);
     wait("the other is told", || run.said().contains("no vCPU threads that are known"));
@@ -271,7 +232,7 @@ fn user_mode_linux(dir: &Path, children: usize) -> Process {
 
 #[test]
 fn vcpu_of_many_tasks_has_few_of_them_scheduled() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     if !Path::new("/usr/bin/python3").exists() {
@@ -279,7 +240,7 @@ fn vcpu_of_many_tasks_has_few_of_them_scheduled() {
     }
     let dir = tempfile::tempdir().unwrap();
     let machine = user_mode_linux(dir.path(), 100);
-    let pid = machine.0.id().to_string();
+    let pid = machine.pid().to_string();
     let children = || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     wait("it has its children", || children().split_whitespace().count() == 100);
     let run = Scheduler::start(&["env"], &["--pid", &pid]);
@@ -298,7 +259,7 @@ fn vcpu_of_many_tasks_has_few_of_them_scheduled() {
 
 #[test]
 fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     // With a /run of its own, so that no scheduler of this machine is there.

@@ -1,6 +1,8 @@
 //! The realtime vehicle and the daemon, on threads of this process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod scheduler;
+
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use scheduler::may_schedule;
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
 use vlane_sched::live::source::{Mailbox, Mark};
-use vlane_sched::live::{Daemon, Ending, probe};
+use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Class};
@@ -18,16 +21,6 @@ use vlane_sched::{VcpuThreads, Vehicle};
 
 /// Until something that must come is taken for missing: the machine may have a lot else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-fn may_schedule() -> bool {
-    match probe::real_time() {
-        Ok(()) => true,
-        Err(error) => {
-            vlane_testing::skip(error);
-            false
-        }
-    }
-}
 
 /// A thread that computes until it is dropped.
 struct Hog {

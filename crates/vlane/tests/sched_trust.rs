@@ -2,80 +2,20 @@
 //! others have given themselves.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod scheduler;
+
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
+use scheduler::{OTHER, PATIENCE, Process, may_schedule_as_root, wait};
 use vlane_sched::live::socket::Client;
 use vlane_sched::sys::{self, Attr, Class};
 use vlane_sched::thread::Thread;
-
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Somebody else: `nobody`.
-const OTHER: u32 = 65534;
-
-/// Whether the tests can be: as root, with what it takes to schedule.
-fn may_schedule() -> bool {
-    if !rustix::process::geteuid().is_root() {
-        vlane_testing::skip("only root can be other users");
-        return false;
-    }
-    vlane_sched::live::probe::real_time().map_err(vlane_testing::skip).is_ok()
-}
-
-fn wait(what: &str, mut is: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A process, ended when this is dropped; its standard error can be read.
-struct Process(Child);
-
-impl Process {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn sleep() -> Self {
-        Self::start(Command::new("sleep").arg("100"))
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    fn is(&self) -> Attr {
-        sys::get(self.pid()).unwrap()
-    }
-
-    /// Ends it in order; what it said.
-    fn end(mut self) -> (ExitStatus, String) {
-        let pid = Pid::from_raw(self.pid().cast_signed()).unwrap();
-        let _ = kill_process(pid, Signal::TERM);
-        self.wait()
-    }
-
-    fn wait(&mut self) -> (ExitStatus, String) {
-        let mut said = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (self.0.wait().unwrap(), said)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn vlane() -> Command {
     Command::new(env!("CARGO_BIN_EXE_vlane"))
@@ -153,7 +93,7 @@ fn repair(dir: &Path) -> (Option<i32>, String) {
 
 #[test]
 fn no_file_makes_repair_give_a_thread_real_time() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let victim = Process::sleep();
@@ -195,7 +135,7 @@ fn no_file_makes_repair_give_a_thread_real_time() {
 
 #[test]
 fn repair_says_what_it_could_not_read_and_keeps_it() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -227,7 +167,7 @@ fn repair_says_what_it_could_not_read_and_keeps_it() {
 
 #[test]
 fn the_state_sockets_option_deletes_no_file() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -236,7 +176,7 @@ fn the_state_sockets_option_deletes_no_file() {
     let victim = Process::sleep();
     let mut command = vlane();
     command.args(["sched", "run", "--vehicle", "realtime", "--tid", &victim.pid().to_string(), "--socket"]);
-    let mut run = Process::start(command.arg(&file).arg("--state-dir").arg(dir.path().join("state")));
+    let mut run = Process::heard(command.arg(&file).arg("--state-dir").arg(dir.path().join("state")));
     wait("it ends, or listens", || run.0.try_wait().unwrap().is_some() || is_listening(&file));
     assert_eq!(fs::read(&file).unwrap(), b"years of work");
     let (status, said) = run.wait();
@@ -245,16 +185,16 @@ fn the_state_sockets_option_deletes_no_file() {
 
 #[test]
 fn two_schedulers_never_have_the_same_thread_whatever_their_directories() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let victim = Process::sleep();
     let tid = victim.pid().to_string();
-    let one = Process::start(scheduler(first.path()).args(["--tid", &tid]));
+    let one = Process::heard(scheduler(first.path()).args(["--tid", &tid]));
     wait("the first one runs", || is_listening(&first.path().join("state.sock")));
     wait("the first one has it", || vcpus(first.path()) == 1);
-    let mut two = Process::start(scheduler(second.path()).args(["--tid", &tid]));
+    let mut two = Process::heard(scheduler(second.path()).args(["--tid", &tid]));
     wait("the second one ends, or has it", || {
         two.0.try_wait().unwrap().is_some() || vcpus(second.path()) == 1
     });
@@ -267,14 +207,14 @@ fn two_schedulers_never_have_the_same_thread_whatever_their_directories() {
     // The first has it still; when it has ended, the second may.
     assert!(vcpus(first.path()) == 1);
     assert!(one.end().0.success());
-    let two = Process::start(scheduler(second.path()).args(["--tid", &tid]));
+    let two = Process::heard(scheduler(second.path()).args(["--tid", &tid]));
     wait("the second one has it", || vcpus(second.path()) == 1);
     assert!(two.end().0.success());
 }
 
 #[test]
 fn a_lock_of_somebody_who_is_no_scheduler_keeps_nobody_from_scheduling() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -283,14 +223,14 @@ fn a_lock_of_somebody_who_is_no_scheduler_keeps_nobody_from_scheduling() {
     let user = OTHER.to_string();
     let mut squat = Command::new("setpriv");
     squat.args(["--reuid", &user, "--clear-groups", "flock", &stat, "sleep", "100"]);
-    let squatter = Process::start(&mut squat);
+    let squatter = Process::heard(&mut squat);
     let file = fs::File::open(&stat).unwrap();
     wait("it is locked", || {
         let locked = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
         flock(&file, FlockOperation::Unlock).unwrap();
         locked
     });
-    let run = Process::start(scheduler(dir.path()).args(["--tid", &victim.pid().to_string()]));
+    let run = Process::heard(scheduler(dir.path()).args(["--tid", &victim.pid().to_string()]));
     wait("it has the thread", || vcpus(dir.path()) == 1);
     let (ended, said) = run.end();
     assert!(ended.success() && said.contains("passed over"), "{said}");
@@ -324,14 +264,14 @@ fn may_connect(path: &Path, user: u32, groups: Vec<u32>) -> bool {
 
 #[test]
 fn other_users_register_only_when_their_group_may() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let listen = dir.path().join("sched.sock");
     let run = |more: &[&str]| {
-        let run = Process::start(scheduler(dir.path()).arg("--listen").arg(&listen).args(more));
+        let run = Process::heard(scheduler(dir.path()).arg("--listen").arg(&listen).args(more));
         // By then the file has its mode and its group, too.
         wait("it listens", || {
             is_listening(&dir.path().join("state.sock")) && vlane_testing::listens(&listen)
@@ -357,14 +297,14 @@ fn other_users_register_only_when_their_group_may() {
 
 #[test]
 fn a_scheduler_ended_as_soon_as_its_socket_is_there_ends_in_order() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("state.sock");
     for run in 0..20 {
         let mut starting =
-            Process::start(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
+            Process::heard(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
         // Without a pause, so that it is early.
         let until = Instant::now() + PATIENCE;
         while !socket.exists() && starting.0.try_wait().unwrap().is_none() {
@@ -378,11 +318,11 @@ fn a_scheduler_ended_as_soon_as_its_socket_is_there_ends_in_order() {
 
 #[test]
 fn who_registers_is_looked_up_by_an_ordinary_thread() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let run = Process::start(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
+    let run = Process::heard(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
     let named = |name: &str| {
         let tasks = fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap().flatten();
         let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
@@ -399,13 +339,13 @@ fn who_registers_is_looked_up_by_an_ordinary_thread() {
 
 #[test]
 fn what_processes_call_themselves_reaches_no_terminal() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("\x1b[2J\rx\nvlane: \u{202e}");
     fs::copy("/bin/sleep", &program).unwrap();
-    let machine = Process::start(Command::new(&program).arg("100"));
+    let machine = Process::heard(Command::new(&program).arg("100"));
     let comm = || fs::read(format!("/proc/{}/comm", machine.pid())).unwrap();
     wait("it has its name", || comm().starts_with(b"\x1b["));
     let log = dir.path().join("log");
@@ -423,7 +363,7 @@ fn what_processes_call_themselves_reaches_no_terminal() {
 
 #[test]
 fn a_user_with_one_capability_schedules_what_is_not_its_own() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -436,7 +376,7 @@ fn a_user_with_one_capability_schedules_what_is_not_its_own() {
     let mut command = as_other(&program);
     command.args(["sched", "run", "--vehicle", "realtime", "--policy", "always-boost", "--tid"]);
     command.arg(victim.pid().to_string()).arg("--socket").arg(own.join("state.sock"));
-    let mut run = Process::start(command.arg("--state-dir").arg(own.join("state")));
+    let mut run = Process::heard(command.arg("--state-dir").arg(own.join("state")));
     let socket = own.join("state.sock");
     wait("it listens, or ends", || is_listening(&socket) || run.0.try_wait().unwrap().is_some());
     let mut stream =
@@ -452,7 +392,7 @@ fn a_user_with_one_capability_schedules_what_is_not_its_own() {
 
 #[test]
 fn status_says_whether_one_runs_and_what_it_has() {
-    if !may_schedule() {
+    if !may_schedule_as_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -468,7 +408,7 @@ fn status_says_whether_one_runs_and_what_it_has() {
     assert_eq!((code, &answer["running"]), (Some(3), &serde_json::json!(false)));
     let (one, two) = (Process::sleep(), Process::sleep());
     let tids = [one.pid().to_string(), two.pid().to_string()];
-    let run = Process::start(scheduler(dir.path()).args(["--tid", &tids[0], "--tid", &tids[1]]));
+    let run = Process::heard(scheduler(dir.path()).args(["--tid", &tids[0], "--tid", &tids[1]]));
     wait("it says that it runs", || status(&[]).0 == Some(0));
     let (_, said) = status(&[]);
     for part in

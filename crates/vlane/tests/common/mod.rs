@@ -417,3 +417,41 @@ impl Scheduler {
         serde_json::from_str(last.unwrap_or_else(|| panic!("{}", stopped.log))).unwrap()
     }
 }
+
+/// A loop device over a file, gone when this is dropped. It has a page cache of its own before the
+/// file.
+pub struct LoopDevice(pub PathBuf);
+
+impl LoopDevice {
+    /// None where there can be no loop device; that is said. `options` are those of losetup(8).
+    pub fn over(file: &Path, options: &[&str]) -> Option<LoopDevice> {
+        let made = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                Some(LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into()))
+            }
+            other => {
+                vlane_testing::skip(format!("no loop device can be made here: {other:?}"));
+                None
+            }
+        }
+    }
+
+    /// Its directory in /sys.
+    pub fn in_sys(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.0.file_name().unwrap())
+    }
+
+    /// Times that the device was told to keep what was written to it.
+    pub fn flushes(&self) -> u64 {
+        let stat = std::fs::read_to_string(self.in_sys().join("stat")).unwrap();
+        // Documentation/block/stat.rst: the sixteenth number, from Linux 5.5 on.
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
