@@ -357,3 +357,30 @@ fn machine_of_many_threads_pays_for_its_boosts_and_others_have_theirs() {
             .all(|sleeper| sleeper.class() == Class::Other)
     );
 }
+
+/// The CPU time of each thread is read a hundred times a second, whether it has events or not.
+#[test]
+fn accounting_of_threads_is_charged_to_their_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    if let Err(error) = probe::real_time() {
+        return skip(error);
+    }
+    let settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());
+    let period = settings.params.period_ns;
+    let guard = GuardCommand {
+        program: "/bin/sh".into(),
+        args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
+    };
+    let mut vehicle = RealTime::new(settings, dir.path(), guard).unwrap();
+    let sleepers: Vec<Sleeper> = std::iter::repeat_with(Sleeper::new).take(20).collect();
+    let tids: Vec<u32> = sleepers.iter().map(|sleeper| sleeper.tid).collect();
+    vehicle.add(&vcpu(&tids), Claim::of(1)).unwrap();
+    let begin = monotonic_ns();
+    for round in 0..=10 {
+        vehicle.tick(begin + round * period).unwrap();
+    }
+    // Each of them takes a system call, and none of those as little as 50 ns.
+    let least = 10 * tids.len() as u64 * 50;
+    assert!(vehicle.counts().handled_ns > least, "{:?}", vehicle.counts());
+    assert_eq!(vehicle.budgets().len(), 1, "so little is not worth a line: {:?}", vehicle.budgets());
+}

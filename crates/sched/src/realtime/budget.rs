@@ -72,6 +72,11 @@ impl Budget {
         self.has_some(now) && self.left_ns >= self.most()
     }
 
+    /// Whether hardly anything of it was used lately, by what is known without a look at the time.
+    pub fn is_hardly_used(&self) -> bool {
+        self.left_ns >= self.most() / 100 * 99
+    }
+
     /// What is kept at most, ns.
     fn most(&self) -> i64 {
         i64::try_from(self.rate_ppm.saturating_mul(KEPT_NS) / PPM).unwrap_or(i64::MAX)

@@ -162,8 +162,8 @@ pub struct Counts {
     pub guards: u64,
     /// Real-time CPU time of boosts, ns.
     pub boosted_ns: u64,
-    /// CPU time of this thread for vCPUs' events and boosts, which was charged to whom they belong,
-    /// ns.
+    /// CPU time of this thread for vCPUs' events, boosts and accounting, which was charged to whom
+    /// they belong, ns.
     pub handled_ns: u64,
     /// Times that a thread was scheduled in another way.
     pub changes: u64,
@@ -556,7 +556,9 @@ impl RealTime {
         self.even_out();
         for place in 0..self.vcpus.len() {
             let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
-            self.charge(id, now);
+            if self.vcpus[place].is_some() {
+                self.for_vcpu(id, |this| this.charge(id, now));
+            }
         }
         let pool = std::mem::take(&mut self.pool_ns);
         self.book.account_all(now, pool);

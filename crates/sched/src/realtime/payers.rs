@@ -93,13 +93,13 @@ impl Payers {
         self.users.retain(|_, budget| !budget.is_whole(now));
     }
 
-    /// For people.
+    /// For people: those of which more was used than the accounting of a few threads.
     pub(super) fn states(&self) -> impl Iterator<Item = BudgetState> + '_ {
-        let state =
-            |what: &str, (id, budget): (&u32, &Budget)| BudgetState::of(format!("{what} {id}"), budget);
-        let users = self.users.iter().map(move |entry| state("user", entry));
+        let users = self.users.iter().map(|entry| ("user", entry));
+        let used = users.chain(self.machines.iter().map(|entry| ("machine", entry)));
+        let used = used.filter(|(_, (_, budget))| !budget.is_hardly_used());
         let mut all: Vec<_> =
-            users.chain(self.machines.iter().map(move |entry| state("machine", entry))).collect();
+            used.map(|(what, (id, budget))| BudgetState::of(format!("{what} {id}"), budget)).collect();
         all.sort_by(|a, b| a.of.cmp(&b.of));
         all.into_iter()
     }
