@@ -78,6 +78,24 @@ fn who_is_connected_is_said_and_how_many_queues_it_uses() {
     hears("session 1 ended: front end hung up");
 }
 
+/// Queues that come and go at once are no news while the session lasts.
+#[test]
+fn end_of_a_short_session_says_how_many_queues_it_used() {
+    let _one = listening();
+    let server = Server::new(null(None), 4, 1);
+    let (wire, memory) = server.guest(USUAL);
+    let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x1_0000)];
+    for (index, ring) in (0..).zip(&mut rings) {
+        assert!(wire.start(index, ring));
+        ring.submit(0, GET_ID, 0, 20);
+        ring.wait(1);
+    }
+    drop(wire);
+    hears(
+        "ended: front end hung up; 2 of 4 offered queues had requests; queue 0: 1 request; queue 1: 1 request",
+    );
+}
+
 #[test]
 fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() {
     let _one = listening();

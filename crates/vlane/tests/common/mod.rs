@@ -270,7 +270,7 @@ pub fn sha256_of(bytes: &[u8]) -> String {
 }
 
 /// How many requests queue `queue` carried in the last session that `vlane serve` told the end of:
-/// `session 1 ended: front end hung up; queue 0: 123 requests; queue 1: 4 requests`. Queues that carried none are
+/// `session 1 ended: front end hung up; 2 of 64 offered queues had requests; queue 0: 123 requests; queue 1: 4 requests`. Queues that carried none are
 /// not mentioned.
 pub fn requests(log: &str, queue: usize) -> u64 {
     let told = |line: &&str| line.contains(": session ") && line.contains(" ended: ");
