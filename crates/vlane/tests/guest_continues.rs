@@ -8,11 +8,10 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, LoopDevice, QemuBed, Volume, one_at_a_time, stop};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{LIMIT, LoopDevice, QemuBed, Volume, one_at_a_time, signal, stop};
+use rustix::process::Signal;
 use vlane_boot::{Backend, Guest, Report};
 
 const MIB: u64 = 1 << 20;
@@ -65,10 +64,6 @@ impl Obedient {
         self.tell("end", "");
         common::finished(self.0)
     }
-}
-
-fn signal(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
 }
 
 fn grow(image: &Path, bytes: u64) {
@@ -161,8 +156,7 @@ fn write_through_guest_stays_so_across_restarts() {
         println!("{key}: {made} syncs for {WRITES} writes");
     };
     check(&mut guest, "first");
-    signal(server.id(), Signal::USR2);
-    assert!(server.wait_log("upgraded in place", LIMIT), "{}", server.log());
+    assert!(common::upgrade(&server).contains("upgraded in place"), "{}", server.log());
     check(&mut guest, "upgraded");
     server.kill();
     server = place.serve();
@@ -246,8 +240,7 @@ fn guest_does_not_go_on_with_another_image() {
     std::thread::sleep(Duration::from_millis(1500));
     assert!(!guest.0.results().contains_key("later"), "the guest wrote somewhere");
     // Nor does it after an upgrade.
-    signal(server.id(), Signal::USR2);
-    assert!(server.wait_log("not upgraded", LIMIT), "{}", server.log());
+    assert!(common::upgrade(&server).contains("not upgraded"), "{}", server.log());
     stop(server);
     assert!(std::fs::read(right).unwrap().iter().all(|byte| *byte == 0xa5), "the other image was written to");
     // The right one, which has been renamed and came back.

@@ -6,10 +6,11 @@
 
 mod common;
 
+use std::process::Command;
 use std::time::Duration;
 
 use common::{LoopDevice, QemuBed, Volume, one_at_a_time, sha256_of, stop};
-use vlane_boot::{Backend, Guest, Qemu, Stopped, ext4};
+use vlane_boot::{Backend, Boot, Guest, Qemu, Ready, Report, Spec, Stopped, ext4};
 
 const MIB: u64 = 1 << 20;
 /// How long the guest is without its disk, and works between two losses.
@@ -20,6 +21,7 @@ const RATE: u32 = 2;
 /// How long it is at the most, here.
 const OUTAGE: Duration = Duration::from_secs(90);
 const OPTIONS: [&str; 2] = ["--queues", "2"];
+const UPGRADED: &str = "upgraded in place";
 const PROGRAMS: &[&str] = &["fio", "mkfs.ext4", "e2fsck"];
 
 /// How often it goes away.
@@ -83,7 +85,7 @@ fn goes_on(depth: u32, change: impl Fn(&mut Qemu)) {
 }
 
 /// The guest comes to the end of its work, and what it wrote is there.
-fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, guest: Guest) -> Stopped {
+fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, guest: Guest) -> (Report, Stopped) {
     let report = common::finished(guest);
     let stopped = stop(backend);
     ext4::check(&bed.host, &volume.image).unwrap();
@@ -91,7 +93,7 @@ fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, guest: Guest) -> S
         let content = ext4::read_file(&bed.host, &volume.image, path).unwrap();
         assert_eq!(sha256_of(&content), report.result(key).unwrap(), "{path}");
     }
-    stopped
+    (report, stopped)
 }
 
 /// The back end marks what it has in flight in memory that QEMU keeps, and the next one does exactly that again.
@@ -142,45 +144,119 @@ fn a_back_end_may_be_away_for_ninety_seconds() {
     }
 }
 
-/// QEMU notices nothing of it: no connection ends, none is made, and no request of the guest fails.
-fn upgrades(change: impl Fn(&mut Qemu)) {
-    let _turn = one_at_a_time();
-    let Some(bed) = QemuBed::find() else { return };
-    let volume = Volume::new(128 * MIB);
-    let backend = volume.serve(&["--queues", "2"]);
-    // With what the test itself was started with.
-    let passed = vlane_testing::inherited(backend.id());
-    let mut machine = bed.machine(&volume.socket);
-    change(&mut machine);
-    let guest = bed.start(machine, &work(16, size(TIMES)), PROGRAMS);
-    guest.wait_result("working", common::LIMIT).unwrap();
-    let pid = rustix::process::Pid::from_raw(backend.id().try_into().unwrap()).unwrap();
-    let upgraded = || backend.log().matches("upgraded in place").count();
-    for time in 1..=5 {
-        std::thread::sleep(PAUSE / 3);
-        assert!(!guest.results().contains_key("worked"), "the guest was done before the upgrade");
-        rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
-        let begin = std::time::Instant::now();
-        while upgraded() < time {
-            assert!(begin.elapsed() < common::LIMIT, "{}", backend.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // Nothing of the guest's would survive the next upgrade by itself.
-        assert_eq!(vlane_testing::inherited(backend.id()), passed);
-    }
-    let stopped = finishes(&bed, &volume, backend, guest);
-    assert_eq!(stopped.log.matches(": front end pid").count(), 1, "{}", stopped.log);
-    println!("{}", stopped.log);
+/// Queues of a guest with 2 CPUs: a queue for each CPU that it could have.
+const MANY: u16 = 64;
+
+/// Upgrades a guest's back end under load. QEMU notices nothing of it: no connection ends, none is
+/// made, and no request of the guest fails.
+struct Upgraded<'a> {
+    guest: &'a Guest,
+    backend: &'a Backend,
+    /// Files that the test itself was started with.
+    passed: Vec<String>,
 }
 
+impl Upgraded<'_> {
+    /// Asks for an upgrade, which is answered with these words.
+    fn answers(&self, words: &str) {
+        std::thread::sleep(PAUSE / 3);
+        assert!(!self.guest.results().contains_key("worked"), "the guest was done before the upgrade");
+        let answer = common::upgrade(self.backend);
+        assert!(answer.contains(words), "{words}: {answer}");
+        // Nothing of the guest's would survive the next upgrade by itself.
+        assert_eq!(vlane_testing::inherited(self.backend.id()), self.passed);
+    }
+
+    /// Descriptors that the back end has open.
+    fn opened(&self) -> usize {
+        vlane_testing::descriptors(self.backend.id()).len()
+    }
+}
+
+/// A guest works on a volume while its back end is upgraded as `upgrades` wants it.
+fn is_upgraded(
+    volume: &Volume,
+    backend: Backend,
+    change: impl FnOnce(&QemuBed, &mut Qemu),
+    upgrades: impl FnOnce(Upgraded),
+) -> Option<()> {
+    let bed = QemuBed::find()?;
+    let passed = vlane_testing::inherited(backend.id());
+    let mut machine = bed.machine(&volume.socket);
+    change(&bed, &mut machine);
+    let queues = machine.disks[0].queues.unwrap_or(machine.vcpus);
+    let script = format!("echo RESULT queues=$(ls /sys/block/vda/mq | wc -l)\n{}", work(16, size(TIMES)));
+    let guest = bed.start(machine, &script, PROGRAMS);
+    guest.wait_result("working", common::LIMIT).unwrap();
+    upgrades(Upgraded { guest: &guest, backend: &backend, passed });
+    let (report, stopped) = finishes(&bed, volume, backend, guest);
+    assert_eq!(report.result("queues").unwrap(), queues.to_string());
+    assert_eq!(stopped.log.matches(": front end pid").count(), 1, "{}", stopped.log);
+    println!("{}", stopped.log);
+    Some(())
+}
+
+/// A guest has more queues than the soft limit of descriptors has room for. Upgrades under its load
+/// succeed, or are refused while the old program can still go on.
 #[test]
-fn a_guest_notices_nothing_of_upgrades() {
-    upgrades(|_| ());
+fn guest_with_many_queues_notices_nothing_of_upgrades() {
+    let _turn = one_at_a_time();
+    let volume = Volume::new(128 * MIB);
+    let (image, socket) = (volume.image.to_str().unwrap(), volume.socket.to_str().unwrap());
+    let words =
+        ["-c", "ulimit -Sn 256; exec \"$@\"", "sh", common::vlane(), "serve", image, "--socket", socket];
+    let spec = Spec::new("bash", words);
+    let ready = Ready::Line("listening on");
+    let backend = Backend::start_within(common::LIMIT, &spec, &volume.socket, ready, None).unwrap();
+    let unused = volume.beside("unused");
+    let change = |bed: &QemuBed, machine: &mut Qemu| {
+        machine.disks[0].queues = Some(MANY);
+        // Memory of which the guest uses nothing.
+        let append = "memhp_default_state=offline".to_owned();
+        machine.boot = Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
+        let object =
+            format!("memory-backend-file,id=unused,size=128M,share=on,mem-path={}", unused.display());
+        let cpus = format!("maxcpus={MANY}");
+        let words = [
+            "-smp",
+            &cpus,
+            "-m",
+            "slots=1,maxmem=1G",
+            "-object",
+            &object,
+            "-device",
+            "pc-dimm,memdev=unused",
+        ];
+        machine.extra = words.map(str::to_owned).to_vec();
+    };
+    let set_memory = |bytes| {
+        let file = std::fs::OpenOptions::new().write(true).open(&unused).unwrap();
+        file.set_len(bytes).unwrap();
+    };
+    is_upgraded(&volume, backend, change, |upgraded| {
+        upgraded.answers(UPGRADED);
+        let before = upgraded.opened();
+        assert!(before > 3 * usize::from(MANY), "{before} descriptors");
+        set_memory(64 * MIB);
+        upgraded.answers("not upgraded");
+        set_memory(128 * MIB);
+        upgraded.answers(UPGRADED);
+        assert_eq!(upgraded.opened(), before, "descriptors after it was refused and upgraded");
+        // The hard limit is lower than the need now.
+        let process = upgraded.backend.id().to_string();
+        let set = Command::new("prlimit").args(["--pid", &process, "--nofile=256:256"]).status();
+        assert!(set.unwrap().success());
+        upgraded.answers("the limit is 256; raise it");
+    });
 }
 
 #[test]
 fn a_guest_with_packed_rings_notices_nothing_of_upgrades() {
-    upgrades(|machine| machine.disks[0].packed = true);
+    let _turn = one_at_a_time();
+    let volume = Volume::new(128 * MIB);
+    let backend = volume.serve(&OPTIONS);
+    let change = |_: &QemuBed, machine: &mut Qemu| machine.disks[0].packed = true;
+    is_upgraded(&volume, backend, change, |upgraded| (0..5).for_each(|_| upgraded.answers(UPGRADED)));
 }
 
 const TRIMS: &str = r#"
@@ -224,12 +300,12 @@ fn guest_keeps_its_disk_when_the_device_loses_discard() {
         let mut words = vec!["--mount", "sh", "-c", script, limit.to_str().unwrap(), &seen];
         words.extend([common::vlane(), "serve", &path, "--socket", volume.socket.to_str().unwrap()]);
         words.extend(OPTIONS);
-        let spec = vlane_boot::Spec::new("unshare", words);
+        let spec = Spec::new("unshare", words);
         Backend::start_within(
             common::LIMIT,
             &spec,
             &volume.socket,
-            vlane_boot::Ready::Line("listening on"),
+            Ready::Line("listening on"),
             None,
         )
         .unwrap()
@@ -240,9 +316,7 @@ fn guest_keeps_its_disk_when_the_device_loses_discard() {
     let mut guest = bed.start(machine, TRIMS, &["mkfs.ext4", "e2fsck", "fstrim", "dd", "sha256sum"]);
     guest.wait_result("first", common::LIMIT).unwrap();
     std::fs::write(&limit, "0\n").unwrap();
-    let pid = rustix::process::Pid::from_raw(backend.id().try_into().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
-    assert!(backend.wait_log("upgraded in place", common::LIMIT), "{}", backend.log());
+    assert!(common::upgrade(&backend).contains(UPGRADED), "{}", backend.log());
     guest.send("go\n").unwrap();
     guest.wait_result("second", common::LIMIT).unwrap();
     backend.kill();

@@ -258,6 +258,8 @@ impl Upgrade {
             !self.belongings.is_recorded,
             "what reaches the storage is written down (--danger-record-storage), and the record would be cut off; stop the service and start it again"
         );
+        // Without enough of them nothing below succeeds either, for a reason that says less.
+        self.check_limit(0)?;
         let version = self.program.ask()?;
         let mut turn = self.turn();
         if turn.is_ending {
@@ -272,6 +274,19 @@ impl Upgrade {
             Some(_) if !turn.is_ending => bail!(not_over()),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses if the next program had too few descriptors, with so many that it is handed.
+    fn check_limit(&self, handed: usize) -> Result<()> {
+        let (needed, limit) =
+            (self.belongings.volume.descriptors_with(handed), vlane_error::raise_descriptor_limit());
+        ensure!(
+            limit.is_none_or(|limit| limit >= needed),
+            "the next program needs {needed} file descriptors, and the limit is {}; raise it (prlimit --nofile, or LimitNOFILE= of the \
+             service) and ask again",
+            limit.unwrap_or(0)
+        );
+        Ok(())
     }
 
     /// Becomes the new program, with what `give` gives.
@@ -292,14 +307,7 @@ impl Upgrade {
         let image = files.map(|files| HandedImage::give(files, &mut descriptors)).transpose()?;
         control(&mut server, &mut descriptors)?;
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
-        let (count, limit) = (descriptors.len(), vlane_error::raise_descriptor_limit());
-        let needed = volume.descriptors_with(count);
-        ensure!(
-            limit.is_none_or(|limit| limit >= needed),
-            "the next program needs {needed} file descriptors, with {count} that it is handed, and the limit is {}; raise it (prlimit --nofile, or \
-             LimitNOFILE= of the service) and ask again",
-            limit.unwrap_or(0)
-        );
+        self.check_limit(descriptors.len())?;
         let state = handed.send(descriptors).context("what is handed over cannot be written down")?;
         logging::tell_left_out();
         self.program.execute(state)

@@ -11,8 +11,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::{NamedTempFile, TempDir};
 use vlane_boot::{
     Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram,
@@ -253,6 +254,31 @@ pub fn stop(backend: Backend) -> Stopped {
     assert!(stopped.status.success(), "{}: {}", stopped.status, stopped.log);
     assert!(!socket.exists(), "the back end left its socket behind");
     stopped
+}
+
+/// Sends a process a signal.
+pub fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+/// Asks a back end to be replaced, and waits until it was or has refused. Returns the line that
+/// says so.
+pub fn upgrade(backend: &Backend) -> String {
+    let answers = || -> Vec<String> {
+        let log = backend.log();
+        let is_one = |line: &&str| line.contains("upgraded in place") || line.contains("not upgraded");
+        log.lines().filter(is_one).map(str::to_owned).collect()
+    };
+    let before = answers().len();
+    signal(backend.id(), Signal::USR2);
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = answers().get(before) {
+            return answer.clone();
+        }
+        assert!(begin.elapsed() < LIMIT, "no answer: {}", backend.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// The SHA-256 of a file, as sha256sum prints it.
