@@ -7,8 +7,8 @@ mod common;
 use common::{QemuBed, Volume, one_at_a_time, sha256, sha256_of, stop};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
-use vlane_boot::{Report, ext4};
+use std::time::{Duration, Instant};
+use vlane_boot::{Backend, Guest, Report, ext4};
 
 const MIB: u64 = 1 << 20;
 /// The bit of VIRTIO_F_RING_PACKED.
@@ -221,24 +221,76 @@ fi
     ext4::check(&bed.host, &volume.image).unwrap();
 }
 
+/// Descriptors of a back end, and parts of a guest's memory among them and among its mappings.
+fn holds(backend: &Backend) -> (usize, usize) {
+    // QEMU's name for it.
+    let is_memory = |text: &str| text.contains("memory-backend-memfd");
+    let descriptors = vlane_testing::descriptors(backend.id());
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", backend.id())).unwrap();
+    let of_memory = descriptors.iter().filter(|one| is_memory(&one.file)).count()
+        + maps.lines().filter(|line| is_memory(line)).count();
+    (descriptors.len(), of_memory)
+}
+
+/// Each of them lives through an upgrade, and leaves nothing of itself in the back end.
 #[test]
 fn one_guest_after_another_is_served_on_the_same_socket() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);
-    let backend = volume.serve(&["--queues", "2"]);
-    let write = r#"dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null"#;
-    let read =
-        r#"echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cut -d' ' -f1)""#;
-    bed.run(bed.machine(&volume.socket), write, &[]);
+    const THREADS: usize = 2;
+    let backend = volume.serve(&["--queues", "2", "--threads", "2"]);
+    let before = holds(&backend);
+    let upgrades = |guest: &mut Guest| {
+        guest.wait_result("begun", common::LIMIT).unwrap();
+        let with_guest = holds(&backend);
+        assert!(with_guest.1 > 0, "its memory has another name");
+        assert!(common::upgrade(&backend).contains("upgraded in place"), "{}", backend.log());
+        let (descriptors, of_memory) = holds(&backend);
+        assert!(
+            descriptors <= with_guest.0 && of_memory == with_guest.1,
+            "{descriptors} and {of_memory} after the upgrade, {with_guest:?} before"
+        );
+    };
+    // A thread that has had a lane keeps its ring.
+    let is_gone = |rings: usize| {
+        let (begin, most) = (Instant::now(), before.0 + rings);
+        while holds(&backend).0 > most || holds(&backend).1 > 0 {
+            let held = holds(&backend);
+            assert!(begin.elapsed() < common::LIMIT, "{held:?} are left, and {before:?} were there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let write = r#"
+echo RESULT begun=1
+read -r go
+dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null
+"#;
+    let read = r#"
+echo RESULT begun=1
+read -r go
+echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cut -d' ' -f1)"
+"#;
+    let mut guest = bed.start(bed.machine(&volume.socket), write, &[]);
+    upgrades(&mut guest);
+    guest.send("go\n").unwrap();
+    common::finished(guest);
+    is_gone(THREADS);
     // This one is killed in the middle of its work: the session ends without a word.
     let work =
         "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct 2>/dev/null; done";
     let mut guest = bed.start(bed.machine(&volume.socket), work, &[]);
-    guest.wait_result("begun", common::LIMIT).unwrap();
+    upgrades(&mut guest);
     std::thread::sleep(Duration::from_millis(200));
     guest.kill();
-    let report = bed.run(bed.machine(&volume.socket), read, &[]);
+    is_gone(THREADS);
+    let mut guest = bed.start(bed.machine(&volume.socket), read, &[]);
+    upgrades(&mut guest);
+    guest.send("go\n").unwrap();
+    let report = common::finished(guest);
+    is_gone(THREADS);
+    assert!(common::upgrade(&backend).contains("upgraded in place"), "{}", backend.log());
+    is_gone(0);
     stop(backend);
     let image = std::fs::read(&volume.image).unwrap();
     assert_eq!(report.result("start").unwrap(), sha256_of(&image[..64 * 65536]));

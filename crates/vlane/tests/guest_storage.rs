@@ -5,11 +5,11 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{LoopDevice, UmlBed, Volume, one_at_a_time, sha256_of, stop};
-use vlane_boot::ext4;
+use common::{LIMIT, LoopDevice, UmlBed, Volume, one_at_a_time, sha256_of, stop};
+use vlane_boot::{Backend, Initramfs, Ready, Spec, Uml, ext4};
 
 const MIB: u64 = 1 << 20;
 
@@ -123,4 +123,122 @@ umount /mnt
     );
     stop(backend);
     assert_eq!(report.result("ro").unwrap(), "1");
+}
+
+/// A partition of a loop device, in sectors, by a node of our own: none may be made in /dev
+/// everywhere.
+struct Partition<'a> {
+    disk: &'a LoopDevice,
+    number: u32,
+    node: PathBuf,
+}
+
+impl<'a> Partition<'a> {
+    fn new(
+        volume: &Volume,
+        disk: &'a LoopDevice,
+        number: u32,
+        start: u64,
+        len: u64,
+    ) -> Result<Partition<'a>, String> {
+        let (at, node) = (disk.0.display(), volume.beside(&format!("partition{number}")));
+        let name = format!("{}p{number}", disk.0.file_name().unwrap().display());
+        // A loop device keeps partitions that were made like this when it is detached.
+        let _ = sh(&format!("delpart {at} {number}"));
+        sh(&format!("addpart {at} {number} {start} {len}"))?;
+        let partition = Partition { disk, number, node };
+        let numbers = disk.in_sys().join(name).join("dev");
+        sh(&format!("mknod {} b $(tr : ' ' < {})", partition.node.display(), numbers.display()))?;
+        Ok(partition)
+    }
+}
+
+impl Drop for Partition<'_> {
+    fn drop(&mut self) {
+        let _ = sh(&format!("delpart {} {}", self.disk.0.display(), self.number));
+    }
+}
+
+/// Serves something beside a volume's own image.
+fn serve(image: &Path, socket: &Path) -> Backend {
+    let words = ["serve".as_ref(), image.as_os_str(), "--socket".as_ref(), socket.as_os_str()];
+    let spec = Spec::new(common::vlane(), words);
+    Backend::start_within(LIMIT, &spec, socket, Ready::Line("listening on"), None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// An image is not served, for a reason.
+fn is_refused(volume: &Volume, image: &Path, why: &str) {
+    let socket = volume.beside("refused.sock");
+    let mut command = Command::new("timeout");
+    let output =
+        command.args(["20", common::vlane(), "serve"]).arg(image).arg("--socket").arg(socket).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{}: {said}", image.display());
+    assert!(said.contains(why) && said.contains("--read-only"), "{}: {said}", image.display());
+}
+
+#[test]
+fn partitions_of_one_disk_are_a_guests_two_disks() {
+    let _turn = one_at_a_time();
+    let Some(bed) = UmlBed::find() else { return };
+    let volume = Volume::new(40 * MIB);
+    let Some(disk) = LoopDevice::over(&volume.image, &[]) else { return };
+    let places = [(MIB, 16 * MIB), (17 * MIB, 16 * MIB)];
+    let made = |number: u32| {
+        let (start, len) = places[number as usize - 1];
+        Partition::new(&volume, &disk, number, start / 512, len / 512)
+    };
+    let [first, second] = match made(1).and_then(|first| Ok([first, made(2)?])) {
+        Ok(partitions) => partitions,
+        Err(why) => return vlane_testing::skip(why),
+    };
+    let sockets = [volume.beside("first.sock"), volume.beside("second.sock")];
+    let backends = [serve(&first.node, &sockets[0]), serve(&second.node, &sockets[1])];
+    // The whole disk, its file and another device on that have the bytes of both.
+    let Some(again) = LoopDevice::over(&volume.image, &[]) else { return };
+    let Some(part) = LoopDevice::over(&volume.image, &["--offset=18M", "--sizelimit=1M"]) else { return };
+    for other in [&disk.0, &volume.image, &again.0, &part.0] {
+        is_refused(&volume, other, "two writers would ruin it");
+    }
+    let script = r#"
+set -e
+for disk in a b; do
+    mkfs.ext4 -q -F /dev/vd$disk
+    mkdir /mnt/$disk
+    mount /dev/vd$disk /mnt/$disk
+done
+for disk in a b; do dd if=/dev/urandom of=/mnt/$disk/witness bs=1000 count=3333 2>/dev/null & done
+wait
+for disk in a b; do
+    echo "RESULT $disk=$(sha256sum /mnt/$disk/witness | cut -d' ' -f1)"
+    umount /mnt/$disk
+done
+"#;
+    let machine = Uml::new(bed.program.clone(), sockets);
+    let guest = Initramfs::new(script).programs(["mkfs.ext4"]);
+    let report = common::finished(machine.start_with(&bed.host, &guest, LIMIT, None).unwrap());
+    backends.into_iter().for_each(|backend| drop(stop(backend)));
+    let bytes = std::fs::read(&volume.image).unwrap();
+    for ((start, len), key) in places.into_iter().zip(["a", "b"]) {
+        let copy = volume.beside(key);
+        let range = usize::try_from(start).unwrap()..usize::try_from(start + len).unwrap();
+        std::fs::write(&copy, &bytes[range]).unwrap();
+        ext4::check(&bed.host, &copy).unwrap();
+        let witness = ext4::read_file(&bed.host, &copy, "/witness").unwrap();
+        assert_eq!(sha256_of(&witness), report.result(key).unwrap(), "{key}");
+    }
+    // This host mounts the guest's file system by another device: the other partition alone is free.
+    let Some(mounted) = LoopDevice::over(&volume.image, &["--offset=1M", "--sizelimit=16M"]) else { return };
+    let place = volume.beside("mounted");
+    std::fs::create_dir(&place).unwrap();
+    sh(&format!("mount {} {}", mounted.0.display(), place.display())).unwrap();
+    let tried = std::panic::catch_unwind(|| {
+        for other in [&first.node, &disk.0, &again.0, &volume.image] {
+            is_refused(&volume, other, &format!("mounted at {}", place.display()));
+        }
+        stop(serve(&second.node, &volume.socket));
+    });
+    sh(&format!("umount {}", place.display())).unwrap();
+    tried.unwrap_or_else(|why| std::panic::resume_unwind(why));
 }

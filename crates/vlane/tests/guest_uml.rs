@@ -5,7 +5,9 @@
 mod common;
 
 use common::{UmlBed, Volume, one_at_a_time, sha256_of, stop};
-use std::time::Duration;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use vlane_boot::ext4;
 
 const MIB: u64 = 1 << 20;
@@ -172,8 +174,35 @@ fn the_journal_of_a_guest_goes_around_the_page_cache() {
     ext4::check(&bed.host, &volume.image).unwrap();
 }
 
+/// `vlane record` of a volume, which has begun.
+fn recorder(control: &Path, trace: &Path) -> Child {
+    let mut command = Command::new(common::vlane());
+    command.arg("record").arg(control).arg("-o").arg(trace).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while !trace.exists() {
+        assert!(begin.elapsed() < common::LIMIT, "it records nothing");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+/// A recorder says that its server was killed. Its trace can be read up to there.
+fn is_partial(recorder: Child, trace: &Path) {
+    let output = recorder.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(said.contains("PARTIAL: the server broke off"), "{said}");
+    let analyzed =
+        Command::new(common::vlane()).args(["analyze", "--json", "-"]).arg(trace).output().unwrap();
+    assert_eq!(analyzed.status.code(), Some(3), "{analyzed:?}");
+    let report: serde_json::Value = serde_json::from_slice(&analyzed.stdout).unwrap();
+    let summary = report["summary"][0].as_str().unwrap();
+    assert!(summary.contains("requests in") && !summary.contains(" 0.0 % writes"), "{summary}");
+}
+
 /// The back end is killed under a guest that writes files and syncs them: the guest's file system is as after a power failure, and has each file that
-/// was synced. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
+/// was synced. A recorder of that back end says that it has a part. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
 #[test]
 fn what_a_guest_had_synced_is_there_when_its_back_end_was_killed() {
     let _turn = one_at_a_time();
@@ -190,7 +219,9 @@ fn what_a_guest_had_synced_is_there_when_its_back_end_was_killed() {
     let (modes, kills) = given.map_or((&all[..2], 1), |kills| (&all[..], kills));
     for (mode, round) in modes.iter().flat_map(|mode| (0..kills).map(move |round| (*mode, round))) {
         let volume = Volume::new(1024 * MIB);
-        let backend = volume.serve(mode);
+        let (control, trace) = (volume.beside("control"), volume.beside("guest.trc"));
+        let backend = volume.serve(&[mode, &["--control", control.to_str().unwrap()][..]].concat());
+        let recorder = recorder(&control, &trace);
         let mut guest = bed.start(
             &volume.socket,
             r#"
@@ -214,8 +245,9 @@ done
         std::thread::sleep(Duration::from_millis(100));
         let synced: u64 = guest.results()["synced"].parse().unwrap();
         guest.kill();
+        is_partial(recorder, &trace);
         // Replays the journal.
-        let replay = std::process::Command::new("e2fsck").arg("-fp").arg(&volume.image).output().unwrap();
+        let replay = Command::new("e2fsck").arg("-fp").arg(&volume.image).output().unwrap();
         assert!(replay.status.code().is_some_and(|code| code <= 1), "{mode:?}, {round}: {replay:?}");
         ext4::check(&bed.host, &volume.image).unwrap();
         for n in synced.saturating_sub(18)..=synced {
