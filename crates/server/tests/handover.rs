@@ -5,11 +5,14 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use common::*;
 use vlane_engine::null::NullEngine;
 use vlane_engine::{Channel, Engine, EngineError, Geometry};
+use vlane_server::Control;
 
 const READ_ONLY: u64 = 1 << 5;
 const DISCARD: u64 = 1 << 13;
@@ -129,6 +132,15 @@ fn session_that_cannot_be_taken_over_ends_and_the_next_is_served() {
     let shorten = || memory.file.set_len(0x1000).unwrap();
     let next = server.hand_over_after(&relief, null(None), shorten);
     assert!(wire.is_hung_up(LIMIT));
+    let path = next.path().with_file_name("control");
+    let control = Control::start(&path, Arc::clone(&next.volume)).unwrap();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(b"GET /v1/volume HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("200 OK") && !answer.contains("\"pid\""), "nobody is connected: {answer}");
+    drop(control);
     next.serves_the_next();
 }
 
