@@ -326,7 +326,8 @@ impl Looker {
     }
 
     /// Reads what is to be read, and the parents of what is new. If that fails, for want of a
-    /// descriptor for example, all of it is still to be read: nothing is taken for ended.
+    /// descriptor for example, all of it is still to be read: nothing is taken for ended. A process
+    /// that this one may not look at (`hidepid=1`) is left as it is.
     fn read(&mut self) -> Result<Vec<Seen>> {
         let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut read: BTreeSet<i32> = pids.iter().copied().collect();
@@ -341,6 +342,7 @@ impl Looker {
                     self.gone(pid);
                     continue;
                 }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) => {
                     self.dirty.extend(read);
                     return Err(error).with_context(|| format!("process {pid} cannot be looked at"));
