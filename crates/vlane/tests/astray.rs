@@ -105,6 +105,67 @@ fn moved_directory_is_told_at_the_end() {
     assert!(stopped.log.contains("outer/disk.raw; move it back"), "{}", stopped.log);
 }
 
+/// A file system that is unmounted at once, and goes on for whoever has a file of it open.
+fn unmounted(place: &Place, mount: &[&str]) -> Option<Backend> {
+    let run = |words: &[&str]| {
+        let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+        output.status.success().then_some(()).ok_or(format!("{words:?}: {output:?}"))
+    };
+    let at = place.path("mounted");
+    std::fs::create_dir(&at).unwrap();
+    let words = [mount, &[at.to_str().unwrap()]].concat();
+    if let Err(why) = run(&words) {
+        vlane_testing::skip(why);
+        return None;
+    }
+    let image = at.join("disk.raw");
+    std::fs::File::create(&image).unwrap().set_len(MIB).unwrap();
+    let mut command = Command::new(served::vlane());
+    command.arg("serve").arg(&image).arg("--socket").arg(&place.socket).args(["--queues", "1"]);
+    let server = served::start(&command, &place.socket);
+    run(&["umount", "--lazy", at.to_str().unwrap()]).unwrap();
+    Some(server.unwrap())
+}
+
+#[test]
+fn unmounted_image_in_memory_is_lost_at_the_end() {
+    let place = Place::new(MIB);
+    let Some(server) = unmounted(&place, &["mount", "-t", "tmpfs", "none"]) else { return };
+    // While it runs, the way back is there.
+    let pid = rustix::process::Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+    tells(&server, "the image was unmounted with its file system while it is served");
+    let log = server.log();
+    let (_, command) = log.rsplit_once("copy them first: `").unwrap();
+    let (command, copy) = command.split_once('`').unwrap().0.rsplit_once(' ').unwrap();
+    // The directory is there again, and is another one.
+    assert_eq!(copy, "/var/tmp/disk.raw.saved");
+    let copy = place.path("saved");
+    let done = Command::new("sh").args(["-c", &format!("{command} {}", copy.display())]).status().unwrap();
+    assert!(done.success() && std::fs::metadata(copy).unwrap().len() == MIB, "{command}");
+    let stopped = server.stop(LIMIT).unwrap();
+    assert_eq!(stopped.status.code(), Some(1), "{}", stopped.log);
+    assert!(
+        stopped.log.contains("the image was unmounted while it was served, and the guest's data are lost")
+    );
+}
+
+#[test]
+fn unmounted_image_on_a_disk_is_there_after_the_next_mount() {
+    let place = Place::new(MIB);
+    let disk = place.path("fs.img");
+    std::fs::File::create(&disk).unwrap().set_len(8 * MIB).unwrap();
+    let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk).status();
+    if !made.is_ok_and(|made| made.success()) {
+        return vlane_testing::skip("no mkfs.ext4");
+    }
+    let mount = ["mount", "-o", "loop", disk.to_str().unwrap()];
+    let Some(server) = unmounted(&place, &mount) else { return };
+    let stopped = server.stop(LIMIT).unwrap();
+    assert!(stopped.status.success(), "{}", stopped.log);
+    assert!(stopped.log.contains("the guest's data are there; mount it again"), "{}", stopped.log);
+}
+
 #[test]
 fn image_that_stays_is_told_nothing_of() {
     let place = Place::new(MIB);

@@ -15,6 +15,8 @@ pub struct Astray {
     pub is_replaced: bool,
     /// Where it is; nothing if it was deleted and ends with this process.
     pub now_at: Option<PathBuf>,
+    /// Its file system was unmounted.
+    pub is_unmounted: bool,
     path: PathBuf,
     descriptor: RawFd,
 }
@@ -27,8 +29,17 @@ impl Astray {
 
     /// The event, and the way back while this process runs.
     pub fn in_words(&self) -> String {
-        let done = if self.is_replaced { "replaced by another file" } else { "removed" };
+        let done = match (self.is_unmounted, self.is_replaced) {
+            (true, _) => "unmounted with its file system",
+            (false, true) => "replaced by another file",
+            (false, false) => "removed",
+        };
         match &self.now_at {
+            Some(_) if self.is_unmounted => {
+                "the image's file system was unmounted (`umount --lazy`); the guest's data go on being written there; mount it again \
+                 before the next start"
+                    .to_owned()
+            }
             Some(now_at) => format!(
                 "the image was moved to {}, and {done} at its path; the guest's data go on being written to where it is now; \
                  move it back before the next start",
@@ -47,17 +58,29 @@ impl Astray {
     /// The words for the end of this process.
     pub fn at_the_end(&self) -> String {
         match &self.now_at {
+            Some(_) if self.is_unmounted => {
+                "the image's file system was unmounted while it was served: the guest's data are there; mount it again".to_owned()
+            }
             Some(now_at) => {
                 format!("the image is not at its path: the guest's data are in {}; move it back", now_at.display())
             }
-            None => "the image was deleted or replaced while it was served, and the guest's data are lost with this process"
-                .to_owned(),
+            None => {
+                let done = if self.is_unmounted { "unmounted" } else { "deleted or replaced" };
+                format!("the image was {done} while it was served, and the guest's data are lost with this process")
+            }
         }
     }
 
-    /// A name for the copy.
+    /// A name for the copy, wherever the command is typed.
     fn copy(&self) -> PathBuf {
-        let mut name = self.path.clone().into_os_string();
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        let is_there = path.parent().is_some_and(Path::is_dir) && !self.is_unmounted;
+        let mut name = match path.file_name().filter(|_| !is_there) {
+            // Its directory is gone as well.
+            Some(name) => Path::new("/var/tmp").join(name),
+            None => path,
+        }
+        .into_os_string();
         name.push(".saved");
         name.into()
     }
@@ -89,11 +112,39 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     // the one that is gone.
     let named = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok();
     let is_there = |name: &PathBuf| std::fs::metadata(name).is_ok_and(|found| is_same(&found, &served));
+    let is_unmounted = is_unmounted(descriptor);
     let now_at = match served.nlink() {
         0 => None,
+        // Nothing else has it.
+        _ if is_unmounted && is_in_memory(file) && !is_mounted(served.dev()) => None,
         _ => Some(named.filter(is_there).unwrap_or_else(|| PathBuf::from("another of its names"))),
     };
-    Some(Astray { is_replaced: found.is_ok(), now_at, path: path.to_owned(), descriptor })
+    Some(Astray { is_replaced: found.is_ok(), now_at, is_unmounted, path: path.to_owned(), descriptor })
+}
+
+/// The fields of each mount: ID, parent, major:minor, and more (proc_pid_mountinfo(5)).
+fn has_mount(field: usize, wanted: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // None: they cannot be read.
+    mounts.is_empty() || mounts.lines().any(|line| line.split_whitespace().nth(field) == Some(wanted))
+}
+
+/// Says whether the mount by which a file was opened is gone.
+fn is_unmounted(descriptor: RawFd) -> bool {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    mount.is_some_and(|mount| !has_mount(0, mount.trim()))
+}
+
+/// Says whether a file system is mounted anywhere here.
+fn is_mounted(device: u64) -> bool {
+    has_mount(2, &format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
+}
+
+fn is_in_memory(file: &File) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    rustix::fs::fstatfs(file).is_ok_and(|fs| matches!(fs.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
 #[cfg(test)]
