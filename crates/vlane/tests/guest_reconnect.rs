@@ -301,14 +301,8 @@ fn guest_keeps_its_disk_when_the_device_loses_discard() {
         words.extend([common::vlane(), "serve", &path, "--socket", volume.socket.to_str().unwrap()]);
         words.extend(OPTIONS);
         let spec = Spec::new("unshare", words);
-        Backend::start_within(
-            common::LIMIT,
-            &spec,
-            &volume.socket,
-            Ready::Line("listening on"),
-            None,
-        )
-        .unwrap()
+        Backend::start_within(common::LIMIT, &spec, &volume.socket, Ready::Line("listening on"), None)
+            .unwrap()
     };
     let backend = serve();
     let mut machine = bed.machine(&volume.socket);

@@ -163,7 +163,8 @@ impl Drop for Partition<'_> {
 fn serve(image: &Path, socket: &Path) -> Backend {
     let words = ["serve".as_ref(), image.as_os_str(), "--socket".as_ref(), socket.as_os_str()];
     let spec = Spec::new(common::vlane(), words);
-    Backend::start_within(LIMIT, &spec, socket, Ready::Line("listening on"), None).unwrap_or_else(|error| panic!("{error}"))
+    Backend::start_within(LIMIT, &spec, socket, Ready::Line("listening on"), None)
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// An image is not served, for a reason.
@@ -241,4 +242,53 @@ done
     });
     sh(&format!("umount {}", place.display())).unwrap();
     tried.unwrap_or_else(|why| std::panic::resume_unwind(why));
+}
+
+/// A mount that ends when it is dropped, after whoever has it open for a moment longer.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = sh(&format!(
+            "for n in $(seq 50); do umount {0} && exit; sleep 0.1; done; umount --lazy {0}",
+            self.0.display()
+        ));
+    }
+}
+
+#[test]
+fn guests_data_on_btrfs_take_the_page_cache() {
+    let _turn = one_at_a_time();
+    let Some(bed) = UmlBed::find() else { return };
+    let mut volume = Volume::new(256 * MIB);
+    let place = volume.beside("mounted");
+    std::fs::create_dir(&place).unwrap();
+    let (disk, at) = (volume.image.display(), place.display());
+    let made = format!("mkfs.btrfs -q -f -m single {disk} && mount -o loop {disk} {at}");
+    if let Err(why) = sh(&made) {
+        return vlane_testing::skip(why);
+    }
+    let _mounted = Mounted(place.clone());
+    volume.image = place.join("disk.raw");
+    std::fs::File::create(&volume.image).unwrap().set_len(64 * MIB).unwrap();
+    let warning = "with --cache none a guest that changes data while they are written";
+    let log = stop(volume.serve(&["--cache", "none"])).log;
+    assert!(log.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{log}");
+    let backend = volume.serve(&[]);
+    let log = backend.log();
+    assert!(log.contains("using --cache writeback") && !log.contains(warning), "{log}");
+    // A page is written from the guest's page cache while a program goes on changing it.
+    let script = r#"
+set -e
+mkfs.ext4 -q -F /dev/vda
+mount /dev/vda /mnt
+fio --name=changed --filename=/mnt/file --size=4m --bs=4k --rw=randwrite --ioengine=mmap --time_based --runtime=2 \
+    --sync_file_range=write:8 > /tmp/fio 2>&1 || { cat /tmp/fio; exit 1; }
+umount /mnt
+"#;
+    bed.run(&volume.socket, script, &["fio", "mkfs.ext4"]);
+    stop(backend);
+    // Each block is read, and has its checksum.
+    assert_eq!(std::fs::read(&volume.image).unwrap().len() as u64, 64 * MIB);
+    ext4::check(&bed.host, &volume.image).unwrap();
 }
