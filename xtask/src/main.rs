@@ -66,7 +66,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<runner::Partial>() {
+                true => ExitCode::from(runner::PARTIAL),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -4,10 +4,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use vlane_host::Interrupt;
 use vlane_report::Report;
 
 use crate::experiment::Experiment;
 use crate::page;
+
+/// The exit status of vlane, and of this program, for a result of less than was asked for.
+pub(crate) const PARTIAL: u8 = 3;
+
+/// An experiment that broke off, and whose report is kept.
+#[derive(Debug)]
+pub(crate) struct Partial(String);
+
+impl std::fmt::Display for Partial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Partial {}
 
 /// Lists, runs, or only makes the pages again.
 pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Result<()> {
@@ -25,6 +41,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         }
         return Ok(());
     }
+    let mut ended = Ok(());
     let chosen: Vec<_> = all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
     if !pages {
         let mut folders: Vec<&Path> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
@@ -33,11 +50,14 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         let running: Vec<_> = all.iter().filter(|one| folders.contains(&one.folder.as_path())).collect();
         let minutes: f64 = running.iter().map(|one| one.about.minutes).sum();
         eprintln!("{} runs, about {minutes:.0} minutes", running.len());
-        for (index, one) in running.iter().enumerate() {
+        // Ctrl-C ends the experiment that runs; the pages of those before it are made all the same.
+        let interrupt = Interrupt::listen()?;
+        ended = running.iter().enumerate().try_for_each(|(index, one)| {
+            interrupt.check()?;
             eprintln!("[{}/{}] {}", index + 1, running.len(), one.name);
             let vlane = build(root, &one.about.features)?;
-            measure(one, &vlane)?;
-        }
+            measure(one, &vlane)
+        });
     }
     // A run serves every experiment that uses its report, also those that were not named.
     let folders: Vec<_> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
@@ -52,7 +72,8 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         page::write(one, &all, &report)?;
         println!("{}", one.folder.join("README.md").display());
     }
-    page::write_index(root, &all)
+    page::write_index(root, &all)?;
+    ended
 }
 
 /// The program under test, built as people have it.
@@ -119,7 +140,8 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// Runs the command of one experiment; its report replaces the last one only if it succeeds.
+/// Runs the command of one experiment; its report replaces the last one only if it succeeds. A
+/// partial report is kept beside it.
 fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
     let Some(command) = &one.about.command else { return Ok(()) };
     let new = one.folder.join("result.new.json");
@@ -136,6 +158,12 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
         .stdout(std::process::Stdio::null())
         .status()
         .with_context(|| format!("cannot start {}", vlane.display()))?;
+    if status.code() == Some(PARTIAL.into()) && new.is_file() {
+        let kept = one.folder.join("result.partial.json");
+        std::fs::rename(&new, &kept).with_context(|| format!("{}", kept.display()))?;
+        let kept = kept.display().to_string();
+        return Err(Partial(format!("{}: broke off; what was measured is in {kept}", one.name)).into());
+    }
     if !status.success() {
         let _ = std::fs::remove_file(&new);
         bail!("{}: `{command}` ended with {status}", one.name);
@@ -186,6 +214,25 @@ mod tests {
         assert!(clean.len() >= 12 && clean.chars().all(|c| c.is_ascii_hexdigit()), "{clean}");
         std::fs::write(dir.path().join("a"), "2").unwrap();
         assert_eq!(commit(dir.path()), format!("{clean}+"));
+    }
+
+    #[test]
+    fn partial_report_is_kept_beside_the_whole_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let about =
+            "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \"vlane {result}\"";
+        let about = toml::from_str(about).unwrap();
+        let one = Experiment { name: "one".into(), folder: dir.path().into(), about };
+        let vlane = dir.path().join("vlane");
+        std::fs::write(&vlane, "#!/bin/sh\necho part > $1\nexit 3\n").unwrap();
+        std::fs::set_permissions(&vlane, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(dir.path().join("result.json"), "whole").unwrap();
+        let error = measure(&one, &vlane).unwrap_err();
+        assert!(error.is::<Partial>() && error.to_string().contains("result.partial.json"), "{error}");
+        let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        assert_eq!((read("result.json"), read("result.partial.json")), ("whole".into(), "part\n".into()));
+        assert!(!dir.path().join("result.new.json").exists());
     }
 
     #[test]

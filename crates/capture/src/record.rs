@@ -46,9 +46,28 @@ pub struct Recorded {
     pub elapsed: Duration,
     /// Whether the volume ended, and the recording with it.
     pub is_over: bool,
-    /// The server broke off: it was killed, or the connection was cut. The file has no end then,
-    /// and an unknown number of requests is missing.
+    /// It broke off. The file has no end then, and an unknown number of requests is missing.
     pub is_cut: bool,
+}
+
+/// What became of a recording.
+#[derive(Debug)]
+pub struct Recording {
+    /// What the file has.
+    pub recorded: Recorded,
+    /// Why it broke off, if it did: the server was killed, sent what is damaged, or the file could
+    /// not be written any more.
+    pub broken: Option<Error>,
+}
+
+impl Recording {
+    /// The recording, if it has its end.
+    ///
+    /// # Errors
+    /// Why it broke off.
+    pub fn whole(self) -> Result<Recorded> {
+        self.broken.map_or(Ok(self.recorded), Err)
+    }
 }
 
 /// Gives an end to a stream that has none: when `stop` says so, which is asked whenever nothing comes.
@@ -73,17 +92,18 @@ impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
 }
 
 /// Records until the time is over, the requests are enough, the user interrupts or the volume ends. Each of them leaves a
-/// complete file. A server that breaks off leaves what came until then, without an end. `progress`
-/// is told about ten times a second.
+/// complete file. One that breaks off leaves what came until then, without an end, and
+/// [`Recording::broken`]. `progress` is told about ten times a second.
 ///
 /// # Errors
-/// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be written, [`ErrorKind::Format`] if what comes is damaged.
+/// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be made, [`ErrorKind::Format`]
+/// if the server sends no trace.
 pub fn record(
     control: &Control,
     options: &RecordOptions,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(&Recorded),
-) -> Result<Recorded> {
+) -> Result<Recording> {
     let failed = || format!("{}: cannot be written", options.output.path().display());
     options.output.check()?;
     let image = image(control)?;
@@ -114,20 +134,23 @@ pub fn record(
     let to = BufWriter::with_capacity(1 << 20, file);
     let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
     let count = options.count.unwrap_or(u64::MAX);
-    let (mut damage, mut is_cut) = (None, false);
+    let mut broken = None;
     let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
     // The clock is read for each entry: where they come one by one there is never a pause, and never a thousand of them.
     while state.get().requests < count && !stopped.get() && !is_enough() {
         let entry = match next(&mut reader) {
             Ok(entry) => entry,
             Err(end) => {
-                is_cut = end.is_none() && !stopped.get() && !reader.is_complete();
-                damage = end;
+                let is_cut = !stopped.get() && !reader.is_complete();
+                broken = end.or_else(|| is_cut.then(killed));
                 break;
             }
         };
-        layouts.look(&entry, &mut writer).context(ErrorKind::Io, failed)?;
-        writer.write(&entry).context(ErrorKind::Io, failed)?;
+        let written = layouts.look(&entry, &mut writer).and_then(|()| writer.write(&entry));
+        if let Err(error) = written {
+            broken = Some(Error::caused_by(ErrorKind::Io, failed(), error));
+            break;
+        }
         let mut now = state.get();
         match entry {
             Entry::Record(record) if !record.more => now.requests += 1,
@@ -139,17 +162,17 @@ pub fn record(
     }
     let is_over = reader.is_complete();
     drop(reader);
-    layouts.tell(&mut writer).context(ErrorKind::Io, failed)?;
-    match is_cut || damage.is_some() {
+    let ended = layouts.tell(&mut writer).and_then(|()| match &broken {
         // Its reader is told that it has no end.
-        true => writer.flush().context(ErrorKind::Io, failed)?,
-        false => drop(writer.finish().context(ErrorKind::Io, failed)?),
-    }
+        Some(_) => writer.flush(),
+        None => writer.finish().map(drop),
+    });
+    let broken = broken.or(ended.context(ErrorKind::Io, failed).err());
     let mut recorded = state.get();
     recorded.elapsed = begin.elapsed();
-    (recorded.is_over, recorded.is_cut) = (is_over, is_cut);
+    (recorded.is_over, recorded.is_cut) = (is_over, broken.is_some());
     recorded.bytes = std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
-    damage.map_or(Ok(recorded), Err)
+    Ok(Recording { recorded, broken })
 }
 
 /// The image, as the server named it, from where it is.
@@ -186,6 +209,11 @@ fn next<R: Read>(reader: &mut Reader<R>) -> std::result::Result<Entry, Option<Er
         Some(Err(error)) => Err(Some(damaged(error))),
         None => Err(None),
     }
+}
+
+/// The stream ended, and nothing says that this was its end.
+fn killed() -> Error {
+    Error::new(ErrorKind::Process, "the server broke off (it was killed, or has crashed)")
 }
 
 /// Why a recording ended before its end.

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest};
 use vlane_driver::{OnProgress, Session};
+use vlane_error::counted;
 use vlane_trace::{Kind, Record};
 
 use super::replay_report::{self, Facts};
@@ -175,6 +176,13 @@ pub fn replay(
         if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let result = vlane_driver::replay::replay(session, &plan, &options, on_progress)?;
-    interrupt.check()?;
-    Ok(replay_report::report(trace, &result, &facts, &begun))
+    if result.ios == 0 {
+        interrupt.check()?;
+    }
+    let mut report = replay_report::report(trace, &result, &facts, &begun);
+    if interrupt.is_raised() && result.ios < all {
+        let done = format!("{} of {} were replayed", result.ios, counted(all, "request"));
+        report.mark_partial(format!("PARTIAL: {done}: interrupted"));
+    }
+    Ok(report)
 }

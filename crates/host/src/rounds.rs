@@ -10,6 +10,8 @@ use crate::error::{Error, Result};
 /// Rounds that were measured.
 #[derive(Debug)]
 pub struct Rounds {
+    /// One of them, in the singular.
+    what: &'static str,
     wanted: usize,
     whole: usize,
     broken: Option<Error>,
@@ -20,11 +22,26 @@ impl Rounds {
     ///
     /// # Errors
     /// That of the first round. A later one that fails is the last one, and the others are kept.
-    pub fn measure(wanted: usize, mut round: impl FnMut(usize) -> Result<()>) -> Result<Self> {
-        let mut rounds = Self { wanted, whole: 0, broken: None };
+    pub fn measure(wanted: usize, round: impl FnMut(usize) -> Result<()>) -> Result<Self> {
+        Self::measure_each("round", wanted, round)
+    }
+
+    /// The same of other whole parts of a measurement: `what` is the word for one of them.
+    ///
+    /// # Errors
+    /// As [`Rounds::measure`].
+    pub fn measure_each(
+        what: &'static str,
+        wanted: usize,
+        mut round: impl FnMut(usize) -> Result<()>,
+    ) -> Result<Self> {
+        let mut rounds = Self { what, wanted, whole: 0, broken: None };
         while rounds.whole < wanted {
             match round(rounds.whole) {
-                Ok(()) => rounds.whole += 1,
+                Ok(()) => {
+                    rounds.whole += 1;
+                    tracing::debug!("{what} {} of {wanted} is whole", rounds.whole);
+                }
                 Err(error) if rounds.whole == 0 => return Err(error),
                 Err(error) => {
                     rounds.broken = Some(error);
@@ -43,9 +60,7 @@ impl Rounds {
     /// The sentence on rounds that are missing, if some are.
     pub fn missing(&self) -> Option<String> {
         let error = self.broken.as_ref()?;
-        let (whole, wanted) = (self.whole, self.wanted);
-        let rounds = if whole == 1 { "round was" } else { "rounds were" };
-        Some(format!("PARTIAL: {whole} of {wanted} {rounds} measured, the next one broke off: {error}"))
+        Some(missing(self.what, self.whole, self.wanted, error))
     }
 
     /// Marks a report of fewer rounds than were wanted as partial.
@@ -54,6 +69,12 @@ impl Rounds {
             report.mark_partial(missing);
         }
     }
+}
+
+/// The sentence on parts that are missing of a measurement that broke off; `what` is the word for one.
+pub fn missing(what: &str, whole: usize, wanted: usize, error: &Error) -> String {
+    let were = if whole == 1 { " was" } else { "s were" };
+    format!("PARTIAL: {whole} of {wanted} {what}{were} measured, the next one broke off: {error}")
 }
 
 #[cfg(test)]

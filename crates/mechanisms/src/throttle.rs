@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use vlane_boot::{BlkioFio, Host};
 use vlane_driver::{Limit, SessionOptions, Workload};
+use vlane_error::counted;
 use vlane_report::figure::show_size;
 
 use vlane_bench::{Load, blkio};
+use vlane_host::Rounds;
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
@@ -227,16 +229,20 @@ pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt)
     let mut progress =
         Progress::new(rows.len()).expecting(RAMP + Duration::from_secs(options.seconds.into()));
     let mut measured = Vec::new();
-    for row in rows {
-        progress.step(format!("{} on {} lanes", row.limited.name(), row.lanes));
+    let whole = Rounds::measure_each("row", rows.len(), |number| {
+        let row = rows[number];
+        progress.step(format!("{} on {}", row.limited.name(), counted(row.lanes, "lane")));
         measured.push(measure(options, row, fio.as_ref().ok(), interrupt)?);
-    }
+        Ok(())
+    })?;
     progress.clear();
     let mut notes = Vec::new();
     if let Err(error) = fio {
         notes.push(Note::warning(format!("fio with libblkio was not measured: {error}")));
     }
-    Ok(report(options, &measured, notes, &begun))
+    let mut report = report(options, &measured, notes, &begun);
+    whole.mark(&mut report);
+    Ok(report)
 }
 
 fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Begun) -> Report {

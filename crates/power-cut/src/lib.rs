@@ -28,7 +28,7 @@ use self::load::{Judge, Told};
 pub use self::report::report;
 use self::states::{Chance, Strategy, chooser};
 use self::storage::Storage;
-use vlane_host::error::{Context, ErrorKind, Result};
+use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::image::{Medium, Place};
 use vlane_host::interrupt::Interrupt;
@@ -115,6 +115,17 @@ pub struct Outcome {
     pub states: Checked,
     /// What they would be like if no flush did anything and no write were durable: it must be seen that the check sees it.
     pub broken: Option<Checked>,
+    /// All states were looked at that were wanted.
+    pub is_whole: bool,
+}
+
+/// Everything that came of it.
+#[derive(Debug)]
+pub struct Found {
+    /// Of each volume, in the order in which they were looked at.
+    pub outcomes: Vec<Outcome>,
+    /// What is missing, in a sentence, if it broke off.
+    pub partial: Option<String>,
 }
 
 /// States that were looked at.
@@ -167,8 +178,9 @@ impl Outcome {
     /// Everything is as it should be, and the check has shown that it would see it if not.
     pub fn is_good(&self) -> bool {
         // One way of two is enough: a journal that was written whole replays soundly, though all of its flushes did nothing. Of few states
-        // none may then be unsound, while most have losses.
-        let sees = self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
+        // none may then be unsound, while most have losses. Of states that were not all looked at, nothing is expected.
+        let sees =
+            !self.is_whole || self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
         // A guest whose journal has gone through the page cache all the same shows nothing of the other way.
         let is_as_meant = self.direct_writes != Some(0);
         self.states.is_sound() && self.flushes.violations.is_empty() && sees && is_as_meant
@@ -178,22 +190,41 @@ impl Outcome {
 /// Has a guest write to volumes, records that, and looks at states of each.
 ///
 /// # Errors
-/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and whatever keeps it from being done. What is wrong with
-/// states is no error: [`Outcome::is_good`].
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Vec<Outcome>> {
+/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and whatever keeps it from being done, before any state
+/// was looked at; later, the states until then are kept ([`Found::partial`]). What is wrong with states is no error: [`Outcome::is_good`].
+pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Found> {
     let mut outcomes = Vec::new();
     for file_system in &options.file_systems {
-        outcomes.extend(run_one(options, *file_system, host, interrupt)?);
+        if let Err(error) = run_one(options, *file_system, host, interrupt, &mut outcomes) {
+            return match outcomes.is_empty() {
+                true => Err(error),
+                false => Ok(Found { partial: Some(missing(options, &outcomes, &error)), outcomes }),
+            };
+        }
     }
-    Ok(outcomes)
+    Ok(Found { outcomes, partial: None })
 }
 
+/// The sentence on what is missing.
+fn missing(options: &Options, outcomes: &[Outcome], error: &Error) -> String {
+    let wanted = options.file_systems.len() * options.volumes().count();
+    let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
+    let were = if whole == 1 { "volume was" } else { "volumes were" };
+    let begun = match outcomes.len() - whole {
+        0 => String::new(),
+        n => format!(", {n} in part"),
+    };
+    format!("PARTIAL: {whole} of {wanted} {were} looked at as a whole{begun}; then it broke off: {error}")
+}
+
+/// Looks at the volumes of a file system; `outcomes` has what came until an error.
 fn run_one(
     options: &Options,
     file_system: FileSystem,
     host: &Host,
     interrupt: &Interrupt,
-) -> Result<Vec<Outcome>> {
+    outcomes: &mut Vec<Outcome>,
+) -> Result<()> {
     let dir = {
         let bytes = file_system.size().saturating_mul(2 * options.volumes().count() as u64 + 1);
         let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
@@ -211,13 +242,18 @@ fn run_one(
     guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
     let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
-    let volume = |judge: &Judge, arm: &Arm| -> Result<Outcome> {
+    let volume = |judge: &Judge, arm: &Arm| -> Result<(Outcome, Result<()>)> {
         let load = judge.load();
         let history = read(&guest::record_of(dir.path(), arm, load))?;
         let bench = Bench::new(host, file_system, bench_dir)?;
         let told = Told::new(&history, load);
         let looker = Looker { bench: &bench, judge, told: &told, base: &base, seed: options.seed };
-        let states = check(&looker, &history, options.states, interrupt)?;
+        let (states, mut looked) = check(&looker, &history, options.states, interrupt);
+        if states.states == 0
+            && let Err(error) = looked
+        {
+            return Err(error);
+        }
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
         let mut outcome = Outcome {
@@ -231,27 +267,37 @@ fn run_one(
             steps: told.steps(),
             states,
             broken: None,
+            is_whole: false,
         };
-        if options.broken_states > 0 {
+        if looked.is_ok() && options.broken_states > 0 {
             let broken = history.with_nothing_durable();
-            outcome.broken = Some(check(&looker, &broken, options.broken_states, interrupt)?);
+            let (broken, ended) = check(&looker, &broken, options.broken_states, interrupt);
+            (outcome.broken, looked) = ((broken.states > 0).then_some(broken), ended);
         }
-        Ok(outcome)
+        outcome.is_whole = looked.is_ok();
+        Ok((outcome, looked))
     };
-    let mut outcomes = Vec::new();
     // One load after the other, for the memory that states take.
     for judge in &judges {
         // Mostly they wait for tools.
-        let of_load: Result<Vec<Outcome>> = std::thread::scope(|scope| {
+        let of_load: Vec<Result<(Outcome, Result<()>)>> = std::thread::scope(|scope| {
             let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
             let volumes = volumes.into_iter();
             volumes
                 .map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect()
         });
-        outcomes.extend(of_load?);
+        let mut ended = Ok(());
+        for volume in of_load {
+            let looked = volume.and_then(|(outcome, looked)| {
+                outcomes.push(outcome);
+                looked
+            });
+            ended = ended.and(looked);
+        }
+        ended?;
     }
-    Ok(outcomes)
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<History> {
@@ -264,7 +310,7 @@ fn read(path: &Path) -> Result<History> {
     let (history, in_memory) = history.context(ErrorKind::Format, || format!("{}", path.display()))?;
     match in_memory {
         false => Ok(history),
-        true => Err(vlane_host::Error::new(
+        true => Err(Error::new(
             ErrorKind::Invalid,
             "the image lies in memory, where nothing is ever durable; give a directory on a disk",
         )),
@@ -337,13 +383,31 @@ struct Looker<'a> {
     seed: u64,
 }
 
-/// Looks at states of a volume: with each cut, at one for each strategy.
-fn check(looker: &Looker<'_>, history: &History, states: usize, interrupt: &Interrupt) -> Result<Checked> {
-    let Looker { bench, judge, told, base, seed } = *looker;
+/// Looks at states of a volume; those until an error count, too.
+fn check(
+    looker: &Looker<'_>,
+    history: &History,
+    states: usize,
+    interrupt: &Interrupt,
+) -> (Checked, Result<()>) {
     let begin = Instant::now();
-    let mut chance = Chance(seed);
     let mut checked =
         Checked { by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(), ..Checked::default() };
+    let looked = look(looker, history, states, interrupt, &mut checked);
+    checked.took = begin.elapsed();
+    (checked, looked)
+}
+
+/// With each cut, a state for each strategy.
+fn look(
+    looker: &Looker<'_>,
+    history: &History,
+    states: usize,
+    interrupt: &Interrupt,
+    checked: &mut Checked,
+) -> Result<()> {
+    let Looker { bench, judge, told, base, seed } = *looker;
+    let mut chance = Chance(seed);
     let mut storage = Storage::new(history, base.to_vec());
     for cut in cuts(history, states, base, &mut chance) {
         storage.advance(cut);
@@ -361,6 +425,7 @@ fn check(looker: &Looker<'_>, history: &History, states: usize, interrupt: &Inte
             let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
             let lost = lost?;
             checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
+            tracing::debug!("a state was looked at");
             if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
                 let what: Vec<String> = unsound.into_iter().chain(lost.into_iter().take(3)).collect();
                 checked.told.push(format!(
@@ -372,8 +437,7 @@ fn check(looker: &Looker<'_>, history: &History, states: usize, interrupt: &Inte
             }
         }
     }
-    checked.took = begin.elapsed();
-    Ok(checked)
+    Ok(())
 }
 
 /// What is wrong with the files of all workers.
@@ -416,6 +480,7 @@ mod tests {
             steps: 20,
             states,
             broken: Some(broken),
+            is_whole: true,
         }
     }
 
@@ -430,6 +495,9 @@ mod tests {
             );
         }
         let seen = Checked { lost: 1, ..Checked::default() };
-        assert!(!outcome(seen.clone(), seen).is_good());
+        assert!(!outcome(seen.clone(), seen.clone()).is_good());
+        // A check that was ended early need not have seen anything; losses are losses all the same.
+        let early = |states| Outcome { is_whole: false, ..outcome(Checked::default(), states) };
+        assert!(early(Checked::default()).is_good() && !early(seen).is_good());
     }
 }

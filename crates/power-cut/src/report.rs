@@ -25,8 +25,9 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
         let (states, unsound, lost) = broken.iter().fold((0, 0, 0), |(states, unsound, lost), one| {
             (states + one.states, unsound + one.unsound, lost + one.lost)
         });
+        let seen = if unsound + lost > 0 { " So it would have been seen." } else { "" };
         summary.push(format!(
-            "As if nothing were ever durable, {states} states: not sound {unsound}, with losses {lost}. So it would have been seen."
+            "As if nothing were ever durable, {states} states: not sound {unsound}, with losses {lost}.{seen}"
         ));
     }
     let mut notes: Vec<Note> = Vec::new();

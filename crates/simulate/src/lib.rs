@@ -22,4 +22,4 @@ pub use outcome::{LoadOutcome, MachineOutcome, Outcome};
 pub use random::{Law, Random, Span};
 pub use scenario::{Compute, Costs, EMBEDDED, Load, Machine, Scenario, Via};
 pub use setup::{ABLATION, COMPARED, Credit, Eevdf, Ends, Host, NAMES, Pool, Setup};
-pub use world::run;
+pub use world::{run, run_unless};

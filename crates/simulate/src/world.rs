@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use vlane_policy::loan::{Claim, Doing, Totals};
 
@@ -20,8 +21,15 @@ use super::setup::{Host, Setup};
 /// [`Scenario::parts`] one by one.
 pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
     let mut world = World::new(scenario, setup);
-    world.run();
+    world.run(&AtomicBool::new(false));
     world.outcome(scenario, setup)
+}
+
+/// The same, unless `stop` becomes true before the end: then there is no outcome.
+pub fn run_unless(stop: &AtomicBool, scenario: &Scenario, setup: &Setup) -> Option<Outcome> {
+    let mut world = World::new(scenario, setup);
+    world.run(stop);
+    (!stop.load(Relaxed)).then(|| world.outcome(scenario, setup))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,7 +226,8 @@ impl World {
         self.heap.push(Due { at, order: self.order, what });
     }
 
-    fn run(&mut self) {
+    /// Runs to the end, or until `stop` says so.
+    fn run(&mut self, stop: &AtomicBool) {
         self.plan(self.measured_since, What::Measure);
         self.plan(self.host.next_periodic(), What::Periodic);
         for source in 0..self.sources.len() {
@@ -232,7 +241,7 @@ impl World {
             }
         }
         while let Some(due) = self.heap.pop() {
-            if due.at > self.end {
+            if due.at > self.end || stop.load(Relaxed) {
                 break;
             }
             if due.at > self.now {

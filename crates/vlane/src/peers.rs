@@ -145,15 +145,13 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     }
     let begun = Begun::now(command_line());
     let mut so_far: Vec<RowResult> = Vec::new();
+    let mut written = Ok(());
     let outcome = peers::run(&options, &interrupt, |result| {
         println!("{}", result.title);
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
-        // After every row: an interrupted run keeps what it has.
-        match &json {
-            Some(output) => peers::write_json(output, &so_far),
-            None => Ok(()),
-        }
+        // After every row: a run that is killed keeps what it has.
+        written = json.as_ref().map_or(Ok(()), |output| peers::write_json(output, &so_far));
     })?;
     for missing in &outcome.missing {
         println!("not measured: {missing}");
@@ -170,6 +168,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
+    written?;
     whole(outcome.partial)
 }
 
@@ -188,11 +187,12 @@ fn fixed_load(
     let begun = Begun::now(command_line());
     let also: Vec<Vec<String>> = args.also.iter().map(|also| also.0.clone()).collect();
     let mut so_far: Vec<fixed::RowResult> = Vec::new();
+    let mut written = Ok(());
     let outcome = fixed::run(options, &also, interrupt, |result| {
         print!("{}", fixed::lines(result));
         so_far.push(result.clone());
-        // After every row: an interrupted run keeps what it has.
-        json.map_or(Ok(()), |output| peers::write_json(output, &so_far))
+        // After every row: a run that is killed keeps what it has.
+        written = json.map_or(Ok(()), |output| peers::write_json(output, &so_far));
     })?;
     let mut report = fixed::report(&outcome, options, &begun);
     outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
@@ -207,5 +207,6 @@ fn fixed_load(
         vlane_host::output::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
+    written?;
     whole(outcome.partial)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use vlane_boot::{Host, Install};
 use vlane_host::Interrupt;
-use vlane_power_cut::{Arm, FileSystem, Load, Machines, Options, Outcome};
+use vlane_power_cut::{Arm, FileSystem, Found, Load, Machines, Options, Outcome};
 
 use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;
@@ -142,13 +142,15 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let (options, begun) = (args.options()?, Begun::now(command_line()));
-    let outcomes = vlane_power_cut::run(&options, &host, &interrupt)?;
-    let report = vlane_power_cut::report(&options, &outcomes, &begun);
-    args.output.show(&report)?;
+    let Found { outcomes, partial } = vlane_power_cut::run(&options, &host, &interrupt)?;
+    let mut report = vlane_power_cut::report(&options, &outcomes, &begun);
+    partial.into_iter().for_each(|missing| report.mark_partial(missing));
+    let shown = args.output.show(&report);
     let name = |outcome: &Outcome| format!("{} with {}", outcome.what(), outcome.arm.name());
     let bad: Vec<String> = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
     match bad.is_empty() {
-        true => Ok(()),
+        true => shown,
+        // It counts for more than a report that is partial, or a file that could not be written.
         false => bail!("not as it should be: {}; the report says what", bad.join(", ")),
     }
 }

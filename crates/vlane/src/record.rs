@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_capture::record::{RecordOptions, Recorded, record};
+use vlane_capture::record::{RecordOptions, Recorded, Recording, record};
 use vlane_error::counted;
 use vlane_host::control::Control;
 use vlane_host::{Interrupt, Output};
@@ -20,9 +20,9 @@ use crate::values;
 /// Record every request of a volume while it is served with --control.
 ///
 /// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a
-/// complete trace. When the server is killed, the trace has what came until then, and the status
-/// is 3. The volume goes on being served as before: its lanes never wait, and requests that they
-/// cannot tell of in time are counted as lost.
+/// complete trace. When the server is killed, or the file cannot be written any more, the trace has
+/// what came until then, and the status is 3. The volume goes on being served as before: its lanes
+/// never wait, and requests that they cannot tell of in time are counted as lost.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// The volume's control socket: vlane serve ... --control PATH
@@ -64,7 +64,8 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     }
     progress.step(format!("recording into {}", args.output.display()));
     let control = Control::new(&args.control);
-    let recorded = record(&control, &options, &interrupt, &mut |state| progress.detail(&describe(state)))?;
+    let Recording { recorded, broken } =
+        record(&control, &options, &interrupt, &mut |state| progress.detail(&describe(state)))?;
     progress.clear();
     let why = if recorded.is_over { "; the volume ended" } else { "" };
     println!(
@@ -76,15 +77,12 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     if recorded.requests == 0 {
         println!("nothing was recorded: no guest asked for anything meanwhile");
     }
-    if recorded.is_cut {
-        let file = args.output.display();
-        return Err(Partial(format!(
-            "{file}: PARTIAL: the server broke off (it was killed, or has crashed); the trace has what came until then, and an unknown \
-             number of requests is missing"
-        ))
-        .into());
-    }
-    Ok(())
+    let Some(why) = broken else { return Ok(()) };
+    let file = args.output.display();
+    Err(Partial(format!(
+        "{file}: PARTIAL: {why}; the trace has what came until then, and an unknown number of requests is missing"
+    ))
+    .into())
 }
 
 fn describe(state: &Recorded) -> String {

@@ -90,7 +90,8 @@ impl Volume {
         };
         let interrupt = Interrupt::listen().unwrap();
         let result = std::thread::scope(|scope| {
-            let recording = scope.spawn(|| record(&self.control, &options, &interrupt, &mut |_| {}).unwrap());
+            let recording = scope
+                .spawn(|| record(&self.control, &options, &interrupt, &mut |_| {}).unwrap().whole().unwrap());
             let begin = Instant::now();
             while !self.control.volume().unwrap().recording {
                 assert!(begin.elapsed() < LIMIT, "nothing is recorded");
@@ -257,8 +258,8 @@ fn a_recording_ends_in_time_however_slowly_and_steadily_requests_come() {
         data: None,
     };
     std::thread::scope(|scope| {
-        let recording =
-            scope.spawn(|| record(&volume.control, &options, &interrupt, &mut |_| {}).unwrap().requests);
+        let recording = scope
+            .spawn(|| record(&volume.control, &options, &interrupt, &mut |_| {}).unwrap().recorded.requests);
         // Far fewer than those after which the clock is looked at anyhow, and for many times as long as it should take.
         let mut made = 0;
         while !recording.is_finished() && made < 250 {

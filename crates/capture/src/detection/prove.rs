@@ -13,6 +13,7 @@ use super::super::analyze::build::{number, text};
 use super::super::analyze::journal::{over_time, part, score_cells, shares};
 use super::super::record::{RecordOptions, record};
 use super::{Found, evaluate, layout_journal};
+use vlane_host::Rounds;
 use vlane_host::control::Control;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker, wait};
@@ -128,7 +129,9 @@ pub fn prove(
         host.program(program)?;
     }
     let (mut rows, mut sections, mut summary) = (Vec::new(), Vec::new(), Vec::new());
-    for guest in GUESTS.iter().filter(chosen) {
+    let guests: Vec<&Guest> = GUESTS.iter().filter(chosen).collect();
+    let measured = Rounds::measure_each("guest", guests.len(), |at| {
+        let guest = guests[at];
         interrupt.check()?;
         progress(guest.title);
         let (trace, truth) = run(guest, options, &maker, interrupt)?;
@@ -151,7 +154,8 @@ pub fn prove(
             vec![words],
             vec![shares(&part), over_time(&trace, first, &[truth], &found)],
         ));
-    }
+        Ok(())
+    })?;
     let columns = [
         ("guest", ""),
         ("way", ""),
@@ -174,12 +178,14 @@ pub fn prove(
             vec![table("Precision and recall", &columns, rows)],
         ),
     );
-    Ok(Report {
+    let mut report = Report {
         summary,
         notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
         sections,
         ..begun.report("journal-detection", "Journals found in real guests", &[])
-    })
+    };
+    measured.mark(&mut report);
+    Ok(report)
 }
 
 fn row(guest: &Guest, loops: f64, found: &Found) -> Vec<Cell> {
@@ -242,7 +248,7 @@ fn run(
         let places = work();
         drop(server);
         let recorded = recorder.join().map_err(|_| failed("the recording panicked"))?;
-        Ok((places?, recorded?))
+        Ok((places?, recorded?.whole()?))
     })?;
     let trace = Trace::load(&file)?;
     if recorded.lost > 0 {

@@ -28,6 +28,7 @@ pub use self::judge::{Verdict, lines, markdown, targets};
 use self::plan::{Client, Contender, Load, Medium};
 pub use self::plan::{Row, rows};
 pub use self::report::report;
+use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::output::Output;
@@ -130,11 +131,7 @@ pub struct Outcome {
 /// # Errors
 /// [`ErrorKind::Usage`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
 /// keeps a measurement from being made. A second client that cannot be had is told in the outcome, unless its rows were named.
-pub fn run(
-    options: &Options,
-    interrupt: &Interrupt,
-    mut done: impl FnMut(&RowResult) -> Result<()>,
-) -> Result<Outcome> {
+pub fn run(options: &Options, interrupt: &Interrupt, mut done: impl FnMut(&RowResult)) -> Result<Outcome> {
     let mut rows = chosen(options)?;
     let mut missing = Vec::new();
     let host = Host::new(options.install)?;
@@ -144,10 +141,13 @@ pub fn run(
     let mut partial = None;
     for row in &rows {
         let measured = match bench.row(row) {
-            Ok(measured) => measured,
+            Ok((measured, missing)) => {
+                partial = missing.map(|missing| in_row(&missing, results.len(), rows.len()));
+                measured
+            }
             Err(error) if results.is_empty() => return Err(error),
             Err(error) => {
-                partial = Some(broken_off(results.len(), rows.len(), &error));
+                partial = Some(vlane_host::rounds::missing("row", results.len(), rows.len(), &error));
                 break;
             }
         };
@@ -160,16 +160,18 @@ pub fn run(
         let result =
             RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited };
         bench.progress.clear();
-        done(&result)?;
+        done(&result);
         results.push(result);
+        if partial.is_some() {
+            break;
+        }
     }
     Ok(Outcome { rows: results, partial, missing, fio: bench.blkio.as_ref().and_then(BlkioClient::version) })
 }
 
-/// The sentence on the rows that a measurement lacks which broke off.
-fn broken_off(whole: usize, wanted: usize, error: &Error) -> String {
-    let rows = if whole == 1 { "row was" } else { "rows were" };
-    format!("PARTIAL: {whole} of {wanted} {rows} measured, the next one broke off: {error}")
+/// The sentence on the rounds that a row lacks, which is the one after `whole` others.
+fn in_row(missing: &str, whole: usize, wanted: usize) -> String {
+    format!("{missing} (row {} of {wanted})", whole + 1)
 }
 
 /// The second client, if some rows need it; without it they are left out, unless they were named.
@@ -257,11 +259,12 @@ impl<'a> Bench<'a> {
         Ok(Self { options, interrupt, ground, fio, blkio, progress })
     }
 
-    /// All rounds of a row, forwards and backwards in turns.
-    fn row(&mut self, row: &Row) -> Result<Measured> {
-        let rounds = if row.load.is_none() { 1 } else { self.options.pairs };
+    /// All rounds of a row, forwards and backwards in turns; and the sentence on those that are
+    /// missing, if it broke off.
+    fn row(&mut self, row: &Row) -> Result<(Measured, Option<String>)> {
+        let rounds = if row.load.is_none() { 1 } else { self.options.pairs as usize };
         let mut all = vec![Vec::new(); row.contenders.len()];
-        for round in 0..rounds {
+        let measured = Rounds::measure(rounds, |round| {
             let mut order: Vec<_> = (0..row.contenders.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -275,8 +278,10 @@ impl<'a> Bench<'a> {
                 self.interrupt.check()?;
                 all[index].push(figures.map_err(|e| Error::caused_by(e.kind(), label, e))?);
             }
-        }
-        Ok(Measured { rounds: all })
+            Ok(())
+        })?;
+        all.iter_mut().for_each(|of| of.truncate(measured.whole()));
+        Ok((Measured { rounds: all }, measured.missing()))
     }
 
     /// A session that does nothing.

@@ -19,7 +19,7 @@ use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use super::{Options, guest};
 use vlane_capture::Trace;
-use vlane_capture::record::{RecordOptions, record};
+use vlane_capture::record::{RecordOptions, Recording, record};
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::Image;
@@ -313,7 +313,7 @@ impl Bed<'_> {
                 scope.spawn(|| record(&Control::new(&control), &recording, self.interrupt, &mut |_| ()));
             let done = guest.begin().and_then(|()| guest.finish(self.interrupt));
             let recorded = joined(recorder.join());
-            done.and(recorded)
+            done.and(recorded.and_then(Recording::whole))
         })?;
         self.interrupt.check()?;
         server.stop(STOP)?;

@@ -179,7 +179,7 @@ impl Bed {
             count: None,
             hashes: false,
         };
-        record(&self.disks[disk].1, &recording, interrupt, &mut |_| ())?;
+        record(&self.disks[disk].1, &recording, interrupt, &mut |_| ())?.whole()?;
         let used = sampler.take().since(&before);
         let time = begin.elapsed();
         interrupt.check()?;

@@ -10,6 +10,8 @@ use vlane_report::build::Begun;
 
 use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
+use vlane_error::counted;
+use vlane_host::Interrupt;
 use vlane_host::error::{Context, ErrorKind, Result};
 use vlane_report::progress::Progress;
 use vlane_report::{Note, Report, Section, Severity};
@@ -78,9 +80,9 @@ fn rate(per_second: f64) -> String {
 /// Simulates everything, on all CPUs that there are, and makes the report.
 ///
 /// # Errors
-///
-/// A scheduler of the ablation cannot be made.
-pub fn run(options: &Options) -> Result<Report> {
+/// A scheduler of the ablation cannot be made; [`ErrorKind::Interrupted`] before a first simulation has
+/// ended. After it, the report is of those that have.
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let paper = options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
     let mut jobs: Vec<(String, String, Scenario, Setup)> = Vec::new();
@@ -109,7 +111,10 @@ pub fn run(options: &Options) -> Result<Report> {
             }
         }
     }
-    let runs = simulate_all(&jobs);
+    let runs = simulate_all(&jobs, interrupt);
+    if runs.0.is_empty() {
+        interrupt.check()?;
+    }
     let mut sections: Vec<Section> = Vec::new();
     for scenario in &options.scenarios {
         for (phase, part) in scenario.parts() {
@@ -136,16 +141,22 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}{rates}.", seeds.join(", ")) });
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
-    Ok(Report {
+    let mut report = Report {
         summary: extras::summary(&runs, options),
         notes,
         sections,
         ..begun.report("simulate", format!("Loans, simulated: {}", names.join(", ")), &[])
-    })
+    };
+    if runs.0.len() < jobs.len() {
+        let (ended, wanted) = (runs.0.len(), counted(jobs.len(), "simulation"));
+        report.mark_partial(format!("PARTIAL: {ended} of {wanted} ended, the others were interrupted"));
+    }
+    Ok(report)
 }
 
 /// Every job, several at once; the results in the order of the jobs.
-fn simulate_all(jobs: &[(String, String, Scenario, Setup)]) -> Runs {
+/// Those that are interrupted are left out.
+fn simulate_all(jobs: &[(String, String, Scenario, Setup)], interrupt: &Interrupt) -> Runs {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Run>>> = Mutex::new(vec![None; jobs.len()]);
     let progress = Mutex::new(Progress::new(jobs.len()));
@@ -159,8 +170,9 @@ fn simulate_all(jobs: &[(String, String, Scenario, Setup)]) -> Runs {
                 progress.step(format!("{scenario} {phase} {}", setup.name));
             }
             let begin = Instant::now();
-            let outcome = vlane_simulate::run(part, setup);
+            let Some(outcome) = vlane_simulate::run_unless(interrupt.flag(), part, setup) else { return };
             let seconds = begin.elapsed().as_secs_f64();
+            tracing::debug!("{scenario} {phase} {} was simulated", setup.name);
             let run = Run { scenario: scenario.clone(), phase: phase.clone(), seconds, outcome };
             if let Ok(mut done) = done.lock() {
                 done[at] = Some(run);

@@ -14,6 +14,7 @@ use vlane_report::build::Begun;
 
 use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Kernel, Qemu, QemuProgram};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
+use vlane_host::{Interrupt, Rounds};
 use vlane_policy::loan::Policy;
 use vlane_report::Report;
 
@@ -150,10 +151,13 @@ fn kill(own: &Path, times: u32) -> Result<()> {
 
 /// How often a guest whose kernel crashed under emulation is started again.
 const AGAIN: u32 = 5;
+/// How often an interrupt is looked for.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What guests are started with.
 struct Bed<'a> {
     host: &'a Host,
+    interrupt: &'a Interrupt,
     kernel: &'a Kernel,
     own: &'a Path,
     limit: Duration,
@@ -169,7 +173,11 @@ impl Bed<'_> {
         let guest = Initramfs::new(script).program_at("vlane", self.own);
         let mut again = 0;
         loop {
-            let guest = machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
+            let mut guest =
+                machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
+            while guest.poll(LOOK)?.is_none() && !guest.is_overdue() {
+                self.interrupt.check()?;
+            }
             let report = guest.wait()?;
             // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a kernel crashed, a CPU stood one
             // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
@@ -197,8 +205,9 @@ fn show(line: &str) {
 /// Boots the guest, and makes a report of what it shows.
 ///
 /// # Errors
-/// What is missing on the host; what the guest says.
-pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
+/// What is missing on the host; what the guest says in the first round. A later one that breaks off
+/// leaves the others, in a report that is marked as partial.
+pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     let Options { load, repeats, .. } = options;
     let schedulers = &load.turns;
     for name in schedulers {
@@ -221,7 +230,7 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
     machine.disks.clear();
     machine.memory_mib = 1024;
-    let bed = Bed { host, kernel: &kernel, own: options.program, limit: options.limit };
+    let bed = Bed { host, kernel: &kernel, own: options.program, limit: options.limit, interrupt };
     let mut crashes = 0;
     let read = |report: &vlane_boot::Report, place| {
         let text = report.result(&format!("turn_{place}"))?;
@@ -230,18 +239,27 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
     };
     // A guest for each round: every load is a chance for it to crash, and takes the other turns with it.
     let (mut shown, mut last) = (Vec::new(), None);
-    for _ in 0..*repeats {
+    let rounds = Rounds::measure((*repeats).into(), |_| {
         let report = bed.run(machine.clone(), &measures, &mut crashes)?;
-        for place in 0..schedulers.len() {
-            shown.push(read(&report, place)?);
-        }
+        let turns = (0..schedulers.len()).map(|place| read(&report, place));
+        shown.extend(turns.collect::<Result<Vec<_>>>()?);
         last = Some(report);
-    }
+        Ok(())
+    })?;
     // Loading and unloading a scheduler changes the kernel's code.
     machine.in_turns = true;
-    let report = match (load.kills, last) {
+    let mut partial = rounds.missing();
+    let kills = if partial.is_some() { 0 } else { load.kills };
+    let report = match (kills, last) {
         (0, Some(report)) => report,
-        (kills, _) => bed.run(machine, &format!("--kills {kills}"), &mut crashes)?,
+        (kills, last) => match (bed.run(machine, &format!("--kills {kills}"), &mut crashes), last) {
+            (Ok(report), _) => report,
+            (Err(error), Some(last)) => {
+                partial = Some(format!("PARTIAL: the kills of the loader are missing: {error}"));
+                last
+            }
+            (Err(error), None) => return Err(error),
+        },
     };
     let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
     let kills = Kills {
@@ -251,5 +269,7 @@ pub fn prove(options: &Options<'_>, host: &Host) -> Result<Report> {
         state: report.result("state")?.to_string(),
         crashes,
     };
-    Ok(report::report(schedulers, &shown, &kills, &kernel.version, &begun))
+    let mut report = report::report(schedulers, &shown, &kills, &kernel.version, &begun);
+    partial.into_iter().for_each(|missing| report.mark_partial(missing));
+    Ok(report)
 }

@@ -251,9 +251,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         None => vlane_bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
-    if let Some(output) = &save {
-        measured.write(output)?;
-    }
+    // The report is shown before an error of this file is told: the measurements took their time.
+    let saved = save.as_ref().map_or(Ok(()), |output| measured.write(output));
     let (comparisons, missing) = match &older {
         Some(older) => against_saved(&measured, older)?,
         None => (between_targets(&measured), Vec::new()),
@@ -268,6 +267,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         Err(error) if !error.is::<exit::Partial>() => return Err(error),
         _ => {}
     }
+    saved?;
     tell_written(&output);
     if runs.fail_on_worse && is_worse(&comparisons) {
         return Err(

@@ -108,6 +108,7 @@ mod with {
 
     use anyhow::Context;
     use vlane_boot::{Host, Install};
+    use vlane_host::Interrupt;
     use vlane_mechanisms::sched_ext::{self, Load, Options};
 
     use super::{LoadArgs, MeasureArgs, ProveArgs};
@@ -139,6 +140,7 @@ mod with {
     /// Boots the guest, and shows the report of what it did.
     pub fn prove(args: &ProveArgs) -> anyhow::Result<()> {
         args.output.check()?;
+        let interrupt = Interrupt::listen()?;
         let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         let options = Options {
@@ -148,6 +150,6 @@ mod with {
             program: &own,
             command: &command_line(),
         };
-        args.output.show(&sched_ext::prove(&options, &host)?)
+        args.output.show(&sched_ext::prove(&options, &host, &interrupt)?)
     }
 }

@@ -1,6 +1,7 @@
 //! `vlane sched simulate`: host schedulers on a machine that is not there.
 
 use clap::Args;
+use vlane_host::Interrupt;
 use vlane_mechanisms::loans::simulated::{self, Options};
 
 use crate::output::{OutputArgs, command_line};
@@ -86,7 +87,7 @@ impl SimulateArgs {
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     args.output.check()?;
-    let report = simulated::run(&options)?;
+    let report = simulated::run(&options, &Interrupt::listen()?)?;
     args.output.show(&report)
 }
 

@@ -22,6 +22,7 @@ use super::blkio::{BlkioClient, per_request};
 use super::ground::Ground;
 use super::plan::{Medium, daemons};
 use super::{Measured, Options};
+use vlane_host::Rounds;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker};
 use vlane_host::interrupt::Interrupt;
@@ -151,7 +152,7 @@ pub fn run(
     options: &Options,
     also: &[Vec<String>],
     interrupt: &Interrupt,
-    mut done: impl FnMut(&RowResult) -> Result<()>,
+    mut done: impl FnMut(&RowResult),
 ) -> Result<Outcome> {
     let mut bench = Bench::new(options, also, chosen(options)?, interrupt)?;
     let mut results = Vec::new();
@@ -165,10 +166,13 @@ pub fn run(
         }
         let measured = bench.in_guest(row, &mut guest);
         let measured = match measured {
-            Ok(measured) => measured,
+            Ok((measured, missing)) => {
+                partial = missing.map(|missing| super::in_row(&missing, results.len(), wanted.len()));
+                measured
+            }
             Err(error) if results.is_empty() => return Err(error),
             Err(error) => {
-                partial = Some(super::broken_off(results.len(), wanted.len(), &error));
+                partial = Some(vlane_host::rounds::missing("row", results.len(), wanted.len(), &error));
                 break;
             }
         };
@@ -198,8 +202,11 @@ pub fn run(
             plan: row,
         };
         bench.progress.clear();
-        done(&result)?;
+        done(&result);
         results.push(result);
+        if partial.is_some() {
+            break;
+        }
     }
     drop(guest);
     let fio = bench.native.as_ref().and_then(BlkioClient::version);
@@ -305,19 +312,28 @@ impl<'a> Bench<'a> {
         &mut self,
         row: Row,
         guest: &mut Option<(&'static Group, InGuest<'a>)>,
-    ) -> Result<Measured<Figures>> {
+    ) -> Result<(Measured<Figures>, Option<String>)> {
         if let (Client::Guest(machines), None) = (row.group.client, &guest) {
             *guest = Some((row.group, self.boot(machines, row.group.medium)?));
         }
         self.row(row, guest.as_mut().map(|(_, guest)| guest))
     }
 
-    /// All rounds of a row, forwards and backwards in turns.
-    fn row(&mut self, row: Row, mut guest: Option<&mut InGuest<'a>>) -> Result<Measured<Figures>> {
+    /// All rounds of a row, forwards and backwards in turns; and the sentence on those that are
+    /// missing, if it broke off. A row that cannot reach its rate has fewer, and none is missing.
+    fn row(
+        &mut self,
+        row: Row,
+        mut guest: Option<&mut InGuest<'a>>,
+    ) -> Result<(Measured<Figures>, Option<String>)> {
         let contenders = contenders(row.group.medium, self.also);
         let mut all = vec![Vec::new(); contenders.len()];
-        let rounds = self.options.pairs;
-        for round in 0..rounds {
+        let rounds = self.options.pairs as usize;
+        let mut is_hopeless = false;
+        let measured = Rounds::measure(rounds, |round| {
+            if is_hopeless {
+                return Ok(());
+            }
             let mut order: Vec<_> = (0..contenders.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -343,12 +359,14 @@ impl<'a> Bench<'a> {
                 contenders.iter().zip(&all).filter(of)
             };
             if [true, false].into_iter().any(|is| side(is).all(|(_, rounds)| hopeless(rounds))) {
-                let left = (rounds - 1 - round) as usize * contenders.len();
+                let left = (rounds - 1 - round) * contenders.len();
                 self.progress.add_steps(-isize::try_from(left).unwrap_or(0));
-                break;
+                is_hopeless = true;
             }
-        }
-        Ok(Measured { rounds: all })
+            Ok(())
+        })?;
+        all.iter_mut().for_each(|of| of.truncate(measured.whole()));
+        Ok((Measured { rounds: all }, measured.missing()))
     }
 }
 
