@@ -105,7 +105,7 @@ fn units_name_no_directory_twice() {
 }
 
 #[test]
-fn recipe_for_libvirt_has_the_group_and_mask_of_the_unit() {
+fn recipe_for_libvirt_has_the_group_and_socket_of_the_unit() {
     let page = fs::read_to_string(units().join("../../docs/src/guests.md")).unwrap();
     let recipe = page.split("### libvirt").nth(1).unwrap().split("\n### ").next().unwrap().to_owned();
     let unit = read("vlane@.service");
@@ -113,9 +113,11 @@ fn recipe_for_libvirt_has_the_group_and_mask_of_the_unit() {
         let line = unit.lines().find_map(|line| line.strip_prefix(&format!("{key}=")));
         line.unwrap_or_else(|| panic!("the unit has no {key}=")).to_owned()
     };
-    let by_hand = format!("sg {} 'umask {}; vlane serve", value("Group"), value("UMask"));
-    let socket = value("ExecStart").replace("%i", "disk");
-    let socket = socket.split_whitespace().skip_while(|word| *word != "--socket").nth(1).unwrap().to_owned();
+    let start = value("ExecStart").replace("%i", "disk");
+    let option = |name: &str| start.split_whitespace().skip_while(|word| *word != name).nth(1).unwrap();
+    assert_eq!(option("--socket-mode"), "660", "the group connects, and nobody else");
+    let socket = option("--socket");
+    let by_hand = format!("vlane serve disk.raw --socket {socket} --socket-group {}", value("Group"));
     for part in [
         by_hand.as_str(),
         format!("path='{socket}'").as_str(),

@@ -26,7 +26,7 @@ listens() {
 all_is_well() { # when
     listens
     is /run/vlane/disk 'vlane:kvm 750'
-    is /run/vlane/disk/disk.sock 'vlane:kvm 770'
+    is /run/vlane/disk/disk.sock 'vlane:kvm 660'
     is /run/vlane-sched 'vlane-sched:vlane 755'
     is /run/vlane-sched/sched.sock 'vlane-sched:vlane 660'
     front_end qemu disk || wrong "$1: nobody in the group can use the disk"
