@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use vlane_boot::{BlkioFio, Host};
 use vlane_driver::Session;
 use vlane_driver::observe::Snapshot;
+use vlane_error::counted;
 
 use super::blkio;
 use super::plan::order;
@@ -274,7 +275,10 @@ impl<'a> Bench<'a> {
                 }
                 Ok(run)
             }
-            n => Err(Error::new(ErrorKind::Process, format!("{n} of {} requests failed", report.ios))),
+            n => Err(Error::new(
+                ErrorKind::Process,
+                format!("{n} of {} failed", counted(report.ios, "request")),
+            )),
         }
     }
 

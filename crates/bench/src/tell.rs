@@ -1,6 +1,7 @@
 //! A bench run as a report.
 
 use vlane_driver::{Arrivals, Buckets, Wait};
+use vlane_error::counted;
 use vlane_report::figure::show_size;
 use vlane_report::stats::median;
 
@@ -105,7 +106,7 @@ fn how_much(run: &Saved) -> String {
     let lacking = targets().filter(|t| t.runs.is_empty()).count();
     let none =
         if lacking == 0 { String::new() } else { format!("; {lacking} of {} have none", targets().count()) };
-    format!("only the {made} measurements that were made before that{none}")
+    format!("only {} made before that{none}", counted(made, "measurement"))
 }
 
 /// What a reader must know.
@@ -125,9 +126,11 @@ fn notes(run: &Saved) -> Vec<Note> {
         Pin::Apart => "Back ends have the first half of the CPUs, clients the second.",
     };
     notes.push(Note::info(format!(
-            "Each figure is the median of {repeats} measurements of {} s, each after {} s that do not count{order}. {pin}",
-            run.time, run.ramp
-)));
+        "Each figure is the median of {} of {} s, each after {} s that do not count{order}. {pin}",
+        counted(repeats, "measurement"),
+        run.time,
+        run.ramp
+    )));
     let started = run.loads.iter().any(|l| l.targets.iter().any(|t| t.server.is_some()));
     for (storage, text) in [
         (Storage::Null, "The null device has no medium and touches no data: what is measured is the path."),
@@ -150,9 +153,9 @@ fn notes(run: &Saved) -> Vec<Note> {
             let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
             if asleep && cpus >= CLIENT_BOUND * f64::from(results.load.jobs.get()) {
                 notes.push(Note::warning(format!(
-                        "{about}: the client used {cpus:.2} CPUs with {} jobs: it was the limit, not the back end.",
-                        results.load.jobs
-)));
+                    "{about}: the client used {cpus:.2} CPUs with {}: it was the limit, not the back end.",
+                    counted(results.load.jobs, "job")
+                )));
             }
             if t.runs.iter().any(|run| run.kept_up == Some(false)) {
                 notes.push(Note::warning(format!(

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::ring::{Completion, Kind, Request};
 use hdrhistogram::Histogram;
+use vlane_error::counted;
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
@@ -122,7 +123,10 @@ pub fn run_crowd(
     let stats = stats.unwrap_or_else(|| Err(Error::new(ErrorKind::System, "nobody read")))?;
     session.stop()?;
     if stats.errors.total() > 0 && !broken {
-        return Err(Error::new(ErrorKind::System, format!("{} reads failed", stats.errors.total())));
+        return Err(Error::new(
+            ErrorKind::System,
+            format!("{} failed", counted(stats.errors.total(), "read")),
+        ));
     }
     let until = driven.until.min(window.until);
     let seconds = Duration::from_nanos(until.saturating_sub(window.from)).as_secs_f64().max(1e-9);

@@ -303,7 +303,10 @@ pub fn restore(path: &Path) -> Result<(String, bool)> {
         say(&format!("not restored: {one}"));
     }
     record::remove_about(looker.dir());
-    let told =
-        format!("{}: {threads} threads were raised, {} could not be restored\n", path.display(), stuck.len());
+    let told = format!(
+        "{}: threads that were raised: {threads}; could not be restored: {}\n",
+        path.display(),
+        stuck.len()
+    );
     Ok((told, stuck.is_empty()))
 }

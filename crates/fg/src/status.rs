@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use vlane_error::counted;
 
 use crate::dir::Dir;
 use crate::policy::{Memory, Way};
@@ -62,8 +63,11 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
         };
         let _ = write!(
             lines,
-            "    {pid} {}: {} -> {}; {threads} threads; {way}",
-            known.name, entry.old, entry.set
+            "    {pid} {}: {} -> {}; {}; {way}",
+            known.name,
+            entry.old,
+            entry.set,
+            counted(threads, "thread")
         );
         let _ = match &entry.stuck {
             Some(why) => writeln!(lines, "; NOT RESTORED: {why}"),

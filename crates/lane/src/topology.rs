@@ -60,7 +60,7 @@ pub enum TopologyError {
     Queues(u32),
     /// No thread, or more than there is work for.
     #[error(
-        "{threads} threads for {queues} queues: give at least one thread and at most one per queue; change --threads"
+        "--threads {threads} for --queues {queues}: give at least one thread and at most one per queue; change --threads"
     )]
     Threads {
         /// As given.
@@ -79,7 +79,7 @@ pub enum TopologyError {
     Duplicate(usize),
     /// Fewer CPUs than threads, or more.
     #[error(
-        "--cpus names {cpus} CPUs for {threads} threads; name one CPU for each thread, or change --threads"
+        "--cpus names {cpus}, and --threads is {threads}; name one CPU for each thread, or change --threads"
     )]
     Mismatch {
         /// CPUs named.

@@ -249,10 +249,10 @@ fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Be
     let off = |part: f64| (part - 1.0).abs() * 100.0;
     let worst = |of: fn(&Measured) -> f64| measured.iter().map(|one| off(of(one))).fold(0.0, f64::max);
     let summary = vec![format!(
-        "The median of {} seconds is within {:.2} % of the limit in each of {} rows, the whole time within {:.2} %.",
+        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole time within {:.2} %.",
         options.seconds,
         worst(|one| one.each_second.median),
-        measured.len(),
+        counted(measured.len(), "row"),
         worst(|one| one.in_all)
     )];
     let cells = |one: &Measured| {

@@ -1,5 +1,6 @@
 //! What came of it, as a report.
 
+use vlane_error::counted;
 use vlane_report::build::Begun;
 
 use super::{Checked, Options, Outcome};
@@ -14,11 +15,14 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     let flushes = sum(|outcome| outcome.flushes.flushes);
     let mut summary = vec![
         format!(
-            "{states} states after a power cut, of {} volumes: the file system was not sound in {unsound}, and something that was \
+            "{} after a power cut, of {}: the file system was not sound in {unsound}, and something that was \
              durable was missing in {lost}.",
-            outcomes.len()
+            counted(states, "state"),
+            counted(outcomes.len(), "volume")
         ),
-        format!("{flushes} flushes were answered; {violations} promises were not kept, by the record."),
+        format!(
+            "Flushes that were answered: {flushes}. Promises that were not kept, by the record: {violations}."
+        ),
     ];
     let broken: Vec<&Checked> = outcomes.iter().filter_map(|outcome| outcome.broken.as_ref()).collect();
     if !broken.is_empty() {
@@ -27,7 +31,8 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
         });
         let seen = if unsound + lost > 0 { " So it would have been seen." } else { "" };
         summary.push(format!(
-            "As if nothing were ever durable, {states} states: not sound {unsound}, with losses {lost}.{seen}"
+            "As if nothing were ever durable, {}: not sound {unsound}, with losses {lost}.{seen}",
+            counted(states, "state")
         ));
     }
     let mut notes: Vec<Note> = Vec::new();

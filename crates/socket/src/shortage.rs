@@ -81,6 +81,7 @@ impl Shortage {
         self.told = Some(now);
         let more = match std::mem::take(&mut self.untold) {
             0 => String::new(),
+            1 => " (once since this was last said)".to_owned(),
             untold => format!(" ({untold} times since this was last said)"),
         };
         let remedy = match is_short(error) {

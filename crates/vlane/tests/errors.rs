@@ -364,11 +364,11 @@ fn a_dead_servers_socket_is_replaced() {
 fn mistakes_in_the_topology_are_named() {
     let place = Place::new(MIB);
     let cases: [(&[&str], &[&str]); 4] = [
-        (&["--queues", "2", "--threads", "3"], &["3 threads for 2 queues", "--threads"]),
+        (&["--queues", "2", "--threads", "3"], &["--threads 3 for --queues 2"]),
         (&["--queues", "2", "--threads", "2", "--cpus", "0,0"], &["CPU 0", "twice", "each CPU once"]),
         (
             &["--queues", "2", "--threads", "2", "--cpus", "0"],
-            &["names 1 CPUs for 2 threads", "one CPU for each"],
+            &["--cpus names 1, and --threads is 2", "one CPU for each"],
         ),
         (&["--queues", "1", "--cpus", "9999"], &["CPU 9999 is not online", "online CPUs are"]),
     ];

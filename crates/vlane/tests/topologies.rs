@@ -63,7 +63,7 @@ fn a_short_run_measures_every_topology_and_predicts_more() {
     }
     // Each cell of the one round is kept, also those that the model is made of.
     let cells = report["samples"][0]["rows"].as_array().unwrap();
-    for what in ["1 jobs", "1 lane on one CPU", "2 lanes"] {
+    for what in ["1 job", "1 lane on one CPU", "2 lanes"] {
         assert!(cells.iter().any(|row| row[3] == what && row[5].as_f64().unwrap() > 0.0), "no {what}");
     }
     // Nothing is predicted of topologies that the model is wrong about.

@@ -1,5 +1,6 @@
 //! Flushes: how often, after how much, how long.
 
+use vlane_error::counted;
 use vlane_trace::{Kind, Record};
 
 use super::super::Trace;
@@ -47,7 +48,8 @@ pub(super) fn section(trace: &Trace) -> Section {
         row("service time, us", &mut times, &us),
     ];
     let words = format!(
-        "{count} flushes, {:.1} % of them with nothing written since the one before. {since} writes came after the last.",
+        "{}, {:.1} % of them with nothing written since the one before. Writes after the last: {since}.",
+        counted(count, "flush"),
         number(empty) * 100.0 / number(count as u64)
     );
     Section::new("flushes", "Flushes", vec![words], vec![table("Flushes", &percentile_columns("", ""), rows)])

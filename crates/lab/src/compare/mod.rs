@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
+use vlane_error::counted;
 use vlane_report::build::Begun;
 use vlane_report::figure::show_size;
 
@@ -165,12 +166,12 @@ impl Found {
     pub fn about(&self) -> String {
         let images = self.columns.len() - 1;
         let mut text = format!(
-            "QEMU {}.{}, by {}; Linux {}\n{} images of {} in {}, removed afterwards ({} needed)\n",
+            "QEMU {}.{}, by {}; Linux {}\n{} of {} in {}, removed afterwards ({} needed)\n",
             self.program.version.0,
             self.program.version.1,
             self.accel,
             self.kernel.version,
-            images,
+            counted(images, "image"),
             show_size(self.sizes.image),
             self.place.display(),
             show_size(self.sizes.needed(images)),
@@ -245,7 +246,7 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let begin = Instant::now();
     let guests: Vec<&str> = found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
     let mut preparing = Progress::new(2);
-    preparing.step(format!("writing {} images of {}", guests.len(), show_size(found.sizes.image)));
+    preparing.step(format!("writing {} of {}", counted(guests.len(), "image"), show_size(found.sizes.image)));
     let scratch = Scratch::new(&found.place, found.sizes)?;
     scratch.fill(host, &guests, options.cache, interrupt)?;
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
+use vlane_error::counted;
 
 use super::columns::Column;
 use super::host::HostFio;
@@ -190,8 +191,12 @@ impl Native<'_> {
         })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
-            let failed =
-                format!("{}: {} of {} requests failed", server.name(), report.errors.total(), report.ios);
+            let failed = format!(
+                "{}: {} of {} failed",
+                server.name(),
+                report.errors.total(),
+                counted(report.ios, "request")
+            );
             return Err(Error::new(ErrorKind::Process, failed));
         }
         let used = report.backend.as_ref();

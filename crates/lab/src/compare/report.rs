@@ -9,6 +9,7 @@ use super::jobs::CacheState;
 use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
 use super::results::{PARTS, Part};
 use super::{Outcome, native, samples, summary};
+use vlane_error::counted;
 use vlane_report::build::Begun;
 use vlane_report::published::{self, Interval, Published, Row};
 use vlane_report::{
@@ -586,10 +587,10 @@ fn columns_section(outcome: &Outcome) -> Section {
     let sizes = outcome.settings;
     let mut text = vec![
         format!(
-            "One guest has all disks at once, so that measurements of one load follow each other within seconds, in an order that turns round from load to load and from time to time. Each load was measured {} times. Images of {} MiB, each with an ext4 file system of its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
+            "One guest has all disks at once, so that measurements of one load follow each other within seconds, in an order that turns round from load to load and from time to time. Each load was measured {}. Images of {} MiB, each with an ext4 file system of its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
             match outcome.times() {
-                (few, most) if few == most => most.to_string(),
-                (few, most) => format!("{few} to {most}"),
+                (few, most) if few == most => counted(most, "time"),
+                (few, most) => format!("{few} to {}", counted(most, "time")),
             },
             outcome.image_bytes >> 20,
             sizes.old_bytes >> 20,

@@ -21,6 +21,7 @@ use std::time::Duration;
 use serde::Serialize;
 use vlane_boot::{Host, Install};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
+use vlane_error::counted;
 
 use self::blkio::BlkioClient;
 use self::ground::Ground;
@@ -377,7 +378,7 @@ impl<'a> Bench<'a> {
             if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         if report.errors.total() > 0 {
-            let context = format!("{} of {} requests failed", report.errors.total(), report.ios);
+            let context = format!("{} of {} failed", report.errors.total(), counted(report.ios, "request"));
             return Err(Error::new(ErrorKind::Process, context));
         }
         let unseen = || Error::new(ErrorKind::Process, "the back end's process cannot be looked at");

@@ -2,6 +2,7 @@
 
 use super::plan::{Contender, Metric, Row, rows};
 use super::{Figures, Outcome, RowResult, judge, limit};
+use vlane_error::counted;
 use vlane_report::build::Begun;
 use vlane_report::{
     Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
@@ -35,7 +36,8 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
     notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))));
     if rounds < 5 {
         let text = format!(
-            "Measured {rounds} times each: five pairs are the least that tell a difference from noise (--repeat 5)."
+            "Measured {} each: five pairs are the least that tell a difference from noise (--repeat 5).",
+            counted(rounds, "time")
         );
         notes.push(Note { severity: Severity::Warning, text });
     }

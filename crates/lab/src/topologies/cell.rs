@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use vlane_driver::observe::Snapshot;
 use vlane_driver::ring::{Arena, BlkOptions, Format};
 use vlane_driver::{GuestQueue, Region, Session, SessionOptions, Workload};
+use vlane_error::counted;
 
 use super::device::{Counters, Device, DeviceConfig};
 use super::guest::{DRAIN, Job, JobStats, Own, Shared, Waker};
@@ -422,7 +423,10 @@ fn summarize(
         errors += job.errors;
     }
     if errors > 0 {
-        return Err(Error::new(ErrorKind::Process, format!("{errors} requests failed on a null device")));
+        return Err(Error::new(
+            ErrorKind::Process,
+            format!("{} failed on a null device", counted(errors, "request")),
+        ));
     }
     let ios = latency.len() as f64;
     if ios == 0.0 {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use vlane_driver::ring::{Completion, Kind, Request};
 use vlane_driver::{GuestQueue, Region, Requests, Workload, pin};
+use vlane_error::counted;
 
 use super::lock::{FifoLock, LockUse};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -227,7 +228,10 @@ impl Job<'_> {
             port.take(&mut done)?;
             if done.is_empty() {
                 if self.shared.abort.load(Ordering::Relaxed) {
-                    return Err(Error::new(ErrorKind::Timeout, format!("{out} requests never came back")));
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        format!("{} never came back", counted(out, "request")),
+                    ));
                 }
                 port.wait()?;
                 continue;

@@ -6,6 +6,7 @@ use super::model::{Lane, predict};
 use super::patterns::Pattern;
 use super::validate::{Check, Suite, TOLERANCE};
 use super::{Kind, Placement, Subject, Topology};
+use vlane_error::counted;
 use vlane_report::build::{spread as spread_of, table};
 use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{
@@ -84,7 +85,10 @@ fn notes(options: &Options, measured: &Measured<'_>) -> Vec<Note> {
         notes.push(Note::warning(text));
     }
     if measured.repeats < 3 {
-        notes.push(Note::warning(format!("Only {} rounds: the spread means little.", measured.repeats)));
+        notes.push(Note::warning(format!(
+            "Only {}: the spread means little.",
+            counted(measured.repeats, "round")
+        )));
     }
     notes
 }
@@ -129,7 +133,7 @@ fn samples(measured: &Measured<'_>) -> Samples {
         (*pattern, *group == Group::Bare, subject.to_string(), *jobs)
     });
     for ((pattern, of, subject, jobs), cells) in keys {
-        add([(*pattern).into(), group(*of).into(), subject.to_string(), format!("{jobs} jobs")], cells);
+        add([(*pattern).into(), group(*of).into(), subject.to_string(), counted(jobs, "job")], cells);
     }
     for (of, suite) in &measured.suites {
         for (subject, what, cells) in suite.measured() {
@@ -252,7 +256,7 @@ fn over(
 ) -> Result<Interval, String> {
     let of = |topology| spread(cells_of(measured, pattern, topology, jobs), &pick);
     let ratio = of(topology).zip(of(other)).and_then(|(of, over)| Interval::ratio(&of, &over));
-    ratio.ok_or_else(|| format!("not with {jobs} jobs"))
+    ratio.ok_or_else(|| format!("not with {}", counted(jobs, "job")))
 }
 
 fn against_the_paper(measured: &Measured<'_>) -> Section {
@@ -278,10 +282,10 @@ fn against_the_paper(measured: &Measured<'_>) -> Section {
             if let (Ok(ratio), Topology::Baseline) = (&at_cpus, other) {
                 ours.push(Point::exact(x, ratio.middle));
             }
-            row(&format!("{cpus} jobs, one for each CPU"), at_cpus);
+            row(&format!("{}, one for each CPU", counted(cpus, "job")), at_cpus);
             if let Some(jobs) = best_jobs(measured, pattern.name, other).filter(|jobs| *jobs != cpus) {
                 let most = over(measured, pattern.name, (Topology::Mt, other), jobs, |c| c.iops);
-                row(&format!("at most, which is with {jobs} jobs"), most);
+                row(&format!("at most, which is with {}", counted(jobs, "job")), most);
             }
         }
     }
@@ -328,7 +332,7 @@ fn what_the_mutex_is(measured: &Measured<'_>, jobs: u16) -> Block {
         ]
     };
     let columns = "pattern | MT / Baseline [x] | no mutex / Baseline [x] | MT / no mutex [x]";
-    let caption = format!("What the mutex is, and what queues and threads are: {jobs} jobs");
+    let caption = format!("What the mutex is, and what queues and threads are: {}", counted(jobs, "job"));
     table(caption, columns, measured.patterns.iter().map(row).collect())
 }
 
@@ -361,7 +365,7 @@ fn figure_three(measured: &Measured<'_>, jobs: u16) -> Option<Block> {
             over(measured, pattern.name, (Topology::Mq, Topology::Baseline), jobs, wait),
         ),
     ];
-    let caption = format!("{}, {jobs} jobs: MT over Baseline", pattern.title);
+    let caption = format!("{}, {}: MT over Baseline", pattern.title, counted(jobs, "job"));
     rows.iter().any(|row| row.here.is_ok()).then(|| Block::Table(published::table(caption, &rows)))
 }
 
@@ -391,8 +395,10 @@ fn overcommit(measured: &Measured<'_>) -> Section {
     let lanes = table(
         "From as many lanes as CPUs to twice as many and more",
         &format!(
-            "pattern | topology | {fit} lanes [k IOPS] | {twice} lanes [k IOPS] | change [%] | \
-            change at {most} lanes [%]"
+            "pattern | topology | {} [k IOPS] | {} [k IOPS] | change [%] | change at {} [%]",
+            counted(fit, "lane"),
+            counted(twice, "lane"),
+            counted(most, "lane")
         ),
         rows,
     );
@@ -467,7 +473,7 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
                 series.extend(measured_series(measured, group, kind));
             }
             blocks.push(Block::Chart(Chart::lines(
-                format!("4K random read on {n} CPUs, {words}"),
+                format!("4K random read on {}, {words}", counted(n, "CPU")),
                 Axis::log("jobs", ""),
                 Axis::new("requests per second", "k"),
                 series,
@@ -481,7 +487,7 @@ fn scaling(options: &Options, measured: &Measured<'_>) -> Vec<Section> {
             }
         }
         let mut columns = vec![Column::new("CPUs", ""), Column::new("topology", "")];
-        columns.extend(LANES.iter().map(|n| Column::new(&format!("{n} lanes"), "k IOPS")));
+        columns.extend(LANES.iter().map(|n| Column::new(&counted(n, "lane"), "k IOPS")));
         columns.push(Column::new("ends at", ""));
         blocks.push(table("Predicted", columns, rows));
         sections.push(Section::new(format!("scaling-{}", if group == Group::Paper { "paper" } else { "vlane" }), format!("Scaling, predicted: {words}"), vec![
@@ -551,7 +557,7 @@ fn prices(measured: &Measured<'_>, checks: &[(Group, Check)]) -> Section {
     row("waking a thread on another, idle CPU, until it runs".into(), prices.wake_there);
     row("... of which the writer's own time".into(), prices.waking_there);
     for (threads, ns) in &prices.handover {
-        row(format!("handing the mutex over, {threads} threads at it"), Some(*ns));
+        row(format!("handing the mutex over, {} at it", counted(threads, "thread")), Some(*ns));
     }
     let machine = table("What meeting costs on this machine", "what | time [ns]", rows);
     let rows = checks.iter().map(|(group, check)| {
@@ -600,10 +606,10 @@ fn summary(options: &Options, measured: &Measured<'_>, checks: &[(Group, Check)]
                 .filter_map(|topology| Some(format!("{topology} {}", percent(change(*topology)?))))
                 .collect();
             lines.push(format!(
-                "{}, with the paper's work per request, from {} job to {most} on {} CPUs: {}.",
+                "{}, with the paper's work per request, from {} to {most} on {}: {}.",
                 pattern.title,
-                measured.jobs.first().copied().unwrap_or(1),
-                measured.cpus,
+                counted(measured.jobs.first().copied().unwrap_or(1), "job"),
+                counted(measured.cpus, "CPU"),
                 all.join(", ")
             ));
         }

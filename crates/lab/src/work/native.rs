@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use vlane_driver::{Limit, SessionOptions, Workload};
+use vlane_error::counted;
 
 use super::{BLOCKS, Direction, Medium, Options};
 use vlane_host::Rounds;
@@ -247,7 +248,8 @@ impl<'a> Native<'a> {
         self.interrupt.check()?;
         let name = back_end.server.name();
         if report.errors.total() > 0 {
-            let failed = format!("{name}: {} of {} requests failed", report.errors.total(), report.ios);
+            let failed =
+                format!("{name}: {} of {} failed", report.errors.total(), counted(report.ios, "request"));
             return Err(Error::new(ErrorKind::Process, failed));
         }
         if used.roles.iter().any(|role| role.lost) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use vlane_boot::{Host, Ready, Spec};
 use vlane_driver::{Arrivals, Limit, Rate, Session, SessionOptions, Workload};
+use vlane_error::counted;
 
 use super::commits::{Places, Writer};
 use super::done::Done;
@@ -319,8 +320,8 @@ impl Bed<'_> {
         server.stop(STOP)?;
         if recorded.lost > 0 {
             let text = format!(
-                "{} requests were lost by the recording; try again on a quieter machine",
-                recorded.lost
+                "the recording lost {}; try again on a quieter machine",
+                counted(recorded.lost, "request")
             );
             return Err(Error::new(ErrorKind::Io, text));
         }

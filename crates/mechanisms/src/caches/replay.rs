@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, ReplayRequest, Timing};
 use vlane_driver::{Session, SessionOptions};
+use vlane_error::counted;
 use vlane_policy::journal::{Disk, layout};
 use vlane_report::figure::show_size;
 
@@ -167,11 +168,11 @@ fn about(volume: &Volume, requests: &[ReplayRequest], left_out: usize) -> String
     blocks.sort_unstable();
     blocks.dedup();
     format!(
-        "{}, journal of {}: {} requests of a guest with the {} job, {} of them flushes; they write {} of the journal. {left_out} others are left out: they write to the file \
+        "{}, journal of {}: {} of a guest with the {} job, flushes among them: {}. They write {} of the journal. Left out: {left_out} that write to the file \
          system's superblock, or to other blocks that say where the journal is, and a trace has no data.",
         Job::MailReplay.name(),
         show_size(volume.journal),
-        requests.len(),
+        counted(requests.len(), "request"),
         Job::Mail.name(),
         requests.iter().filter(is_flush).count(),
         show_size(blocks.len() as u64 * BLOCK),

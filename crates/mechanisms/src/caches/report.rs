@@ -1,5 +1,6 @@
 //! The report.
 
+use vlane_error::counted;
 use vlane_report::figure::show_size;
 
 use super::commits::COMMIT;
@@ -89,8 +90,8 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     }
     if options.rounds < ENOUGH {
         notes.push(Note::warning(format!(
-            "{} rounds: fewer than {ENOUGH}, so a difference may be chance.",
-            options.rounds
+            "{}: fewer than {ENOUGH}, so a difference may be chance.",
+            counted(options.rounds, "round")
         )));
     }
     if results.iter().any(|result| !result.cell.throttled) {

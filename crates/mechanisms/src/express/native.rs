@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vlane_driver::{Crowd, CrowdReport, SessionOptions};
+use vlane_error::counted;
 
 use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
@@ -65,10 +66,11 @@ impl Load {
 
     /// In words.
     pub fn title(self, readers: u16, queues: u16) -> String {
+        let (readers, some) = (counted(readers, "reader"), queues - 1);
         match self {
-            Self::Even => format!("{readers} readers on all {queues} queues"),
-            Self::Uneven => format!("{readers} readers on {} of {queues} queues", queues - 1),
-            Self::Greedy => format!("{readers} readers on {} of {queues} queues, no think time", queues - 1),
+            Self::Even => format!("{readers} on all {queues} queues"),
+            Self::Uneven => format!("{readers} on {some} of {queues} queues"),
+            Self::Greedy => format!("{readers} on {some} of {queues} queues, no think time"),
         }
     }
 }

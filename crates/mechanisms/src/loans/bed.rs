@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_boot::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
+use vlane_error::counted;
 use vlane_sched::live::state::DaemonState;
 use vlane_sched::sys::{self, Attr};
 
@@ -206,7 +207,8 @@ impl Bed {
             return Err(Error::new(ErrorKind::Process, text));
         }
         if state.vcpus.len() != self.guests.len() {
-            let text = format!("the scheduler has {} vCPUs of {}", state.vcpus.len(), self.guests.len());
+            let text =
+                format!("the scheduler has {} of {}", counted(state.vcpus.len(), "vCPU"), self.guests.len());
             return Err(Error::new(ErrorKind::Process, text));
         }
         let denied = state.counters.get("denied_rt_budget").copied().unwrap_or(0);

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vlane_boot::{Initramfs, Install};
+use vlane_error::counted;
 use vlane_trace::PriorityClass;
 
 use super::bed::{self, Bed, Plan};
@@ -131,8 +132,8 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
     sample.background = background.len() as u64;
     if sample.jobs.is_empty() {
         let text = format!(
-            "the foreground did {} reads while it was measured, too few for a whole job of {READS}; measure longer (--time)",
-            foreground.len()
+            "the foreground did {} while it was measured, too few for a whole job of {READS}; measure longer (--time)",
+            counted(foreground.len(), "read")
         );
         return Err(Error::new(ErrorKind::Process, text));
     }
@@ -214,11 +215,13 @@ fn arguments(options: &Options, completions: &str) -> Vec<OsString> {
 
 fn about(options: &Options, guests: &str) -> String {
     format!(
-        "{} guests ({guests}), each with a process that computes all the time. The first also has {} readers in the background (I/O priority idle) and \
+        "{} guests ({guests}), each with a process that computes all the time. The first also has {} in the background (I/O priority idle) and \
          a program in the foreground (best effort 0, real-time for the guest's own CPU scheduler) that reads 4 KiB after 4 KiB; {READS} of them are a job. The device works on {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the foreground's next \
          request; the service before it from the lane's taking the request to its answer. \
          The guest's I/O scheduler is none. vlane's lanes are real-time under all arms.",
-        options.guests, options.readers, options.latency
+        options.guests,
+        counted(options.readers, "reader"),
+        options.latency
     )
 }
 

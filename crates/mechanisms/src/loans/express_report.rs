@@ -6,6 +6,7 @@ use super::figures::{Cell as Figures, Measured, Sample};
 use super::live_report::{
     all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, samples, shares_of,
 };
+use vlane_error::counted;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::{Block, Cell, Note, Report, Section, Severity, Table};
 
@@ -113,10 +114,12 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         note(
             Severity::Info,
             format!(
-                "{} rounds of {:?} each, the arms in turns; figures are medians over rounds, with the smallest and the largest. \
+                "{} of {:?} each, the arms in turns; figures are medians over rounds, with the smallest and the largest. \
                  \"All rounds\" adds up everybody's CPU time over them. Execution time: of {} reads of the foreground's, one after the other, with all that is \
                  between them.",
-                labels.rounds, labels.time, labels.reads
+                counted(labels.rounds, "round"),
+                labels.time,
+                labels.reads
             ),
         ),
     ];

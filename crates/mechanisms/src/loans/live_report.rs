@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::figures::{Cell as Figures, Measured, Sample};
+use vlane_error::counted;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::stats::nearest_rank;
 use vlane_report::{
@@ -249,9 +250,10 @@ pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
         note(
             Severity::Info,
             format!(
-                "{} rounds of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
+                "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
                  \"All rounds\" adds up everybody's CPU time over them.",
-                labels.rounds, labels.time
+                counted(labels.rounds, "round"),
+                labels.time
             ),
         ),
     ];

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_boot::{Boot, Disk, Guest, Host, Initramfs, Qemu, Ready, Spec, ext4, run};
+use vlane_error::counted;
 
 use super::{Condition, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
@@ -183,8 +184,8 @@ impl<'a> Bed<'a> {
         let expected = usize::from(VCPUS) + self.others.len();
         if events == 0 || state.vcpus.len() != expected {
             let text = format!(
-                "the scheduler has {} vCPUs of {expected}, and heard of {events} completions of the guest; it said:\n{log}",
-                state.vcpus.len()
+                "the scheduler has {} of {expected}, and heard of {events} completions of the guest; it said:\n{log}",
+                counted(state.vcpus.len(), "vCPU")
             );
             return Err(Error::new(ErrorKind::Process, text));
         }

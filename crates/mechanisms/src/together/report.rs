@@ -4,6 +4,7 @@ use super::{Condition, Options, Sample};
 use crate::express::judge::{Arms, Measured};
 use crate::express::report::{few, says};
 use crate::express::root::Root;
+use vlane_error::counted;
 use vlane_report::build::{Begun, bars, spread, table};
 use vlane_report::figure::show_size;
 use vlane_report::stats::nearest_rank;
@@ -206,7 +207,8 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
     }
     if let Some(load) = seen.load.filter(|load| *load > BUSY * cpus as f64) {
         notes.push(Note::warning(format!(
-            "The machine was not idle: a load average of {load} on {cpus} CPUs before anything was begun. Conditions were measured in turns, so each had its part of that."
+            "The machine was not idle: a load average of {load} on {} before anything was begun. Conditions were measured in turns, so each had its part of that.",
+            counted(cpus, "CPU")
         )));
     }
     notes.extend(few(options.rounds));
@@ -214,12 +216,13 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
         crate::loans::bed::warnings(vlane_host::guests::Machines::Qemu).into_iter().map(Note::warning),
     );
     notes.push(Note::info(format!(
-        "The guest is {}; beside it {} guests with one vCPU only compute: {} vCPUs that are never idle, on {cpus} CPUs. The guest computes on each of its vCPUs; {} readers (fio, libaio, random 4 KiB reads, one request \
+        "The guest is {}; beside it {} with one vCPU only compute: {} vCPUs that are never idle, on {}. The guest computes on each of its vCPUs; {} (fio, libaio, random 4 KiB reads, one request \
          out each) read its disk; the foreground job of a bash in a pseudo-terminal writes mails (16 KiB on average, each with its fsync) and, beside that, launches `{}` with a cold cache, both again and again.",
         seen.guest,
-        options.others,
+        counted(options.others, "guest"),
         usize::from(super::VCPUS) + options.others,
-        options.readers,
+        counted(cpus, "CPU"),
+        counted(options.readers, "reader"),
         options.program.command()
     )));
     notes.push(Note::info(format!(
@@ -234,8 +237,10 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
         versions => format!(" Versions: {versions}."),
     };
     notes.push(Note::info(format!(
-        "{} rounds; in each of them {:?} of each condition, after {:?} that do not count, in turns, each round beginning with another one. The condition without any mechanism has two turns in each round.{versions}",
-        options.rounds, options.time, options.ramp,
+        "{}; in each of them {:?} of each condition, after {:?} that do not count, in turns, each round beginning with another one. The condition without any mechanism has two turns in each round.{versions}",
+        counted(options.rounds, "round"),
+        options.time,
+        options.ramp,
     )));
     notes
 }

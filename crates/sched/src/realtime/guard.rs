@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use vlane_error::counted;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -193,8 +194,8 @@ pub fn guard(table: &Path) -> Result<()> {
     }
     if restored.failed > 0 {
         let text = format!(
-            "{} threads keep a changed priority: the system does not let the guard restore them; `vlane sched repair`, as the scheduler's user with CAP_SYS_NICE, does",
-            restored.failed
+            "a changed priority remains with {}: the system does not let the guard restore them; `vlane sched repair`, as the scheduler's user with CAP_SYS_NICE, does",
+            counted(restored.failed, "thread")
         );
         return Err(Error::new(ErrorKind::Permission, text));
     }

@@ -278,7 +278,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let runs = |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
         let made: usize = measured.loads.iter().map(runs).sum();
         return Err(exit::Partial(format!(
-            "interrupted after {made} of {steps} measurements: the result is of those only"
+            "interrupted after {made} of {}: the result is of those only",
+            super::plural(steps as u64, "measurement")
         ))
         .into());
     }

@@ -4,6 +4,7 @@ use super::plan::{Client, Group, short};
 use super::verdict::{Compared, Held, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, RowResult, groups};
 use crate::peers::Options;
+use vlane_error::counted;
 use vlane_host::guests::Machines;
 use vlane_report::build::Begun;
 use vlane_report::stats::LEAST_PAIRS;
@@ -271,18 +272,18 @@ fn samples(results: &[RowResult]) -> Samples {
 /// The report.
 pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
-        "Each figure is the median of {} measurements of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
+        "Each figure is the median of {} of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
          for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
          On a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each load takes the one that needs less CPU time there. A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
-        options.pairs,
+        counted(options.pairs, "measurement"),
         figure::duration(options.time.as_secs_f64()),
         figure::duration(options.ramp.as_secs_f64()),
         100.0 * super::REACHED,
     ))];
     if (options.pairs as usize) < LEAST_PAIRS {
         notes.push(Note::warning(format!(
-            "Measured {} times each: fewer than {LEAST_PAIRS} rounds decide nothing (--repeat {LEAST_PAIRS}).",
-            options.pairs
+            "Measured {} each: fewer than {LEAST_PAIRS} rounds decide nothing (--repeat {LEAST_PAIRS}).",
+            counted(options.pairs, "time")
         )));
     }
     if outcome.emulated {

@@ -5,6 +5,7 @@ use super::super::guests::{Options, Sample};
 use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::super::{AGAIN, Variant};
 use super::{busy, cell, few, goals, met, picture, samples, says, variants};
+use vlane_error::counted;
 use vlane_report::build::{Begun, bars, table};
 use vlane_report::published::{self, Interval, Published, Row, Said};
 use vlane_report::{Cell, Note, Point, Report, Section, Series, Spread};
@@ -70,12 +71,12 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
     for result in results {
         let name = result.place.name();
         notes.push(Note::info(format!(
-            "{name}: {}; {}. {} readers (fio, libaio, random 4 KiB reads, one request out each) beside a foreground program with {} such reads. The drive is a model \
+            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) beside a foreground program with {} of such. The drive is a model \
              with a queue for each thread of the back end, served in turns, one request of each: {}.",
             result.about,
             result.disks,
-            result.readers,
-            options.reads(result.place),
+            counted(result.readers, "reader"),
+            counted(options.reads(result.place), "read"),
             result.model.describe()
         )));
         notes.extend(busy(name, &result.arms, |s| &s.beside));

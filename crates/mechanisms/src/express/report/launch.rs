@@ -1,5 +1,6 @@
 //! The report of [`super::super::launch`].
 
+use vlane_error::counted;
 use vlane_report::figure::show_size;
 
 use super::super::Variant;
@@ -87,11 +88,11 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
     for result in results {
         let name = result.place.name();
         notes.push(Note::info(format!(
-            "{name}: {}; {}. {} readers (fio, libaio, random 4 KiB reads, one request out each) read the same drive. It is a model with a queue for each thread \
+            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) read the same drive. It is a model with a queue for each thread \
              of the back end, served in turns, one request of each ({}), with an image behind it.",
             result.about,
             result.disks,
-            result.readers,
+            counted(result.readers, "reader"),
             result.model.describe()
         )));
         notes.extend(busy(name, &result.arms, |s| &s.beside));

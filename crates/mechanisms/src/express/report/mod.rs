@@ -8,6 +8,7 @@ use super::judge::{Arms, Measured, Verdict};
 use super::machine::Beside;
 use super::{ENOUGH, Variant};
 use serde::Serialize;
+use vlane_error::counted;
 use vlane_report::build::{bars, spread, table};
 use vlane_report::{Block, Cell, Note, Samples, Section, Spread};
 
@@ -65,7 +66,7 @@ fn met(verdicts: &[Verdict]) -> String {
 
 /// A remark on too few rounds.
 pub(crate) fn few(rounds: usize) -> Option<Note> {
-    let text = format!("{rounds} rounds: fewer than {ENOUGH}, so a difference may be chance.");
+    let text = format!("{}: fewer than {ENOUGH}, so a difference may be chance.", counted(rounds, "round"));
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
 

@@ -82,7 +82,7 @@ fn notes(options: &Options) -> Vec<Note> {
     let model = options.model.describe();
     let mut notes = vec![
         Note::info(format!(
-            "The drive is a model with a queue for each of the back end's {} threads, served in turns, one request of each: {model}.",
+            "The drive is a model with a queue for each of the back end's threads ({}), served in turns, one request of each: {model}.",
             options.queues
         )),
         Note::info(

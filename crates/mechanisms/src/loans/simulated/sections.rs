@@ -1,5 +1,6 @@
 //! One part of a scenario: responses, shares and loans, with every scheduler, and what the paper has of them.
 
+use vlane_error::counted;
 use vlane_simulate::{LoadOutcome, Loans, MachineOutcome, Outcome, Scenario};
 
 use super::{Run, Runs};
@@ -27,11 +28,11 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
         phase => (format!("{}-{phase}", scenario.name), format!("Scenario {}, {phase}", scenario.name)),
     };
     let mut words = vec![format!(
-        "{}. {} CPUs, {} machines, {:.0} vCPUs; {} s after {} s of warm-up.",
+        "{}. {}, {}, {}; {} s after {} s of warm-up.",
         scenario.about,
-        part.cpus,
-        part.machines(),
-        part.vcpus(),
+        counted(part.cpus, "CPU"),
+        counted(part.machines(), "machine"),
+        counted(format!("{:.0}", part.vcpus()), "vCPU"),
         part.seconds,
         part.warmup_seconds
     )];
