@@ -2,8 +2,8 @@
 //! header.
 //!
 //! `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`: the timestamp is Windows' file
-//! time of the issue (units of 100 ns since 1601), offset and size are bytes, the response time is
-//! in units of 100 ns. The type is `Read` or `Write`: there are no flushes.
+//! time of the issue (units of 100 ns since 1601). Offset and size are bytes, and the response time
+//! is in units of 100 ns. The type is `Read` or `Write`: there are no flushes.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;

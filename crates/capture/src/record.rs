@@ -50,10 +50,21 @@ pub struct Recorded {
     pub is_cut: bool,
 }
 
-/// What became of a recording.
+impl Recorded {
+    /// Counts an entry of the file.
+    fn count(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Record(record) if !record.more => self.requests += 1,
+            Entry::Lost { count, .. } => self.lost += count,
+            _ => {}
+        }
+    }
+}
+
+/// A recording that has ended.
 #[derive(Debug)]
 pub struct Recording {
-    /// What the file has.
+    /// The file's content.
     pub recorded: Recorded,
     /// Why it broke off, if it did: the server was killed, sent what is damaged, or the file could
     /// not be written any more.
@@ -152,11 +163,7 @@ pub fn record(
             break;
         }
         let mut now = state.get();
-        match entry {
-            Entry::Record(record) if !record.more => now.requests += 1,
-            Entry::Lost { count, .. } => now.lost += count,
-            _ => {}
-        }
+        now.count(&entry);
         now.bytes = writer.bytes();
         state.set(now);
     }

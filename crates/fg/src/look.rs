@@ -26,7 +26,7 @@ const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
 /// So many terminals of a user who is not root are looked at each time, each through a file that is
-/// kept open; others with everything.
+/// kept open. Others are looked at with everything.
 const LEADERS: usize = 64;
 /// How long all is given back at most, and how long after it was a fork may come to light.
 const RESTORING: Duration = Duration::from_secs(5);

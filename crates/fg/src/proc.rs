@@ -147,10 +147,10 @@ pub struct Thread {
 /// How often a process is read that becomes another program meanwhile.
 const READINGS: usize = 4;
 
-/// A process with all threads that live. Nothing if it ended meanwhile: each thread is read and
-/// then the process once more, so that no thread of another process with the same number is among
-/// them, and that the values are those of the program that it runs. The threads `known` from before
-/// are found even where the listing passes over them.
+/// A process with all threads that live. Nothing if it ended meanwhile. Each thread is read, and
+/// then the process once more. So no thread of another process with the same number is among them,
+/// and the values are those of the program that it runs. The threads `known` from before are found
+/// even where the listing passes over them.
 pub fn process(pid: i32, known: &[i32]) -> io::Result<Option<(Stat, Vec<Thread>)>> {
     let Some(mut before) = stat_of(pid)?.filter(|stat| !stat.is_dead()) else { return Ok(None) };
     for reading in 1..=READINGS {

@@ -79,7 +79,7 @@ impl Output {
     /// [`ErrorKind::Invalid`] if there is something that must stay, or no directory; [`ErrorKind::Io`] if it cannot be looked at.
     pub fn check(&self) -> Result<()> {
         match self.place()? {
-            // The file that it will be written into: a directory that may not be written to, or has
+            // The file that it will be written into. A directory that may not be written to, or has
             // no room for a file, is told now.
             Place::Free(path) | Place::Taken(path) => self.beside(&path).map(drop),
             // A pipe would wait for its reader.

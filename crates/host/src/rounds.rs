@@ -71,7 +71,8 @@ impl Rounds {
     }
 }
 
-/// The sentence on parts that are missing of a measurement that broke off; `what` is the word for one.
+/// The sentence on parts that are missing of a measurement that broke off; `what` is the word for
+/// one.
 pub fn missing(what: &str, whole: usize, wanted: usize, error: &Error) -> String {
     let were = if whole == 1 { " was" } else { "s were" };
     format!("PARTIAL: {whole} of {wanted} {what}{were} measured, the next one broke off: {error}")

@@ -498,7 +498,7 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// The same, if nothing of it is under way: a discard that a thread does cannot be called back,
+    /// The same, if nothing of it is under way. A discard that a thread does cannot be called back,
     /// and would hit what is written next.
     #[cold]
     fn goes_back(&mut self, slot: Slot, outcome: Outcome) -> bool {
@@ -511,7 +511,7 @@ impl Lane {
     /// Gives up a large request, or a discard or zeroing, that is half done, so that no thread need
     /// stay for it. The next server of the ring does all of it again. It stays in flight where the
     /// next server knows what is. Elsewhere it is put back into its ring. That is possible if it
-    /// was taken last, as a large one is: nothing is begun beside it, and requests that wait behind
+    /// was taken last, as a large one is. Nothing is begun beside it, and requests that wait behind
     /// it are put back first.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
@@ -552,8 +552,9 @@ impl Lane {
         idle
     }
 
-    /// Puts what was not begun back into the ring, as far as nothing that was taken after it was
-    /// begun; and what was begun and has nothing under way, as far as [`Lane::put_back`] does.
+    /// Puts requests that were not begun back into the ring, as far as none that was taken after
+    /// them was begun. So it does with begun ones that have nothing under way, as far as
+    /// [`Lane::put_back`] does.
     fn put_back_waiting(&mut self) {
         let waiting = std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
         let mut slots: Vec<(Slot, Idle, bool)> = waiting.collect();

@@ -106,10 +106,9 @@ impl Pool {
         self.workers.lost()
     }
 
-    /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and no
-    /// file of the image's nor memory of the guest's is held by one: a process that exits while it
-    /// has a ring leaves that to the kernel, which does it some time later. No lane can start any
-    /// more.
+    /// Drains all lanes and ends the threads. When it returns, their io_urings are gone, and none
+    /// holds a file of the image's or memory of the guest's. A process that exits while it has a
+    /// ring leaves that to the kernel, which does it some time later. No lane can start any more.
     pub fn end(&self) {
         drop(self.steering.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.routes.end();

@@ -26,7 +26,7 @@ use crate::routes::Routes;
 /// The inbox's wake-up token; each lane has an even one and the next.
 const INBOX: u32 = 0;
 /// From one look at a lane without a kick descriptor to the next: at first, and at most. It doubles
-/// with each look that finds nothing, so a guest's request waits no longer than the guest has been
+/// with each look that finds nothing. So a guest's request waits no longer than the guest has been
 /// idle, and an idle lane costs a look every now and then.
 const LOOKS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 

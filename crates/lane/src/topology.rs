@@ -8,9 +8,9 @@ use rustix::thread::CpuSet;
 /// The most queues that a volume offers: the protocol numbers them in a byte.
 pub const MAX_QUEUES: u16 = 256;
 
-/// The queues that a volume offers by default, at least: a front end wants as many as its VM has
-/// vCPUs, however many CPUs the host has, and one that finds fewer does not run. A queue that is
-/// not used costs some hundred bytes.
+/// The queues that a volume offers by default, at least. A front end wants as many as its VM has
+/// vCPUs, however many CPUs the host has. One that finds fewer does not run. A queue that is not
+/// used costs some hundred bytes.
 pub const USUAL_QUEUES: u16 = 64;
 
 /// Which CPUs the threads run on.
@@ -108,7 +108,7 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// Checks and completes what was asked for; without a number of queues there are as many as the
+    /// Checks and completes what was asked for. Without a number of queues there are as many as the
     /// host has CPUs, or [`USUAL_QUEUES`] if that is more.
     ///
     /// # Errors

@@ -124,7 +124,7 @@ pub struct Outcome {
 pub struct Found {
     /// Of each volume, in the order in which they were looked at.
     pub outcomes: Vec<Outcome>,
-    /// What is missing, in a sentence, if it broke off.
+    /// The missing part, in a sentence, if it broke off.
     pub partial: Option<String>,
 }
 
@@ -178,7 +178,8 @@ impl Outcome {
     /// Everything is as it should be, and the check has shown that it would see it if not.
     pub fn is_good(&self) -> bool {
         // One way of two is enough: a journal that was written whole replays soundly, though all of its flushes did nothing. Of few states
-        // none may then be unsound, while most have losses. Of states that were not all looked at, nothing is expected.
+        // none may then be unsound, while most have losses. Of states that were not all looked at,
+        // nothing is expected.
         let sees =
             !self.is_whole || self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
         // A guest whose journal has gone through the page cache all the same shows nothing of the other way.
@@ -190,8 +191,9 @@ impl Outcome {
 /// Has a guest write to volumes, records that, and looks at states of each.
 ///
 /// # Errors
-/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and whatever keeps it from being done, before any state
-/// was looked at; later, the states until then are kept ([`Found::partial`]). What is wrong with states is no error: [`Outcome::is_good`].
+/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and
+/// whatever keeps it from being done, before any state was looked at. After that, the states until
+/// then are kept ([`Found::partial`]). Faults of states are no errors: [`Outcome::is_good`].
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Found> {
     let mut outcomes = Vec::new();
     for file_system in &options.file_systems {
@@ -287,17 +289,22 @@ fn run_one(
                 .map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect()
         });
-        let mut ended = Ok(());
-        for volume in of_load {
-            let looked = volume.and_then(|(outcome, looked)| {
-                outcomes.push(outcome);
-                looked
-            });
-            ended = ended.and(looked);
-        }
-        ended?;
+        keep(of_load, outcomes)?;
     }
     Ok(())
+}
+
+/// Keeps what there is of each volume; the first error.
+fn keep(volumes: Vec<Result<(Outcome, Result<()>)>>, outcomes: &mut Vec<Outcome>) -> Result<()> {
+    let mut ended = Ok(());
+    for volume in volumes {
+        let looked = volume.and_then(|(outcome, looked)| {
+            outcomes.push(outcome);
+            looked
+        });
+        ended = ended.and(looked);
+    }
+    ended
 }
 
 fn read(path: &Path) -> Result<History> {

@@ -1,5 +1,5 @@
-//! Notes for the next back end, behind the marks of what is in flight: they are there, or they
-//! count as missing; and the marks lie where they lie without them.
+//! Notes for the next back end, behind the marks of requests in flight. They are there, or they
+//! count as missing. The marks lie where they lie without them.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 #![cfg(not(miri))]

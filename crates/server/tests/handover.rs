@@ -1,5 +1,5 @@
 //! A session goes from one process to the next, when the storage or the guest's memory is not what
-//! it was: it goes on, or it stays where it is, and the volume is served in any case.
+//! it was. It goes on, or it stays where it is. The volume is served in any case.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -223,8 +223,8 @@ fn memory_that_is_not_shared_is_said_once() {
     drop(wire);
 }
 
-/// What QEMU does whose guest's memory is not shared at all: it asks for the memory of the
-/// in-flight tracking, finds no file of the guest's memory to send, and hangs up.
+/// A QEMU whose guest's memory is not shared at all asks for the memory of the in-flight tracking.
+/// It finds no file of the guest's memory to send, and hangs up.
 #[test]
 fn memory_that_never_comes_is_said_once_with_the_way_out() {
     let _one = listening();

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
-/// Called for each change, in a thread of the process: with the name of the file in the watched
-/// directory, or without one when the watched file itself changed or changes were lost.
+/// Called for each change, in a thread of the process, with the name of the file in the watched
+/// directory. There is no name when the watched file itself changed, or changes were lost.
 type Tell = dyn Fn(Option<&OsStr>) + Send + Sync;
 
 /// The watches of the process. It is made when it is first needed, and stays.

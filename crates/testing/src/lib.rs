@@ -1,5 +1,5 @@
-//! What a test does when this machine lacks what it needs ([`skip`]), and how it waits for a server without being its client
-//! ([`listens`]). Another process's open files: [`descriptors`].
+//! A test's way to skip where this machine lacks what it needs ([`skip`]), and how it waits for a
+//! server without being its client ([`listens`]). Another process's open files: [`descriptors`].
 //!
 //! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line `SKIPPED: test: reason` goes to standard
 //! error, past the test harness, which hides what a passing test prints with `println!` or `eprintln!`. `./test` collects these

@@ -29,8 +29,9 @@ impl Repository {
         let repository = Self(dir);
         for name in ["test", ".ci/run", "scripts/common"] {
             let text = std::fs::read_to_string(root().join(name)).unwrap();
-            // For the tests, and for the README's command, a few seconds, whatever they have: on a busy machine that is enough for what
-            // does nothing. A step that has to be ended is ended after twice as many.
+            // For the tests, and for the README's command, a few seconds, whatever they have: on a
+            // busy machine that is enough for what does nothing. A step that has to be ended is
+            // ended after twice as many.
             let shorter = |line: &str| match line {
                 _ if line.starts_with("tests ") => "tests 6".to_owned(),
                 _ if line.starts_with("budget=") => "budget=6".to_owned(),

@@ -156,7 +156,7 @@ fn number_of_one_has_a_singular_noun() {
         sources(&common::root().join("crates").join(name).join("src"), &mut files);
     }
     let (mut wrong, mut used) = (Vec::new(), Vec::new());
-    for path in files.iter().filter(|path| !path.ends_with("tests.rs")) {
+    for path in files.iter().filter(|path| !path.to_string_lossy().ends_with("tests.rs")) {
         let text = std::fs::read_to_string(path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap();
         for (at, line) in code.lines().enumerate() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_driver::units::{parse_ioprio, parse_rate};
 use vlane_report::figure::show_size;
 
@@ -334,14 +334,15 @@ fn partial_error(what: &str) -> anyhow::Error {
     exit::Partial(format!("interrupted after {what}: the result is of that time only")).into()
 }
 
-/// Runs something that tells how far it is, and shows that on a terminal; SIGINT and SIGTERM end it early. Returns its results, and
+/// Runs something that tells how far it is, and shows that on a terminal; SIGINT, SIGTERM and
+/// SIGHUP end it early. Returns its results, and
 /// whether it was ended so.
 fn with_progress<T>(
     work: impl FnOnce(&mut OnProgress<'_>) -> Result<T, vlane_driver::Error>,
 ) -> anyhow::Result<(T, bool)> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let mut handlers = Vec::new();
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         let flag = Arc::clone(&interrupted);
         handlers.push(signal_hook::flag::register(signal, flag).context("cannot handle signals")?);
     }

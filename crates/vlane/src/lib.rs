@@ -125,7 +125,7 @@ enum Command {
 /// The commit that the build was told of. A source archive has none, and a build needs no git.
 const COMMIT: Option<&str> = option_env!("VLANE_COMMIT");
 
-/// What `--version` says after the name.
+/// The words of `--version` after the name.
 fn version() -> &'static str {
     static VERSION: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| version_with(COMMIT));
     &VERSION

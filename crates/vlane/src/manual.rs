@@ -231,7 +231,7 @@ pub static PAGES: &[Page] = &[
         MEASURES,
         &[("sched prove --real uml", "Measures response and fairness with real guests.")],
     ),
-    page("sched simulate", NONE, &[("sched simulate", "Simulates the published hosts.")]),
+    page("sched simulate", MEASURES, &[("sched simulate", "Simulates the published hosts.")]),
     page(
         "sched prove-sched-ext",
         MEASURES,

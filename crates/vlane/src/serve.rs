@@ -73,8 +73,8 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
 
-    /// Effect of the guest's trim on the image: on frees the storage, off is not offered to the
-    /// guest, keep zeroes files without freeing them and does nothing to devices
+    /// Effect of the guest's trim on the image. on: the storage is freed; off: the guest is offered
+    /// none; keep: files are zeroed and not freed, devices stay as they are
     #[arg(long, value_enum, value_name = "on|off|keep", default_value_t = DiscardArg::On)]
     discard: DiscardArg,
 
@@ -160,8 +160,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
 
-    /// Let a guest go on with this image that had another one, or a longer one, before the server
-    /// was started again: if that is a mistake, what is in this image is ruined
+    /// Let a guest go on with this image that had another one, or a longer one, before. If that is
+    /// a mistake, this image is ruined
     #[arg(long)]
     danger_other_image: bool,
 

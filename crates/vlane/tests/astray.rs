@@ -1,5 +1,5 @@
-//! An image that is deleted, moved or replaced under a server with a guest: told at once with a way
-//! back that works, and at the end.
+//! An image that is deleted, moved or replaced under a server with a guest is told. The message
+//! comes at once with a way back that works, and again at the end.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -1,5 +1,5 @@
-//! A guest goes on with the next back end: of the same image or none, with its write cache as it
-//! was, and with the size that the image has by then.
+//! A guest goes on with the next back end, of the same image or none. Its write cache is as it was,
+//! and its size is the image's present one.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

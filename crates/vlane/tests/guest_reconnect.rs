@@ -102,9 +102,9 @@ fn a_back_end_that_is_killed_or_stopped_and_started_loses_nothing() {
     goes_on(16, |_| ());
 }
 
-/// A packed ring has no index in memory that says how far the back end came, and QEMU gives the new one the position
-/// at which the guest once started. That memory alone tells where the ring of one that was killed stands; one that
-/// stopped left the true position in the ring.
+/// A packed ring has no index in memory that says how far the back end came, and QEMU gives the new
+/// one the position at which the guest once started. That memory alone tells where the ring of one
+/// that was killed stands; one that stopped left the true position in the ring.
 #[test]
 fn a_back_end_that_is_killed_or_stopped_and_started_loses_nothing_with_packed_rings() {
     goes_on(16, |machine| machine.disks[0].packed = true);

@@ -67,7 +67,7 @@ fn recording_of_a_killed_server_is_partial() {
     assert!(said(&analyzed).0.contains("reads"), "{analyzed:?}");
 }
 
-/// Interrupts a command once `line` has been logged, and checks that it keeps what it has: the
+/// Interrupts a command once `line` has been logged, and checks that it keeps what it has. The
 /// text, the page and the JSON are marked as partial, and the status is 3.
 fn is_kept(place: &Place, words: &[&str], line: &str) {
     let name = words.iter().take_while(|word| !word.starts_with('-')).copied().collect::<Vec<_>>().join("-");
@@ -128,9 +128,8 @@ const NATIVE: [(&[&str], &str); 4] = [
     (&["sched", "simulate", "--time", "100"], "was simulated"),
 ];
 
-/// Those that need a guest, or more than a test has the time for. Their parts are [`Rounds`] as well.
-///
-/// [`Rounds`]: vlane_host::Rounds
+/// Those that need a guest, or more than a test has the time for. Their parts are kept by the same
+/// code, `vlane_host::Rounds`.
 const OTHERS: [&str; 11] = [
     "caches",
     "compare",
@@ -249,6 +248,7 @@ fn text_is_given_when_the_file_cannot_be_written() {
         let child = begin(bench(&place, "700ms").args(words).arg(&name));
         // It has tried the place of the file by then.
         until("it measures", || connected() > before);
+        std::fs::remove_dir(&directory).unwrap();
         let output = child.wait_with_output().unwrap();
         let (out, err) = said(&output);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {out}{err}");

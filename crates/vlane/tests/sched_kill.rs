@@ -145,8 +145,8 @@ impl Random {
     }
 }
 
-/// Events for all victims, as fast as they are taken, until `until`, or until a thread was seen that is
-/// not as it was if that `suffices`; whether one was.
+/// Events for all victims, as fast as they are taken, until `until`, or until a thread was seen
+/// that is not as it was if that `suffices`; whether one was.
 fn boost(dir: &Path, victims: &Victims, until: Instant, suffices: bool) -> bool {
     let mut stream: Option<UnixStream> = None;
     let mut seen = false;
@@ -183,8 +183,8 @@ fn is_repaired(dir: &Path) -> bool {
 /// One round; whether threads were seen changed right before the kill.
 fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> bool {
     let mut daemon = start(dir, victims);
-    // Sometimes before it is ready, sometimes in the midst of boosts. A slow machine takes longer to
-    // start than that, so in three of four rounds the time begins when it listens.
+    // Sometimes before it is ready, sometimes in the midst of boosts. A slow machine takes longer
+    // to start than that, so in three of four rounds the time begins when it listens.
     if !(number / 8).is_multiple_of(4) {
         assert!(wait(|| dir.join("socket").exists()), "round {number}: it never listens");
     }

@@ -432,7 +432,8 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
         .spawn()
         .unwrap();
     let pid = machine.id();
-    // The thread that does I/O is the one that uses the CPU, but for the first, which has started the program.
+    // The thread that does I/O is the one that uses the CPU, but for the first, which has started
+    // the program.
     let vcpu = loop {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
         let tids = tasks.map(|entry| entry.file_name().to_string_lossy().into_owned());

@@ -21,8 +21,9 @@
 //!
 //! * Changes beside a buffered write, a discard, a zeroing or an fsync. FUSE holds the lock of the
 //!   file (`inode_lock`) for these, so a change waits in the kernel, whoever sends it.
-//! * The lane of a buffered write that nobody foresaw: it holds its own thread (`docs/src/engines.md`,
-//!   "Writes that leave their thread"). A write of another thread leaves before it begins.
+//! * The lane of a buffered write that nobody foresaw: it holds its own thread
+//!   (`docs/src/engines.md`, "Writes that leave their thread"). A write of another thread leaves
+//!   before it begins.
 //! * The lane of a direct write beside a discard, a zeroing or an fsync. FUSE waits for that lock
 //!   in the submission, although io_uring asks it not to. So it holds its own thread, too.
 //!

@@ -80,8 +80,8 @@ fn rate(per_second: f64) -> String {
 /// Simulates everything, on all CPUs that there are, and makes the report.
 ///
 /// # Errors
-/// A scheduler of the ablation cannot be made; [`ErrorKind::Interrupted`] before a first simulation has
-/// ended. After it, the report is of those that have.
+/// A scheduler of the ablation cannot be made; [`ErrorKind::Interrupted`] before a first simulation
+/// has ended. After it, the report is of those that have.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let paper = options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");

@@ -62,8 +62,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "GROUP", value_parser = values::group)]
     listen_group: Option<u32>,
     /// Users whose machines are scheduled when their back ends register: own (this process's user),
-    /// all (everybody's who may connect), or users by name or number, with commas in between.
-    /// Machines that are named are scheduled in any case
+    /// all (all who may connect), or a list of names or numbers. Machines that are named are
+    /// scheduled in any case
     #[arg(long, value_name = "WHO", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
     adopt: Vec<Adopt>,
     /// Names for the threads of --tid, in the same order

@@ -20,7 +20,8 @@ use vlane_boot::{
     Ready, Report, Spec, Stopped, Uml, UmlProgram,
 };
 
-/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s, and on a host that does much else ten times as long.
+/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s, and on a host that does
+/// much else ten times as long.
 pub const LIMIT: Duration = Duration::from_secs(240);
 /// How long a back end may take to drain and flush.
 pub const STOP: Duration = Duration::from_secs(20);
@@ -296,7 +297,8 @@ pub fn sha256_of(bytes: &[u8]) -> String {
 }
 
 /// How many requests queue `queue` carried in the last session that `vlane serve` told the end of:
-/// `session 1 ended: front end hung up; 2 of 64 offered queues had requests; queue 0: 123 requests; queue 1: 4 requests`. Queues that carried none are
+/// `session 1 ended: front end hung up; 2 of 64 offered queues had requests; queue 0: 123 requests;
+/// queue 1: 4 requests`. Queues that carried none are
 /// not mentioned.
 pub fn requests(log: &str, queue: usize) -> u64 {
     let told = |line: &&str| line.contains(": session ") && line.contains(" ended: ");
@@ -353,7 +355,8 @@ fn boot_sector() -> [u8; 512] {
     sector
 }
 
-/// A program without what only debuggers want: a CPU that is emulated, twice perhaps, has less to unpack.
+/// A program without what only debuggers want: a CPU that is emulated, twice perhaps, has less to
+/// unpack.
 pub fn stripped(host: &Host, program: &Path) -> NamedTempFile {
     let file = NamedTempFile::with_prefix("vlane-test-program-").unwrap();
     let mut strip = Command::new(host.program("strip").unwrap());
@@ -399,8 +402,8 @@ impl Scheduler {
         Some(Self { backend, socket, _directory: directory })
     }
 
-    /// Its state now, read from its socket: in an emulated machine, to start `vlane sched top` for it
-    /// would cost the CPU time of what is tested.
+    /// Its state now, read from its socket: in an emulated machine, to start `vlane sched top` for
+    /// it would cost the CPU time of what is tested.
     pub fn state(&self) -> vlane_sched::live::state::DaemonState {
         let client = vlane_sched::live::socket::Client::connect(&self.socket, false);
         let told = client.and_then(|mut client| client.next_state());
