@@ -12,7 +12,7 @@ use common::{QemuBed, Volume, one_at_a_time, stop};
 
 const MIB: u64 = 1 << 20;
 /// How long an emulated machine's firmware may take to find its disk.
-const FIRMWARE: Duration = Duration::from_secs(60);
+const FIRMWARE: Duration = common::LIMIT;
 
 /// A machine without an operating system, which is killed in the end.
 struct Machine(Child);
