@@ -12,11 +12,15 @@ use vlane_engine::file::{FileEngine, FileOptions, user_of};
 use vlane_engine::{EngineError, ErrorKind};
 use vlane_testing::skip;
 
-/// Nobody uses these images. But a program that another test starts has this one's descriptors for a moment, and so a claim that is over.
 fn open(path: &Path, options: FileOptions) -> Result<FileEngine, EngineError> {
+    FileEngine::open(path, options)
+}
+
+/// Opens an image that nobody uses: a program that another test starts has this one's descriptors for a moment, and so a claim that is over.
+fn open_unused(path: &Path, options: FileOptions) -> Result<FileEngine, EngineError> {
     let begin = std::time::Instant::now();
     loop {
-        match FileEngine::open(path, options) {
+        match open(path, options) {
             Err(error) if error.kind == ErrorKind::Locked && begin.elapsed().as_secs() < 20 => {}
             opened => return opened,
         }
@@ -53,8 +57,8 @@ fn an_image_of_another_format_is_refused_whatever_its_size_and_served_when_its_u
             let path = image(dir.path(), size);
             put(&path, size.checked_add_signed(at).filter(|_| at < 0).unwrap_or(at.unsigned_abs()), mark);
             for read_only in [false, true] {
-                let error =
-                    open(&path, FileOptions { read_only, ..FileOptions::default() }).expect_err(format);
+                let error = open_unused(&path, FileOptions { read_only, ..FileOptions::default() })
+                    .expect_err(format);
                 assert_eq!(error.kind, ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 assert!(
@@ -62,7 +66,7 @@ fn an_image_of_another_format_is_refused_whatever_its_size_and_served_when_its_u
                     "{text}"
                 );
             }
-            let raw = open(&path, FileOptions { raw: true, ..FileOptions::default() });
+            let raw = open_unused(&path, FileOptions { raw: true, ..FileOptions::default() });
             match size.is_multiple_of(512) {
                 true => drop(raw.expect("served as raw")),
                 false => assert_eq!(raw.expect_err("of no legal size").kind, ErrorKind::OddSize),
@@ -101,7 +105,7 @@ fn what_qemu_img_makes_is_recognized() {
             }
             continue;
         }
-        let error = open(&path, FileOptions::default()).expect_err(format);
+        let error = open_unused(&path, FileOptions::default()).expect_err(format);
         assert_eq!(error.kind, ErrorKind::Format, "{format} {options}: {error}");
     }
 }
@@ -138,14 +142,14 @@ fn packed_image_is_refused_and_left_alone() {
             file.set_len(length).unwrap();
             let before = std::fs::read(&packed).unwrap();
             for read_only in [false, true] {
-                let error =
-                    open(&packed, FileOptions { read_only, ..FileOptions::default() }).expect_err(name);
+                let error = open_unused(&packed, FileOptions { read_only, ..FileOptions::default() })
+                    .expect_err(name);
                 assert_eq!(error.kind, ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 let parts = [name, "unpack it first", packed.to_str().unwrap(), "--format raw"];
                 assert!(parts.iter().all(|part| text.contains(part)) && !text.contains("truncate"), "{text}");
             }
-            let raw = open(&packed, FileOptions { raw: true, ..FileOptions::default() });
+            let raw = open_unused(&packed, FileOptions { raw: true, ..FileOptions::default() });
             assert_eq!(raw.is_ok(), length.is_multiple_of(512), "{name}: {raw:?}");
             assert!(std::fs::read(&packed).unwrap() == before, "{name}: it was written to");
         }
@@ -170,7 +174,7 @@ fn disk_that_begins_like_an_archive_is_served() {
         let path = image(dir.path(), 1 << 20);
         put(&path, 0, &[0xf6; 512]);
         put(&path, 0, magic);
-        drop(open(&path, FileOptions::default()).unwrap_or_else(|error| panic!("{magic:?}: {error}")));
+        drop(open_unused(&path, FileOptions::default()).unwrap_or_else(|error| panic!("{magic:?}: {error}")));
     }
 }
 
