@@ -3,6 +3,11 @@
 use vlane_engine::Geometry;
 use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, SEG_MAX, SIZE_MAX};
 
+/// Sectors of one range of a write-zeroes that drivers are told of: 128 MiB. More is taken, up to
+/// [`MAX_RANGE_SECTORS`]. The end of a queue may have to wait for all of one, and the storage may
+/// have to write it.
+const ZEROES_SECTORS: u32 = 256 << 10;
+
 /// Bytes that can be read: what the protocol carries. Beyond the structure it reads as zeroes.
 const SIZE: usize = 256;
 
@@ -33,7 +38,7 @@ impl ConfigSpace {
         space.put(36, &MAX_RANGE_SECTORS.to_le_bytes());
         space.put(40, &MAX_RANGES.to_le_bytes());
         space.put(44, &align.to_le_bytes());
-        space.put(48, &MAX_RANGE_SECTORS.to_le_bytes());
+        space.put(48, &ZEROES_SECTORS.to_le_bytes());
         space.put(52, &MAX_RANGES.to_le_bytes());
         space.put(56, &[1]);
         space
@@ -115,10 +120,11 @@ mod tests {
         for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 1), (1, u32::MAX)] {
             assert_eq!(space.read(offset, size), None);
         }
-        // What is announced is what requests are checked against.
+        // What is announced is at most what requests are checked against.
         let u32_at =
             |at| space.read(at, 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-        assert_eq!([36, 48].map(u32_at), [Some(MAX_RANGE_SECTORS); 2]);
+        assert_eq!([36, 48].map(u32_at), [Some(MAX_RANGE_SECTORS), Some(ZEROES_SECTORS)]);
+        const { assert!(ZEROES_SECTORS <= MAX_RANGE_SECTORS) };
         assert_eq!([40, 52].map(u32_at), [Some(MAX_RANGES); 2]);
         assert!(space.write_back());
         assert!(space.write(32, &[0]) && !space.write_back());
