@@ -12,6 +12,7 @@
 //! A request that was not answered or that failed may have happened, sector by sector, or not; a discard may have done nothing.
 
 use crate::disk::{INITIAL, Version, ZERO};
+use crate::strangers::PART;
 
 /// What a request does to sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,10 +157,14 @@ impl History {
         }
     }
 
-    /// The back end stopped: a discard or zeroing that is out may be half done, and happen twice.
+    /// The back end stopped: a discard, a zeroing, or a write in parts that is out may be half
+    /// done, and happen twice.
     pub(crate) fn stopped(&mut self, now: u64) {
-        let is_range = |record: &&mut Record| matches!(record.action, Action::Zero | Action::Discard);
-        for record in self.records.iter_mut().filter(|record| record.end.is_none()).filter(is_range) {
+        let is_long = |record: &&mut Record| match record.action {
+            Action::Zero | Action::Discard => true,
+            _ => record.count > PART,
+        };
+        for record in self.records.iter_mut().filter(|record| record.end.is_none()).filter(is_long) {
             record.died.get_or_insert(now);
         }
     }

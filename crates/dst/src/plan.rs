@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     /// so many turns at a time.
     pub(crate) is_device: bool,
     pub(crate) pieces: [u64; 3],
-    pub(crate) turns: (usize, usize),
+    pub(crate) turns: [usize; 2],
     pub(crate) queues: u16,
     pub(crate) threads: usize,
     pub(crate) shape: BlkOptions,
@@ -121,7 +121,7 @@ impl Plan {
             is_device: rng.u32(0..4) == 0,
             pieces: [(); 3].map(|()| 512 << rng.u32(0..6)),
             // With one, a slow one would keep the others waiting.
-            turns: (rng.usize(2..4), rng.usize(2..4)),
+            turns: [(); 2].map(|()| rng.usize(2..4)),
             queues: rng.u16(1..=3),
             threads: rng.usize(1..=2),
             shape,

@@ -10,7 +10,7 @@
 //! | for an `fdatasync` that is held | it is a flush, or a change by a guest without a write cache |
 //! | for a request that waits | it is of the same blocks |
 //! | for a read or write, or what makes a write durable | classes are in order, and the device gets no more at a time: see `window` |
-//! | behind reads and writes of its queue that wait, and are as much as a lane begins | so much is begun and no more; where classes are in order, perhaps one |
+//! | behind reads and writes of its queue that wait, and are as much as a lane begins | so much is begun and no more; where classes are in order, perhaps one; of a large one, a share counts |
 //! | for a write anywhere | it changes part of a block, and only whole ones can be written: see the engine's `exclusion` |
 
 use vlane_engine::file::Cache;
@@ -23,6 +23,10 @@ type Given<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Sectors that a lane begins: its part of the 64 MiB, in the simulator.
 const ROOM: u64 = 24;
+/// Sectors that one request counts there at most.
+const SHARE: u64 = 6;
+/// Sectors of the largest request that is not worked on in parts.
+pub(crate) const PART: u64 = vlane_engine::PART / 512;
 
 /// Blocks, from the first to the one after the last.
 type Blocks = std::ops::Range<u64>;
@@ -107,7 +111,7 @@ impl World {
                 if has_reason {
                     reasons.push(blocks);
                     let is_transfer = matches!(record.action, Action::Read | Action::Write);
-                    *begun += if is_transfer { record.count } else { 0 };
+                    *begun += if is_transfer { record.count.min(SHARE) } else { 0 };
                 }
                 !has_reason
             });

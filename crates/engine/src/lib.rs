@@ -46,6 +46,7 @@ mod system;
 #[cfg(vlane_simulated)]
 #[path = "simulated.rs"]
 pub mod system;
+mod threads;
 mod uring;
 
 use std::fmt;
@@ -136,6 +137,12 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// [`EngineError`] when the system refuses what the channel needs.
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError>;
 }
+
+/// Bytes that one operation moves at most, and that a lane copies without a look at its other work.
+///
+/// Requests may be up to 1 GiB large. One that is larger than this is worked on in parts, one after
+/// the other. No Linux guest sends such ones.
+pub const PART: u64 = if cfg!(vlane_simulated) { 4096 } else { vlane_ring::limits::SIZE_MAX as u64 };
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -33,6 +33,8 @@ const FOLIO: u64 = 2 << 20;
 struct Place {
     path: PathBuf,
     cache: Cache,
+    /// Its discards are a thread's, as on a kernel before 6.12.
+    is_old: bool,
     /// With pdc: its size, if parts of it are direct.
     direct: Option<u64>,
     // In this order: the file system's device is detached after its unmounting.
@@ -59,6 +61,7 @@ impl Place {
                 Some(Place {
                     path,
                     cache: Cache::None,
+                    is_old: false,
                     direct: None,
                     _mount: None,
                     _device: Some(device),
@@ -70,6 +73,11 @@ impl Place {
                 None
             }
         }
+    }
+
+    /// The same with an old kernel.
+    fn old_device() -> Option<Place> {
+        Place::device().map(|place| Place { is_old: true, ..place })
     }
 
     fn file() -> Option<Place> {
@@ -84,6 +92,7 @@ impl Place {
                 Some(Place {
                     path,
                     cache: Cache::None,
+                    is_old: false,
                     direct: None,
                     _mount: Some(mount),
                     _device: None,
@@ -110,12 +119,15 @@ impl Place {
         }
         let engine = open(&self.path, if self.cache == Cache::None { Cache::Auto } else { self.cache });
         assert_eq!(engine.cache(), self.cache);
+        if self.is_old {
+            engine.pretend_old_kernel();
+        }
         engine
     }
 }
 
 fn places() -> impl Iterator<Item = Place> {
-    [Place::device(), Place::file()].into_iter().flatten()
+    [Place::device(), Place::old_device(), Place::file()].into_iter().flatten()
 }
 
 fn lane(engine: &Arc<FileEngine>) -> Rig {
@@ -698,7 +710,7 @@ fn lanes_while_parts_of_a_file_become_direct_and_cached_are_as_the_model() {
 
 #[test]
 fn lanes_that_change_parts_of_blocks_of_a_device_are_as_the_model() {
-    if let Some(place) = Place::device() {
+    for place in [Place::device(), Place::old_device()].into_iter().flatten() {
         model(&place);
     }
 }

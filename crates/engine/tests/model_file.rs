@@ -199,10 +199,15 @@ impl Model {
 
 /// Random requests to an image that `path` names, opened in the way given, and its contents at the end.
 fn model(path: &Path, cache: Cache, cases: u32, mapped: bool) {
+    model_of(path, || open(path, cache), cases, mapped);
+}
+
+/// The same, with an engine for each case.
+fn model_of(path: &Path, open: impl Fn() -> Arc<FileEngine>, cases: u32, mapped: bool) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let steps = proptest::collection::vec(step(), 1..50);
     let result = TestRunner::new(config).run(&steps, |steps| {
-        let engine = open(path, cache);
+        let engine = open();
         assert_eq!(engine.is_mapped(), mapped);
         let is_device = !path.is_file();
         let data = std::fs::read(path).expect("read");
@@ -256,7 +261,8 @@ fn an_image_whose_journal_is_looked_for_is_as_the_model() {
     model(&image(dir.path(), SECTORS * 512), Cache::Pdc, 15, false);
 }
 
-fn on_loop_device(sector: u32, cache: Cache) {
+/// On a device; with an old kernel, a thread does its discards.
+fn on_loop_device(sector: u32, cache: Cache, is_old: bool) {
     let dir = on_disk();
     // A device ends with a whole sector.
     let device = match Loop::new(&image(dir.path(), SECTORS.next_multiple_of(8) * 512), sector) {
@@ -266,22 +272,35 @@ fn on_loop_device(sector: u32, cache: Cache) {
     let engine = open(&device.device, cache);
     assert_eq!(engine.geometry().block_size, sector);
     drop(engine);
-    model(&device.device, cache, 15, false);
+    let open = || {
+        let engine = open(&device.device, cache);
+        if is_old {
+            engine.pretend_old_kernel();
+        }
+        engine
+    };
+    model_of(&device.device, open, 15, false);
 }
 
 #[test]
 fn a_device_of_small_sectors_is_as_the_model() {
-    on_loop_device(512, Cache::None);
+    on_loop_device(512, Cache::None, false);
 }
 
 #[test]
 fn a_device_of_large_sectors_is_as_the_model() {
-    on_loop_device(4096, Cache::None);
+    on_loop_device(4096, Cache::None, false);
 }
 
 #[test]
 fn a_device_of_large_sectors_through_the_page_cache_is_as_the_model() {
-    on_loop_device(4096, Cache::Writeback);
+    on_loop_device(4096, Cache::Writeback, false);
+}
+
+#[test]
+fn device_on_an_old_kernel_is_as_the_model() {
+    on_loop_device(512, Cache::None, true);
+    on_loop_device(4096, Cache::Writeback, true);
 }
 
 #[test]

@@ -25,21 +25,23 @@ const SHARE: u64 = SECTORS / 4;
 struct Place {
     path: PathBuf,
     cache: Cache,
+    /// Its discards are a thread's, as on a kernel before 6.12.
+    is_old: bool,
     _device: Option<Loop>,
     _dir: TempDir,
 }
 
 impl Place {
     fn file(dir: TempDir, cache: Cache) -> Place {
-        Place { path: image(dir.path(), SIZE), cache, _device: None, _dir: dir }
+        Place { path: image(dir.path(), SIZE), cache, is_old: false, _device: None, _dir: dir }
     }
 
     /// Blocks of eight sectors: some requests change part of one.
-    fn device(cache: Cache) -> Option<Place> {
+    fn device(cache: Cache, is_old: bool) -> Option<Place> {
         let dir = on_disk();
         match Loop::new(&image(dir.path(), SIZE), 4096) {
             Ok(device) => {
-                Some(Place { path: device.device.clone(), cache, _device: Some(device), _dir: dir })
+                Some(Place { path: device.device.clone(), cache, is_old, _device: Some(device), _dir: dir })
             }
             Err(why) => {
                 skip(why);
@@ -53,10 +55,11 @@ impl Place {
             .into_iter()
             .map(|cache| Place::file(on_disk(), cache))
             .collect();
-        places.extend(Place::device(Cache::None));
-        places.extend(Place::device(Cache::Writeback));
+        places.extend(Place::device(Cache::None, false));
+        places.extend(Place::device(Cache::None, true));
+        places.extend(Place::device(Cache::Writeback, true));
         places.push(Place::file(on_disk(), Cache::Pdc));
-        places.extend(Place::device(Cache::Pdc));
+        places.extend(Place::device(Cache::Pdc, false));
         match in_memory() {
             Some(dir) => places.push(Place::file(dir, Cache::Auto)),
             None => skip("there is no /dev/shm"),
@@ -68,6 +71,9 @@ impl Place {
     fn open(&self, to: &Path) -> (Arc<FileEngine>, Arc<StorageRecorder>) {
         let options = FileOptions { journal: JournalWay::Direct, ..options(self.cache) };
         let engine = FileEngine::open(&self.path, options).expect("open");
+        if self.is_old {
+            engine.pretend_old_kernel();
+        }
         let engine = engine.recorded(std::fs::File::create(to).unwrap()).unwrap();
         let recorder = Arc::clone(engine.recorder().unwrap());
         (Arc::new(engine), recorder)

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use vlane_engine::{
-    Channel, Decisions, Engine, EngineError, Finished, Instant, IoQueue, Operation, Outcome, StorageFile,
-    Uring,
+    Channel, Decisions, Engine, EngineError, Finished, Instant, IoQueue, Operation, Outcome, PART,
+    StorageFile, Uring,
 };
 use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, Slot, Status};
@@ -34,12 +34,16 @@ pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 const BUDGET: usize = 128;
 /// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
 const BUDGET_BYTES: u64 = 32 << 20;
-/// What a lane has begun and not answered: no more requests are begun beyond any of the two. A single request may be larger.
+/// What a lane has begun and not answered: no more requests are begun beyond any of the two.
 #[cfg(not(vlane_simulated))]
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20, others: 0 };
-/// The simulator's disk is small: a discard of all of it is more than this, a read never is.
+/// The simulator's disk is small.
 #[cfg(vlane_simulated)]
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 12 << 10, others: 0 };
+/// Bytes that one request counts there at most: a larger one is worked on in parts, which do not come
+/// together, and leaves room for others. No more than four large ones are begun: a queue that ends
+/// may have to wait for each.
+const SHARE: u64 = MOST_BEGUN.bytes / 4;
 /// What a lane takes, and decides on, while there is no room to begin it.
 const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20, others: 0 };
 /// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
@@ -79,6 +83,7 @@ pub struct LaneConfig {
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     requests: usize,
+    /// Of each at most [`SHARE`].
     bytes: u64,
     /// Those of the requests that move nothing and weigh nothing: flushes, and discards and
     /// zeroings, for which the channel has a limit.
@@ -511,15 +516,15 @@ impl Lane {
     /// Gives up a large request, or a discard or zeroing, that is half done, so that no thread need
     /// stay for it. The next server of the ring does all of it again. It stays in flight where the
     /// next server knows what is. Elsewhere it is put back into its ring. That is possible if it
-    /// was taken last, as a large one is. Nothing is begun beside it, and requests that wait behind
-    /// it are put back first.
+    /// was taken last, but for requests that wait behind it: these are put back first. With another
+    /// one begun behind it, it goes on to its end.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
         let load = Load::of(request);
         let class = self.decisions[usize::from(slot.0)].class;
         let demand = self.limited.as_ref().map(|limited| limited.demand(request, class));
-        let is_long = load.bytes >= MOST_BEGUN.bytes || is_range(request);
+        let is_long = request.len() > PART || is_range(request);
         let stays = self.stays_in_flight();
         if !is_long || !(stays || self.queue.put_back(slot)) {
             return false;
@@ -709,7 +714,7 @@ impl Load {
     #[inline]
     fn of(request: &Request) -> Load {
         match request.kind() {
-            Kind::In | Kind::Out => Load { requests: 1, bytes: request.len(), others: 0 },
+            Kind::In | Kind::Out => Load { requests: 1, bytes: request.len().min(SHARE), others: 0 },
             _ => Load { requests: 1, bytes: 0, others: 1 },
         }
     }

@@ -326,24 +326,68 @@ fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, L
 #[test]
 fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_stops() {
     for format in [Format::Split, Format::Packed] {
-        let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
+        let options = BlkOptions { format, depth: 21, data: 4 << 20, ..OPTIONS };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
         // 64 MiB fill a lane; the small ones come behind it.
-        let large = Request { kind: Kind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
-        guest.driver.submit(0, large).unwrap();
-        (1..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+        for slot in 0..16 {
+            let read = Request { kind: Kind::Read, sector: 0, len: 4 << 20, ioprio: 0 };
+            guest.driver.submit(slot, read).unwrap();
+        }
+        (16..21).for_each(|slot| guest.submit(slot, Kind::Read, 0));
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
         assert!(!lane.serve(&mut uring, false), "there is room for none of them");
         assert!(!lane.has_work() && !lane.before_sleep(), "it would never sleep");
-        assert_eq!(submitted.lock().unwrap().len(), 1, "{format:?}");
+        let begun: Vec<Slot> = submitted.lock().unwrap().iter().map(|(slot, _)| Slot(*slot)).collect();
+        assert_eq!(begun.len(), 16, "{format:?}");
         let (reply, stopped) = channel();
         lane.stop(reply);
-        assert!(matches!(lane.settle(), Settled::Stays), "one is still under way");
-        lane.go_on(&mut uring, first(&submitted));
+        assert!(matches!(lane.settle(), Settled::Stays), "some are still under way");
+        begun.into_iter().for_each(|slot| lane.go_on(&mut uring, slot));
         assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
         let stopped = stopped.recv().unwrap().unwrap();
-        assert_eq!(stopped.base & 0x7fff, 1, "{format:?}: the five that wait are the next ones");
+        assert_eq!(stopped.base & 0x7fff, 16, "{format:?}: the five that wait are the next ones");
+    }
+}
+
+#[test]
+fn large_requests_leave_room_for_others() {
+    for format in [Format::Split, Format::Packed] {
+        let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
+        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
+        for slot in [0, 1, 2, 5, 6] {
+            let large = Request { kind: Kind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
+            guest.driver.submit(slot, large).unwrap();
+            if slot == 2 {
+                [3, 4].into_iter().for_each(|slot| guest.submit(slot, Kind::Read, 0));
+            }
+        }
+        guest.driver.publish();
+        assert!(lane.serve(&mut uring, false));
+        let begun: Vec<u16> = submitted.lock().unwrap().iter().map(|(slot, _)| *slot).collect();
+        assert_eq!(begun, [0, 1, 2, 3, 4, 5], "{format:?}: three leave room, and a fifth is not begun");
+    }
+}
+
+#[test]
+fn large_request_in_parts_is_put_back_when_the_queue_stops() {
+    for (format, is_tracked) in [(Format::Split, false), (Format::Packed, false), (Format::Split, true)] {
+        let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
+        let engine = Stuck { is_busy: true, ..Stuck::default() };
+        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, options, is_tracked);
+        let large = Request { kind: Kind::Write, sector: 0, len: 64 << 20, ioprio: 0 };
+        guest.driver.submit(0, large).unwrap();
+        guest.driver.publish();
+        (0..3).for_each(|_| assert!(lane.serve(&mut uring, false)));
+        assert_eq!(submitted.lock().unwrap().len(), 3, "{format:?}: it goes on in parts");
+        let (reply, stopped) = channel();
+        lane.stop(reply);
+        lane.serve(&mut uring, false);
+        assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
+        assert_eq!(stopped.recv().unwrap().unwrap().base & 0x7fff, 0, "{format:?}: it is the next again");
+        let mut done = Vec::new();
+        guest.driver.reap(&mut done).unwrap();
+        assert!(done.is_empty(), "{format:?}: it was answered");
     }
 }
 

@@ -19,12 +19,12 @@ use super::placements::Placer;
 use super::sync_thread::SyncThread;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::turns::{Turn, Turns};
-use super::{Cache, PART, Shared, inline, span};
+use super::{Cache, Shared, inline, span};
 use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
-    Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, Request, Slot, Status, Writeback,
+    Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, PART, Request, Slot, Status, Writeback,
 };
 
 /// What a request is doing.
@@ -67,6 +67,8 @@ pub(super) struct Progress {
     pub(super) way: usize,
     /// Its turn among discards and zeroings.
     pub(super) turn: Option<Turn>,
+    /// The kernel may hold its lock of the file for it.
+    pub(super) is_exclusive: bool,
     /// A thread's discard is next.
     pub(super) is_armed: bool,
     /// What came of the device's discard.
@@ -120,9 +122,7 @@ impl FileChannel {
             pool: Pool::default(),
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
-            turns: shared
-                .turns
-                .map_or_else(Turns::default, |(discards, zeroings)| Turns::new(discards, zeroings)),
+            turns: shared.turns.map_or_else(Turns::default, Turns::new),
             placer: shared.placements.as_ref().map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
@@ -173,6 +173,9 @@ impl FileChannel {
         if decisions.placement == Placement::Direct {
             if !align.takes_all(request, offset) {
                 self.stats.bounced += 1;
+                return self.begin_otherwise(slot, request, decisions, 0, operations);
+            }
+            if write && self.shared.kernel_lock.is_held() {
                 return self.begin_otherwise(slot, request, decisions, 0, operations);
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
@@ -285,6 +288,10 @@ impl FileChannel {
         completion: Option<Completion>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
+        let is_in_turn = self.at(slot).stage != Stage::Zeroes || self.has_turn(slot, Turn::Zeroing);
+        if !is_in_turn {
+            return Outcome::Pending;
+        }
         let (progress, mut means) = self.means(slot, decisions.placement);
         // All parts are durable, or the whole is not: the guest may have switched since the beginning.
         *progress.durable &= decisions.durable;
@@ -299,7 +306,10 @@ impl FileChannel {
                 operations.push(operation);
                 Outcome::Pending
             }
-            Next::Wait => Outcome::Pending,
+            Next::Wait => {
+                self.end_turn(slot);
+                Outcome::Pending
+            }
             Next::Done if progress.stage == Stage::Zeroes => {
                 self.end_turn(slot);
                 self.range_part_done(slot);
@@ -315,10 +325,13 @@ impl FileChannel {
 
     /// A request's state, and what its transfer needs of the channel.
     fn means(&mut self, slot: Slot, placement: Placement) -> (ProgressOfTransfer<'_>, Means<'_>) {
-        let FileChannel { progress, pool, holder, stats, .. } = self;
+        let FileChannel { shared, progress, pool, holder, stats, .. } = self;
         let Progress { stage, durable, hold, transfer, .. } = &mut progress[usize::from(slot.0)];
-        let holder = holder.as_mut().filter(|_| placement == Placement::Direct);
-        (ProgressOfTransfer { stage: *stage, durable, transfer }, Means { slot, pool, holder, hold, stats })
+        let is_direct = placement == Placement::Direct;
+        let holder = holder.as_mut().filter(|_| is_direct);
+        let patient = is_direct && shared.kernel_lock.is_held();
+        let means = Means { slot, pool, holder, hold, patient, stats };
+        (ProgressOfTransfer { stage: *stage, durable, transfer }, means)
     }
 
     /// All that a request was to do is done: it is answered, if it need not be made durable.
@@ -450,12 +463,16 @@ impl FileChannel {
 
     /// Leaves the slot as the next request wants to find it.
     pub(super) fn answer(&mut self, slot: Slot, status: Status) -> Outcome {
-        let FileChannel { progress, holder, turns, .. } = self;
+        let FileChannel { progress, holder, turns, writes, .. } = self;
         let progress = &mut progress[usize::from(slot.0)];
         transfer::release(holder.as_mut(), &mut progress.hold);
         match progress.stage {
             Stage::Straight => progress.durable = false,
             _ => {
+                // It failed before a worker had it.
+                if let Some(left_at) = progress.left_at {
+                    writes.ended(left_at);
+                }
                 if let Some(turn) = progress.turn {
                     turns.end(turn);
                 }
@@ -674,6 +691,7 @@ impl Channel for FileChannel {
         self.flusher.forget(slot);
         self.end_turn(slot);
         self.turns.forget(slot);
+        self.range_ended(slot);
         *self.at(slot) = Progress::default();
         if let Some(placer) = &mut self.placer {
             placer.end(slot);

@@ -14,8 +14,8 @@ use std::time::Duration;
 use vlane_trace::storage::{Clear, What};
 
 use super::Shared;
-use crate::Slot;
 use crate::sync::{Waker, wake};
+use crate::{Slot, threads};
 
 /// `_IO(0x12, 119)`
 const BLKDISCARD: libc::Ioctl = 0x1277;
@@ -96,8 +96,8 @@ impl Discarder {
         let mut state = self.pool.lock();
         if state.idle <= state.jobs.len() && state.threads < THREADS {
             let pool = Arc::clone(&self.pool);
-            let thread = std::thread::Builder::new().name("discard".to_owned()).stack_size(STACK);
-            match thread.spawn(move || pool.work()) {
+            let builder = std::thread::Builder::new().name("discard".to_owned()).stack_size(STACK);
+            match threads::start(builder, move || pool.work()) {
                 Ok(_) => state.threads += 1,
                 Err(error) if state.threads == 0 => return Err(error),
                 // Those that are there do it.
@@ -148,15 +148,17 @@ impl Pool {
     }
 }
 
-#[allow(clippy::needless_pass_by_value)]
 fn run(job: Job) {
+    let Job { shared, span, slot, results, doorbell, told } = job;
     // SAFETY: an open device and a pair of numbers, as BLKDISCARD wants them.
-    let result = unsafe { libc::ioctl(job.shared.file().as_raw_fd(), BLKDISCARD, &job.span) };
+    let result = unsafe { libc::ioctl(shared.file().as_raw_fd(), BLKDISCARD, &span) };
     let errno = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
-    if let (Some(recorder), Some(told)) = (&job.shared.recorder, job.told) {
+    if let (Some(recorder), Some(told)) = (&shared.recorder, told) {
         recorder.end(told, -i64::from(errno));
     }
-    // Nobody may want to know any more.
-    let _ = job.results.send((job.slot, -errno));
-    wake(&job.doorbell);
+    // Once the answer is there, the volume may end, and its image is to be closed then.
+    drop(shared);
+    // The channel may be gone.
+    let _ = results.send((slot, -errno));
+    wake(&doorbell);
 }

@@ -18,11 +18,11 @@ use rustix::fs::FallocateFlags;
 use vlane_ring::{Kind, SECTOR};
 use vlane_trace::storage::Clear;
 
-use super::{Discard, PART, Shared, span};
+use super::{Discard, Shared, span};
 use crate::io_queue::select;
 use crate::operation::{Decisions, Operation};
 use crate::recorder::Told;
-use crate::{Channel, ChannelStats, IoErrorKind, Outcome, Request, Slot, Status};
+use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, Status};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
 const ZEROES_PART: u64 = 16 << 20;

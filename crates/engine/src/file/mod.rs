@@ -27,6 +27,7 @@ mod handle;
 mod identity;
 mod inline;
 mod journal;
+mod kernel_lock;
 mod leftover;
 mod lock;
 mod map;
@@ -175,12 +176,13 @@ struct Shared {
     unknown_ways: AtomicU8,
     discarder: discard::Discarder,
     pieces: ranges::Pieces,
-    /// For the simulator: how many discards and how many zeroings a channel has under way.
-    turns: Option<(usize, usize)>,
+    /// For the simulator: how many of each kind a channel has under way (`turns.rs`).
+    turns: Option<[usize; 2]>,
     durability: Arc<durability::Durability>,
     /// Which parts of the volume are read and written around the page cache; nothing if that never changes.
     placements: Option<Arc<placements::Placements>>,
     flushes: Arc<flushes::Flushes>,
+    kernel_lock: kernel_lock::KernelLock,
     pace: Arc<inline::Pace>,
     cache: Cache,
     sectors: AtomicU64,
@@ -286,6 +288,12 @@ impl FileEngine {
         }
     }
 
+    /// For tests: discards of a device go the way of kernels without a command of io_uring for them.
+    #[doc(hidden)]
+    pub fn pretend_old_kernel(&self) {
+        self.shared.unknown_ways.fetch_or(ranges::Way::Discard.bit(), Ordering::Relaxed);
+    }
+
     /// For tests: does something while the journal thread does nothing. Nothing without [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn without_journal_thread(&self, what: impl FnOnce()) {
@@ -340,7 +348,9 @@ impl Engine for FileEngine {
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
         let told = Told::sync(self.shared.recorder.as_ref());
+        self.shared.kernel_lock.begin();
         let synced = self.shared.file().sync_data();
+        self.shared.kernel_lock.end();
         told.end_with(&synced);
         if let Err(error) = &synced {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
@@ -421,10 +431,6 @@ impl Shared {
         }
     }
 }
-
-/// Bytes that one operation moves at most, and that a lane copies without a look at its other work: requests may be up to 1 GiB large, and
-/// are worked on in parts of this. No Linux guest sends larger ones.
-const PART: u64 = vlane_ring::limits::SIZE_MAX as u64;
 
 /// Bytes from `sector` on, as an offset that the system takes, with the end; nothing beyond what any file can have.
 /// The lane has checked requests against the volume; this keeps arithmetic safe for any request.

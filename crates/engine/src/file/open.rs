@@ -16,6 +16,7 @@ use vlane_ring::SECTOR;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::inline::Pace;
+use super::kernel_lock::KernelLock;
 use super::transfer::Align;
 use super::{
     Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
@@ -37,8 +38,8 @@ use refused::open_error;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-const EXT4_MAGIC: i64 = 0xef53;
-const XFS_MAGIC: i64 = 0x5846_5342;
+pub(super) const EXT4_MAGIC: i64 = 0xef53;
+pub(super) const XFS_MAGIC: i64 = 0x5846_5342;
 
 /// What decides the ways to an image.
 struct Asked {
@@ -195,6 +196,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         }
         false => (None, None),
     };
+    let kernel_lock = KernelLock::of(&file, is_device);
     Ok(Shared {
         path: path.to_owned(),
         files: [Some(file), second].into_iter().flatten().map(StorageFile::new).collect(),
@@ -211,6 +213,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         durability,
         placements,
         flushes: Flushes::new(),
+        kernel_lock,
         pace: Pace::new(),
         cache,
         sectors: AtomicU64::new(size / SECTOR),

@@ -65,6 +65,11 @@ impl Way {
     pub(super) fn bit(self) -> u8 {
         1 << self as u8
     }
+
+    /// The turns among which a piece that goes in this way has its own.
+    fn turn(self) -> Turn {
+        if matches!(self, Way::Discard | Way::Device) { Turn::Discard } else { Turn::Zeroing }
+    }
 }
 
 impl FileChannel {
@@ -132,7 +137,7 @@ impl FileChannel {
                 continue;
             }
             self.at(slot).part = len.min(pieces.of(way).max(block));
-            if !self.has_turn(slot, way) {
+            if !self.has_turn(slot, way.turn()) {
                 return Outcome::Pending;
             }
             match way {
@@ -184,6 +189,7 @@ impl FileChannel {
         {
             progress.hold = holder.begin_range(slot, offset..offset + len);
             if progress.hold.is_none() {
+                self.end_turn(slot);
                 return true;
             }
         }
@@ -202,18 +208,19 @@ impl FileChannel {
                 return begun;
             }
         };
+        progress.is_exclusive = true;
+        shared.kernel_lock.begin();
         let patient = progress.retries > 0;
         // The descriptor that claimed a device: see `open::claim`.
         operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
         true
     }
 
-    /// True if a request has a turn for a piece that goes in this way; otherwise it waits for one.
-    fn has_turn(&mut self, slot: Slot, way: Way) -> bool {
+    /// True if a request has a turn; otherwise it waits for one.
+    pub(super) fn has_turn(&mut self, slot: Slot, turn: Turn) -> bool {
         let FileChannel { progress, turns, .. } = self;
         let progress = &mut progress[usize::from(slot.0)];
         if progress.turn.is_none() {
-            let turn = if matches!(way, Way::Discard | Way::Device) { Turn::Discard } else { Turn::Zeroing };
             progress.turn = turns.take(slot, turn).then_some(turn);
         }
         progress.turn.is_some()
@@ -223,6 +230,13 @@ impl FileChannel {
     pub(super) fn end_turn(&mut self, slot: Slot) {
         if let Some(turn) = self.at(slot).turn.take() {
             self.turns.end(turn);
+        }
+    }
+
+    /// An operation of a range is not under way any more, if one was.
+    pub(super) fn range_ended(&mut self, slot: Slot) {
+        if std::mem::take(&mut self.at(slot).is_exclusive) {
+            self.shared.kernel_lock.end();
         }
     }
 
@@ -242,6 +256,7 @@ impl FileChannel {
         result: i32,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
+        self.range_ended(slot);
         let FileChannel { progress, holder, .. } = self;
         let progress = &mut progress[usize::from(slot.0)];
         transfer::release(holder.as_mut(), &mut progress.hold);

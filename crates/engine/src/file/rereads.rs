@@ -14,7 +14,7 @@ use rustix::fs::IFlags;
 
 use super::stack::{Extent, Roots, Stack, Thing};
 
-const BTRFS_MAGIC: i64 = 0x9123_683e;
+pub(super) const BTRFS_MAGIC: i64 = 0x9123_683e;
 const BCACHEFS_MAGIC: i64 = 0xca45_1a4e;
 const ZFS_MAGIC: i64 = 0x2fc1_2fc1;
 /// Files on devices on files that are followed.

@@ -13,7 +13,7 @@ use super::exclusion::Exclusion;
 use super::flushes::{Flushes, Syncer};
 use super::inline::Pace;
 use super::transfer::Align;
-use super::{Cache, FileEngine, Shared, discard, durability, ranges, sync_thread, transfer};
+use super::{Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges, sync_thread, transfer};
 use crate::operation::StorageFile;
 use crate::{Writeback, system};
 
@@ -39,7 +39,7 @@ pub struct Simulated {
     /// Bytes of a range that are punched, zeroed and written at a time: powers of two.
     pub pieces: [u64; 3],
     /// Discards and zeroings that a channel has under way.
-    pub turns: (usize, usize),
+    pub turns: [usize; 2],
 }
 
 impl FileEngine {
@@ -60,6 +60,7 @@ impl FileEngine {
             durability: Arc::new(durability::Durability::new(Some(witness))),
             placements: None,
             flushes: Flushes::new(),
+            kernel_lock: kernel_lock::KernelLock::default(),
             pace: Pace::new(),
             cache,
             sectors: AtomicU64::new(sectors),

@@ -23,7 +23,7 @@ use vlane_policy::journal::{Kind, Map};
 use super::flushes::{End, Flushes, Syncer};
 use super::{Shared, transfer};
 use crate::recorder::Told;
-use crate::{EngineError, ErrorKind, Writeback, pages};
+use crate::{EngineError, ErrorKind, Writeback, pages, threads};
 
 /// Pieces of a journal that are written one beside the other; of one that has more, the whole file
 /// is.
@@ -51,7 +51,8 @@ impl SyncThread {
             return Ok(());
         }
         let of = Arc::clone(shared);
-        let started = thread::Builder::new().name("flush".to_owned()).spawn(move || run(&of));
+        let builder = thread::Builder::new().name("flush".to_owned());
+        let started = threads::start(builder, move || run(&of));
         let refused = |error: io::Error| {
             let text = "no thread for the flushes; raise the limit of threads (ulimit -u, or pids.max of the cgroup)";
             EngineError::new(ErrorKind::Limit, Some(&shared.path), text).with_source(error)
@@ -77,7 +78,10 @@ impl Drop for SyncThread {
 fn run(shared: &Shared) {
     let mut syncer = Syncer::new(&shared.flushes);
     while let Some(asks) = syncer.next() {
-        let end = settle(shared, asks, sync(shared));
+        shared.kernel_lock.begin();
+        let errno = sync(shared);
+        shared.kernel_lock.end();
+        let end = settle(shared, asks, errno);
         if end == End::Well {
             rest(&syncer, shared.flush_delay);
         }

@@ -14,11 +14,10 @@
 
 use vlane_ring::Request;
 
-use super::PART;
 use super::bounce::{PIECE, Pool};
 use super::exclusion::{Hold, Holder};
 use crate::operation::{Completion, Memory, Operation, What, ZEROES};
-use crate::{ChannelStats, Piece, Slot};
+use crate::{ChannelStats, PART, Piece, Slot};
 
 /// How often an operation that the system refused for the moment is begun again.
 pub(super) const MAX_RETRIES: u32 = 64;
@@ -142,6 +141,8 @@ pub(super) struct Means<'a> {
     pub(super) holder: Option<&'a mut Holder>,
     /// What the request holds.
     pub(super) hold: &'a mut Option<Hold>,
+    /// A worker does the writes now: the kernel would wait for its own lock of the file.
+    pub(super) patient: bool,
     pub(super) stats: &'a mut ChannelStats,
 }
 
@@ -396,7 +397,7 @@ impl Transfer {
         };
         let reads = !write || matches!(self.step, Step::Fetch(_));
         let what = if reads { What::Read(memory) } else { What::Write(memory) };
-        let patient = patient || self.patient;
+        let patient = patient || self.patient || means.patient && !reads;
         Next::Operation(Operation { number: 0, what, file, offset, len, durable: durable && !reads, patient })
     }
 

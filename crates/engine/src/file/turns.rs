@@ -3,7 +3,8 @@
 //! A range moves no data of the guest, so it weighs nothing in what a lane may begin. Its number is
 //! bounded here instead: a device that is at many of them has no place left for others, and those
 //! that the kernel leaves to its workers would take all of these. A turn is one piece of a range.
-//! Then it is the next request's, so one of 2 GiB delays no other.
+//! Then it is the next request's, so one of 2 GiB delays no other. A request that waits for blocks
+//! or a buffer has no turn meanwhile: it may wait for a slow one that others do not need.
 
 use std::collections::VecDeque;
 
@@ -43,14 +44,14 @@ struct Line {
 
 impl Default for Turns {
     fn default() -> Turns {
-        Turns::new(DISCARDS, ZEROINGS)
+        Turns::new([DISCARDS, ZEROINGS])
     }
 }
 
 impl Turns {
-    pub(super) fn new(discards: usize, zeroings: usize) -> Turns {
-        let line = |most| Line { most, under_way: 0, waiting: VecDeque::new() };
-        Turns { lines: [line(discards), line(zeroings)], waiting: 0 }
+    /// With so many at a time, in the order of [`Turn`].
+    pub(super) fn new(most: [usize; 2]) -> Turns {
+        Turns { lines: most.map(|most| Line { most, under_way: 0, waiting: VecDeque::new() }), waiting: 0 }
     }
 
     /// True if a request has a turn now. If not, it waits for it: [`Turns::next`].
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn turns_come_in_order_and_are_never_too_many() {
-        let mut turns = Turns::new(1, 2);
+        let mut turns = Turns::new([1, 2]);
         let take = |turns: &mut Turns, slot, turn| turns.take(Slot(slot), turn);
         assert!([0, 1].iter().all(|slot| take(&mut turns, *slot, Turn::Zeroing)));
         assert!(![2, 3, 4].iter().any(|slot| take(&mut turns, *slot, Turn::Zeroing)));

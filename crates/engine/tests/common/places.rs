@@ -60,9 +60,10 @@ pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
 pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
     // A program that another test starts has our descriptors for a moment, and so a claim that is over.
     let begin = std::time::Instant::now();
+    let is_passing = |why: &str| why.contains("is in use") || why.contains("is locked by another process");
     loop {
         match FileEngine::open(path, options).map(Arc::new).map_err(|error| error.to_string()) {
-            Err(why) if why.contains("is in use") && begin.elapsed().as_secs() < 5 => {
+            Err(why) if is_passing(&why) && begin.elapsed().as_secs() < 5 => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
             opened => return opened.expect("open"),

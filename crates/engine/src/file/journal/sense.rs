@@ -8,7 +8,7 @@ use vlane_policy::journal::content::{self, Head};
 use vlane_ring::{Kind, Request, SECTOR};
 
 use super::Desk;
-use crate::file::PART;
+use crate::PART;
 
 /// Entries that wait for the thread at most, for each channel: 48 KiB of memory.
 pub(super) const ENTRIES: usize = 1024;
