@@ -104,7 +104,7 @@ fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() 
     wire.negotiate(USUAL);
     assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
     drop(wire);
-    hears("asked how many queues there are, and left: it may want more than the 2 that are offered");
+    hears("asked how many queues there are, and left: it may want more than 2, which vlane offers");
     // It is told to each process once. One that goes on has found enough.
     for goes_on in [false, true] {
         let wire = server.connect();

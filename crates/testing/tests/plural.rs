@@ -66,7 +66,7 @@ const NOUNS: [&str; 26] = [
 /// Places where the number is never one, or stands for a unit.
 const NEVER_ONE: [&str; 53] = [
     // It wants more than are offered, which is one at least.
-    "wants {wanted} queues, and {offered} are offered",
+    "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
     "{queues} queues need up to",
     "in-flight tracking is asked for {queues} queues",

@@ -83,10 +83,10 @@ fn too_few_queues_are_told_with_both_numbers() {
     let memory = "memory-backend-memfd,id=mem,size=128M,share=on";
     let arguments = ["-machine", "q35,memory-backend=mem", "-m", "128M", "-object", memory, "-smp", "3"];
     let machine = Machine::start(&bed, &volume.socket, &arguments);
-    assert!(backend.wait_log("wants 3 queues, and 2 are offered", FIRMWARE), "{}", backend.log());
+    assert!(backend.wait_log("wants 3 queues, and vlane offers 2", FIRMWARE), "{}", backend.log());
     drop(machine);
     let log = stop(backend).log;
-    assert_eq!(log.matches("are offered").count(), 1, "{log}");
+    assert_eq!(log.matches("and vlane offers").count(), 1, "{log}");
 }
 
 #[test]

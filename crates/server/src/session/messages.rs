@@ -249,7 +249,7 @@ impl VhostUserBackendReqHandlerMut for State {
         if queues > self.volume.queues() {
             let offered = self.volume.queues();
             return Err(refuse_for_good(refuse(format_args!(
-                "in-flight tracking is asked for {queues} queues, and {offered} are offered"
+                "in-flight tracking is asked for {queues} queues, and vlane offers {offered}"
             ))));
         }
         self.create_tracking(queues, size).map_err(refuse_for_good)

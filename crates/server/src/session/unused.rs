@@ -41,11 +41,11 @@ impl Session {
             Unused::TooFewQueues => match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into())
             {
                 Some(wanted) => format!(
-                    "front end {who} wants {wanted} queues, and {offered} are offered: it tries again for ever. Offer more (--queues \
+                    "front end {who} wants {wanted} queues, and vlane offers {offered}: it tries again for ever. Offer more (--queues \
                      {wanted}), or have it want fewer (QEMU: num-queues={offered})"
                 ),
                 None => format!(
-                    "front end {who} asked how many queues there are, and left: it may want more than the {offered} that are offered. \
+                    "front end {who} asked how many queues there are, and left: it may want more than {offered}, which vlane offers. \
                      Offer as many as the VM has vCPUs (--queues), or have it want fewer (QEMU: num-queues={offered})"
                 ),
             },
