@@ -8,10 +8,11 @@
 mod common;
 mod kvm;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use common::{Volume, one_at_a_time, sha256_of, stop};
+use common::{LoopDevice, Volume, one_at_a_time, sha256_of, stop};
 use kvm::counts::{Counting, Counts, REQUESTS};
 use kvm::{Bed, finished, wait_for, wait_result};
 use vlane_boot::{Accel, Boot, Disk, Guest, Initramfs, Kernel, Qemu, ext4};
@@ -22,6 +23,8 @@ const MIB: u64 = 1 << 20;
 const DEPTH: u32 = 4;
 /// Kills of a back end.
 const KILLS: u32 = 2;
+/// Sectors of a logical volume.
+const VOLUME_SECTORS: u64 = 48 * MIB / 512;
 /// How long a guest is without its disk.
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long the emulated machine may run: a minute, unless the host does much else.
@@ -36,16 +39,39 @@ fn a_load_when_it_is_asked_to_be_one() {
     kvm::load::run(depth.parse().unwrap());
 }
 
+/// With device-mapper, as in the emulated machine, its disk is one of two logical volumes of a
+/// group. Another front end has the other one meanwhile.
 #[test]
 fn what_a_kvm_guest_wrote_is_on_the_image() {
     let _turn = one_at_a_time();
     let Some(bed) = Bed::find() else { return };
-    let volume = Volume::new(128 * MIB);
-    let backend = volume.serve(&["--queues", "2"]);
-    let report = finished(bed.start(&volume.socket, "write", false));
+    let (mut first, mut second) = (Volume::new(128 * MIB), Volume::new(0));
+    let file = first.image.clone();
+    let group = Group::new(&file).map_err(|why| assert!(!kvm::is_inside(), "{why}")).ok();
+    if let Some(group) = &group {
+        (first.image, second.image) = (group.volumes[0].clone(), group.volumes[1].clone());
+    }
+    let backend = first.serve(&["--queues", "2"]);
+    let other = group.as_ref().map(|_| second.serve(&["--queues", "1"]));
+    let guest = bed.start(&first.socket, "write", false);
+    if let Some(other) = other {
+        let mut bench = Command::new(common::vlane());
+        bench.args(["bench", "--verify", "--size", "1M", "--time", "300ms", "--yes-overwrite"]);
+        let bench = bench.arg(&second.socket).output().unwrap();
+        assert!(bench.status.success(), "{bench:?}");
+        stop(other);
+    }
+    let report = finished(guest);
     stop(backend);
     assert_eq!(report.result("pattern").unwrap(), "same");
-    check(&volume, "/2", report.result("file").unwrap());
+    check(&first, "/2", report.result("file").unwrap());
+    // Both volumes lie on these.
+    for image in group.iter().flat_map(|group| [&file, &group.disk.0]) {
+        let mut serve = Command::new("timeout");
+        serve.args(["20", common::vlane(), "serve"]).arg(image).arg("--socket").arg(&first.socket);
+        let refused = serve.output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{}: {refused:?}", image.display());
+    }
 }
 
 /// The file system is sound, and a file has the guest's checksum.
@@ -167,6 +193,43 @@ fn each_request_is_a_kick_and_a_signal(counts: &Counts) {
     assert!(counts.exits.values().sum::<u64>() < 20 * requests, "{counts:?}");
 }
 
+/// Two volumes on one physical volume, mapped as LVM does it.
+struct Group {
+    disk: LoopDevice,
+    volumes: Vec<PathBuf>,
+}
+
+impl Group {
+    fn new(file: &Path) -> Result<Group, String> {
+        dmsetup(&["version"])?;
+        let disk = LoopDevice::over(file, &[]).ok_or("no loop device")?;
+        let mut group = Group { disk, volumes: Vec::new() };
+        for (name, start) in [("vlane-first", 2048), ("vlane-second", 2048 + VOLUME_SECTORS)] {
+            let table = format!("0 {VOLUME_SECTORS} linear {} {start}", group.disk.0.display());
+            dmsetup(&["create", name, "--uuid", &format!("LVM-{name}"), "--table", &table])?;
+            group.volumes.push(Path::new("/dev/mapper").join(name));
+        }
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for volume in &self.volumes {
+            let name = volume.file_name().unwrap().to_str().unwrap();
+            let _ = dmsetup(&["remove", "--retry", name]);
+        }
+    }
+}
+
+fn dmsetup(words: &[&str]) -> Result<(), String> {
+    // Nodes are made by itself.
+    let output = Command::new("dmsetup").args(words).env("DM_DISABLE_UDEV", "1").output();
+    let output = output.map_err(|error| format!("dmsetup: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("dmsetup {words:?}: {said}"))
+}
+
 /// Runs all of this in a machine with KVM that is emulated, unless it was run on this one.
 #[test]
 fn in_an_emulated_machine_with_kvm_all_of_it_holds() {
@@ -194,7 +257,8 @@ guest_kvm --nocapture --test-threads=1 {only} 2>&1
     let vlane = common::stripped(&bed.host, Path::new(common::vlane()));
     let this = common::stripped(&bed.host, &std::env::current_exe().unwrap());
     let outer = Initramfs::new(script)
-        .programs(["e2fsck", "debugfs", "setpriv"])
+        .modules(["dm_mod", "loop"])
+        .programs(["e2fsck", "debugfs", "setpriv", "dmsetup", "losetup", "timeout"])
         .program_at("vlane", vlane.path())
         .program_at("guest_kvm", this.path());
     let outer = kvm::furnish(outer, &bed.host, &bed.program, &kernel);
