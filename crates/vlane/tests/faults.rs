@@ -44,7 +44,7 @@ impl Bed {
             }
         };
         let sockets = TempDir::with_prefix("vlane-faults-").unwrap();
-        let (server, front) = serve(&faulty, &sockets, cache);
+        let (server, front) = serve(&faulty, &sockets, cache, &[]);
         Some(Bed { faulty, sockets, cache, server, front })
     }
 
@@ -68,11 +68,11 @@ impl Bed {
     }
 }
 
-fn serve(faulty: &Faulty, sockets: &TempDir, cache: &str) -> (Backend, Front) {
+fn serve(faulty: &Faulty, sockets: &TempDir, cache: &str, more: &[&str]) -> (Backend, Front) {
     let socket = sockets.path().join("disk.sock");
     let mut command = Command::new(vlane());
     command.arg("serve").arg(faulty.image()).arg("--socket").arg(&socket);
-    command.args(["--queues", "1", "--cache", cache]);
+    command.args(["--queues", "1", "--cache", cache]).args(more);
     let server = start(&command, &socket).unwrap_or_else(|error| panic!("{error}"));
     let front = Front::connect(&socket);
     (server, front)
@@ -223,6 +223,30 @@ fn requests_that_hang_are_told_and_answered_when_the_storage_is_back() {
     });
 }
 
+/// As a network file system whose server is away: neither requests nor questions are answered.
+#[test]
+fn stop_ends_in_time_when_nothing_is_answered() {
+    let faulty = match Faulty::new(BYTES, false) {
+        Ok(faulty) => faulty,
+        Err(why) => return skip(why),
+    };
+    let sockets = TempDir::with_prefix("vlane-faults-").unwrap();
+    let (server, mut front) = serve(&faulty, &sockets, "none", &["--stop-timeout", "1s"]);
+    faulty.set(Faults { read: Fault::Hang, look: Fault::Hang, ..Faults::default() });
+    let before = faulty.met();
+    front.begin(1, Kind::Read, 1000 * SECTORS, 0);
+    while faulty.met() == before {
+        std::thread::yield_now();
+    }
+    let pid = rustix::process::Pid::from_raw(server.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let is_told = server.wait_log("ends now; threads that are inside a system call", LIMIT);
+    faulty.answer();
+    assert!(is_told, "{}", server.log());
+    drop(front);
+    assert_eq!(server.stop(LIMIT).unwrap().status.code(), Some(1));
+}
+
 #[test]
 fn storage_that_is_gone_fails_what_is_in_flight_and_the_next_server_finds_all_that_was_flushed() {
     for cache in ["none", "writeback", "writethrough", "pdc"] {
@@ -254,7 +278,7 @@ fn storage_that_is_gone_fails_what_is_in_flight_and_the_next_server_finds_all_th
             "{cache}: it cannot know what was written: {}",
             stopped.log
         );
-        let (server, mut front) = serve(&faulty, &sockets, cache);
+        let (server, mut front) = serve(&faulty, &sockets, cache, &[]);
         for n in 0..8 {
             assert_eq!(front.read_byte(n * SECTORS), 10 + u8::try_from(n).unwrap(), "{cache}");
         }

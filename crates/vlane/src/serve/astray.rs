@@ -1,12 +1,17 @@
 //! An image that is deleted, moved or replaced while it is served: told at once, with the way back,
 //! and at every end.
 
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rustix::fs::inotify::WatchFlags;
 use vlane_engine::file::FileEngine;
 use vlane_socket::Changes;
+
+/// How long the storage may take, at the end, to say where the image is.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Watches over a volume's image until this is dropped. Nothing without inotify: then the end alone
 /// tells of it.
@@ -42,12 +47,18 @@ impl Watch {
     }
 }
 
-/// Tells of an image that is not at its path at the end.
+/// Tells of an image that is not at its path at the end. Storage that does not say in time where
+/// the image is keeps nothing from ending.
 ///
 /// # Errors
 /// When the guest's data are lost with this process.
 pub(super) fn at_the_end(name: &str, image: Option<&Arc<FileEngine>>) -> Result<()> {
-    let Some(astray) = image.and_then(|image| image.astray()) else { return Ok(()) };
+    let Some(image) = image.cloned() else { return Ok(()) };
+    let (sender, answer) = channel();
+    let look = move || drop(sender.send(image.astray()));
+    // Without a thread it is not asked for: it could hang.
+    let _ = std::thread::Builder::new().name("astray".to_owned()).spawn(look);
+    let Some(astray) = answer.recv_timeout(MOMENT).ok().flatten() else { return Ok(()) };
     let words = astray.at_the_end();
     if astray.is_lost_at_the_end() {
         bail!("{name}: {words}");

@@ -50,6 +50,8 @@ pub struct Faults {
     pub sync: Fault,
     /// Ranges that are deallocated or zeroed.
     pub range: Fault,
+    /// Questions about the file: its name, its size.
+    pub look: Fault,
 }
 
 type Held = Box<dyn FnOnce(&mut State) + Send>;
@@ -207,13 +209,21 @@ impl Filesystem for OneFile {
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name == Path::new(NAME) {
-            true => reply.entry(&TTL, &self.attributes(FILE), Generation(0)),
+            true => {
+                let attributes = self.attributes(FILE);
+                self.as_it_is(
+                    |faults| &mut faults.look,
+                    0,
+                    move |_, _| reply.entry(&TTL, &attributes, Generation(0)),
+                );
+            }
             false => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&TTL, &self.attributes(inode));
+        let attributes = self.attributes(inode);
+        self.as_it_is(|faults| &mut faults.look, 0, move |_, _| reply.attr(&TTL, &attributes));
     }
 
     fn setattr(
