@@ -109,6 +109,7 @@ fn guest_sees_a_read_only_device_as_such() {
     sh(&format!("mkfs.ext4 -q -F {}", volume.image.display())).unwrap();
     let Some(device) = LoopDevice::over(&volume.image, &["--read-only"]) else { return };
     volume.image = device.0.clone();
+    is_refused(&volume, &volume.image, "the device is set read-only");
     let backend = volume.serve(&["--read-only"]);
     let report = bed.run(
         &volume.socket,
