@@ -40,9 +40,9 @@ const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20, others: 0 };
 /// The simulator's disk is small.
 #[cfg(vlane_simulated)]
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 12 << 10, others: 0 };
-/// Bytes that one request counts there at most: a larger one is worked on in parts, which do not come
-/// together, and leaves room for others. No more than four large ones are begun: a queue that ends
-/// may have to wait for each.
+/// Bytes that one request counts there at most. A larger one is worked on in parts, one after the
+/// other, and leaves room for others. No more than four large ones are begun: a queue that ends may
+/// have to wait for each.
 const SHARE: u64 = MOST_BEGUN.bytes / 4;
 /// What a lane takes, and decides on, while there is no room to begin it.
 const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20, others: 0 };

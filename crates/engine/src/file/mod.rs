@@ -288,7 +288,7 @@ impl FileEngine {
         }
     }
 
-    /// For tests: discards of a device go the way of kernels without a command of io_uring for them.
+    /// For tests: discards of a device go the way of kernels before 6.12, by a thread.
     #[doc(hidden)]
     pub fn pretend_old_kernel(&self) {
         self.shared.unknown_ways.fetch_or(ranges::Way::Discard.bit(), Ordering::Relaxed);
