@@ -115,9 +115,9 @@ fn show(line: &str) {
 /// Writes a pattern past the page cache and reads it back, then makes a file system, and finds in its files what was written to them.
 const WRITE: &str = r#"
 set -e
-dd if=/dev/urandom of=/pattern bs=64k count=64 2>/dev/null
+dd if=/dev/urandom of=/pattern bs=64k count=16 2>/dev/null
 dd if=/pattern of=/dev/vda bs=64k seek=64 oflag=direct conv=fsync 2>/dev/null
-dd if=/dev/vda of=/read bs=64k skip=64 count=64 iflag=direct 2>/dev/null
+dd if=/dev/vda of=/read bs=64k skip=64 count=16 iflag=direct 2>/dev/null
 cmp /pattern /read
 echo "RESULT pattern=same"
 mkfs.ext4 -q -F /dev/vda
