@@ -230,7 +230,7 @@ done
         let witness = ext4::read_file(&bed.host, &copy, "/witness").unwrap();
         assert_eq!(sha256_of(&witness), report.result(key).unwrap(), "{key}");
     }
-    // This host mounts the guest's file system by another device: the other partition alone is free.
+    // This host mounts the guest's file system by another device: only the other partition is free.
     let Some(mounted) = LoopDevice::over(&volume.image, &["--offset=1M", "--sizelimit=16M"]) else { return };
     let place = volume.beside("mounted");
     std::fs::create_dir(&place).unwrap();
