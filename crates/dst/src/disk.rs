@@ -7,6 +7,8 @@ use fastrand::Rng;
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
+/// Sectors of the largest request that is not worked on in parts.
+pub(crate) const PART: u64 = vlane_engine::PART / SECTOR as u64;
 
 /// What a sector holds: the number of the request that wrote it.
 pub(crate) type Version = u64;

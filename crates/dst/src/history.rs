@@ -11,8 +11,7 @@
 //!
 //! A request that was not answered or that failed may have happened, sector by sector, or not; a discard may have done nothing.
 
-use crate::disk::{INITIAL, Version, ZERO};
-use crate::strangers::PART;
+use crate::disk::{INITIAL, PART, Version, ZERO};
 
 /// What a request does to sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

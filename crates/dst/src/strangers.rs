@@ -25,8 +25,6 @@ type Given<T> = Result<T, Box<dyn std::error::Error>>;
 const ROOM: u64 = 24;
 /// Sectors that one request counts there at most.
 const SHARE: u64 = 6;
-/// Sectors of the largest request that is not worked on in parts.
-pub(crate) const PART: u64 = vlane_engine::PART / 512;
 
 /// Blocks, from the first to the one after the last.
 type Blocks = std::ops::Range<u64>;

@@ -10,9 +10,10 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::open::{EXT4_MAGIC, XFS_MAGIC};
 use super::rereads::BTRFS_MAGIC;
 
+pub(super) const EXT4_MAGIC: i64 = 0xef53;
+pub(super) const XFS_MAGIC: i64 = 0x5846_5342;
 const F2FS_MAGIC: i64 = 0xf2f5_2010;
 
 /// How many such operations of a volume are under way. None: no write waits for them.

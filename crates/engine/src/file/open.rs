@@ -38,8 +38,6 @@ use refused::open_error;
 /// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-pub(super) const EXT4_MAGIC: i64 = 0xef53;
-pub(super) const XFS_MAGIC: i64 = 0x5846_5342;
 
 /// What decides the ways to an image.
 struct Asked {

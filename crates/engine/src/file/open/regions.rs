@@ -4,10 +4,11 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{EXT4_MAGIC, EngineError, ErrorKind, XFS_MAGIC, open_again, open_direct};
+use super::{EngineError, ErrorKind, open_again, open_direct};
 use crate::file::JournalWay;
 use crate::file::durability::Durability;
 use crate::file::journal::{self, Journal, Means};
+use crate::file::kernel_lock::{EXT4_MAGIC, XFS_MAGIC};
 use crate::file::placements::Placements;
 use crate::file::rereads;
 use crate::file::transfer::Align;
