@@ -23,15 +23,17 @@ pub(crate) fn within<T>(
     work: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     let fired = AtomicBool::new(false);
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok();
+    let pid = peer.map(|peer| format!(" (pid {})", peer.pid.as_raw_nonzero())).unwrap_or_default();
     let result = std::thread::scope(|scope| {
         let (finished, signal) = channel::<()>();
-        let fired = &fired;
+        let (fired, pid) = (&fired, &pid);
         scope.spawn(move || {
             if signal.recv_timeout(TELL.min(timeout)) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             tracing::warn!(
-                "{}: the back end does not answer yet; it hangs, or serves another front end. Waiting for it {} s in all",
+                "{}: the back end{pid} does not answer yet; it hangs, or serves another front end. Waiting for it {} s in all",
                 socket.display(),
                 timeout.as_secs_f64()
             );
@@ -45,13 +47,14 @@ pub(crate) fn within<T>(
         result
     });
     match result {
-        Err(cause) if fired.load(Ordering::Relaxed) => {
+        // The cause would be the connection that was cut here.
+        Err(_) if fired.load(Ordering::Relaxed) => {
             let context = format!(
-                "{}: the back end did not answer within {} s; it hangs, or serves another front end",
+                "{}: the back end{pid} has not answered for {} s: is it stopped, or does it serve another front end?",
                 socket.display(),
                 timeout.as_secs_f64()
             );
-            Err(Error::caused_by(ErrorKind::Timeout, context, cause))
+            Err(Error::new(ErrorKind::Timeout, context))
         }
         result => result,
     }
