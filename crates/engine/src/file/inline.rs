@@ -42,6 +42,9 @@ const SLOW: Nanos = 500_000;
 /// As [`SLOW`], of one that left the thread: it may also have waited for other writes, and for a
 /// worker.
 const SLOW_ELSEWHERE: Nanos = 5_000_000;
+/// The share of each write that has left in that. Workers take turns at the lock of the file, so
+/// many together are late without a wait for the disk, and would keep each other away for good.
+const SLOW_EACH: Nanos = 1_000_000;
 /// For how many times as long as a slow write took the next ones leave; and for how long at least,
 /// and at most.
 const SHARE: Nanos = 20;
@@ -217,12 +220,17 @@ impl Writes {
     /// A write that left the thread then has ended.
     pub(super) fn ended(&mut self, left_at: Nanos) {
         let now = self.pace.now();
-        (self.left, self.since) = (self.left.saturating_sub(1), now);
-        self.show_left();
         let took = now.saturating_sub(left_at);
-        if took > SLOW_ELSEWHERE {
+        if took > self.slow_elsewhere() {
             self.pace.took(took, now);
         }
+        (self.left, self.since) = (self.left.saturating_sub(1), now);
+        self.show_left();
+    }
+
+    /// Longer than this a write that left takes only if it waits for more than the others.
+    fn slow_elsewhere(&self) -> Nanos {
+        SLOW_ELSEWHERE.max(SLOW_EACH * self.left as Nanos)
     }
 
     fn show_left(&self) {
@@ -258,6 +266,26 @@ mod tests {
         let before = until();
         pace.took(0, 1);
         assert_eq!(until(), before);
+    }
+
+    #[test]
+    fn writes_that_left_together_are_not_slow_by_that() {
+        let pace = Pace::new();
+        let mut writes = Writes::new(&pace);
+        for (left, slow) in [(1, SLOW_ELSEWHERE), (5, SLOW_ELSEWHERE), (32, 32 * SLOW_EACH)] {
+            writes.left = left;
+            assert_eq!(writes.slow_elsewhere(), slow);
+        }
+        std::thread::sleep(std::time::Duration::from_nanos(SLOW_ELSEWHERE));
+        // Late, but for so many: the next ones stay.
+        let until = || pace.said.leave_until.load(Ordering::Relaxed);
+        writes.left = 10_000;
+        writes.ended(0);
+        assert_eq!((until(), writes.left), (0, 9_999));
+        // As late, alone.
+        writes.left = 1;
+        writes.ended(0);
+        assert!(until() > 0);
     }
 
     #[test]
