@@ -34,7 +34,7 @@ pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 const BUDGET: usize = 128;
 /// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
 const BUDGET_BYTES: u64 = 32 << 20;
-/// What a lane has begun and not answered: no more requests are begun beyond any of the two.
+/// The most that a lane has begun and not answered. Beyond any of the two it begins no request.
 #[cfg(not(vlane_simulated))]
 const MOST_BEGUN: Load = Load { requests: 1024, bytes: 64 << 20, others: 0 };
 /// The simulator's disk is small.

@@ -120,7 +120,7 @@ mod tests {
         for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 1), (1, u32::MAX)] {
             assert_eq!(space.read(offset, size), None);
         }
-        // What is announced is at most what requests are checked against.
+        // The announced limits are at most those that requests are checked against.
         let u32_at =
             |at| space.read(at, 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         assert_eq!([36, 48].map(u32_at), [Some(MAX_RANGE_SECTORS), Some(ZEROES_SECTORS)]);

@@ -75,7 +75,7 @@ fn idles(server: &Server, packed: Want, event_idx: Want, threads: usize) {
     quiet("a volume that nobody is connected to");
 }
 
-/// How long a lane that sleeps is not woken; what would wake it again and again comes more often.
+/// A lane that sleeps is not woken for so long. A fault that wakes it comes more often.
 const QUIET: Duration = Duration::from_millis(700);
 /// A lane that is not asleep by then never will be.
 const PATIENCE: Duration = Duration::from_secs(30);

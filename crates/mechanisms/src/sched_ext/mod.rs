@@ -205,7 +205,7 @@ fn show(line: &str) {
 /// Boots the guest, and makes a report of what it shows.
 ///
 /// # Errors
-/// What is missing on the host; what the guest says in the first round. A later one that breaks off
+/// The host lacks something, or the guest fails in the first round. A later round that breaks off
 /// leaves the others, in a report that is marked as partial.
 pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     let Options { load, repeats, .. } = options;

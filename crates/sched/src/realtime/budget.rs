@@ -72,7 +72,7 @@ impl Budget {
         self.has_some(now) && self.left_ns >= self.most()
     }
 
-    /// Whether hardly anything of it was used lately, by what is known without a look at the time.
+    /// True if hardly anything of it was used lately. The clock is not read for that.
     pub fn is_hardly_used(&self) -> bool {
         self.left_ns >= self.most() / 100 * 99
     }

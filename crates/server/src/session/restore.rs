@@ -279,8 +279,8 @@ impl Session {
         let messages = messages.map_err(HandoverError::system("the session's messages"))?;
         let standing = Standing { number, peer: session.meet(number, &stream), refused };
         session.lock().restore(handed, from).inspect_err(|_| {
-            // The front end learns of it, whatever else holds its connection. Nobody is connected
-            // then.
+            // The front end learns of it, whatever else holds its connection. Then the volume has
+            // no front end.
             let _ = stream.shutdown(std::net::Shutdown::Both);
             *volume.facts() = None;
         })?;

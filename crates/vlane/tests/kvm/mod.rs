@@ -13,8 +13,8 @@ use crate::common::{self, QemuBed};
 pub mod counts;
 pub mod load;
 
-/// What a step of a guest may take, its start included. Emulated twice, one takes three seconds; on
-/// a host that does much else, a hundred times as long.
+/// The limit of a guest's step, its start included. Emulated twice, a step takes three seconds. On
+/// a host that does much else it takes a hundred times as long.
 pub const LIMIT: Duration = Duration::from_secs(300);
 /// Where an emulated machine has what its guest is made of.
 const KERNEL: &str = "/guest/vmlinux";
