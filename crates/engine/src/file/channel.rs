@@ -54,8 +54,8 @@ pub(super) struct Progress {
     /// What its flush was told.
     told: Option<Told>,
     pub(super) retries: u32,
-    /// When it left the thread, if it has and has not come back.
-    left_at: Option<u64>,
+    /// It left the thread, and has not come back.
+    has_left: bool,
     /// What it has for itself of the volume.
     pub(super) hold: Option<Hold>,
     pub(super) transfer: Transfer,
@@ -248,18 +248,18 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         self.note(slot, request, decisions, 0);
-        let left_at = self.writes.leaves();
+        self.writes.leaves();
         let progress = self.at(slot);
-        progress.left_at = Some(left_at);
+        progress.has_left = true;
         progress.transfer.may_wait();
         self.proceed(slot, request, decisions, None, operations)
     }
 
     /// An operation of a request has ended, if there was one: of a write that had left the thread
-    /// it tells how long writes take.
+    /// its end tells how long writes take.
     fn comes_back(&mut self, slot: Slot) {
-        if let Some(left_at) = self.at(slot).left_at.take() {
-            self.writes.ended(left_at);
+        if std::mem::take(&mut self.at(slot).has_left) {
+            self.writes.ended();
         }
     }
 
@@ -470,8 +470,8 @@ impl FileChannel {
             Stage::Straight => progress.durable = false,
             _ => {
                 // It failed before a worker had it.
-                if let Some(left_at) = progress.left_at {
-                    writes.ended(left_at);
+                if progress.has_left {
+                    writes.ended();
                 }
                 if let Some(turn) = progress.turn {
                     turns.end(turn);
