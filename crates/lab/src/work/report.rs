@@ -49,7 +49,7 @@ fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
         for direction in Direction::ALL {
             let per_mb = |block: u32| {
                 let case = Case { medium: *medium, peer: Peer::Vlane, direction, block };
-                spread(outcome, case, |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m)))
+                spread(outcome, case, |m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m)))
             };
             if let (Some(small), Some(large)) = (per_mb(SMALL), per_mb(LARGE))
                 && large.median > 0.0
@@ -127,6 +127,11 @@ fn timed(m: &Measured, figure: f64) -> Option<f64> {
     (!counting).then_some(figure)
 }
 
+/// CPU time that was found: less than what connecting takes from run to run is none.
+fn cpu_time(m: &Measured, figure: f64) -> Option<f64> {
+    timed(m, figure).filter(|found| *found > 0.0)
+}
+
 fn per_request(m: &Measured, figure: f64) -> f64 {
     figure / count(m.requests).max(1.0)
 }
@@ -153,10 +158,10 @@ const FIGURES: [Figure; 17] = [
     ("... ppoll and epoll", |m| Some(call(m, "ppoll")? + call(m, "epoll_wait")? + call(m, "epoll_pwait")?)),
     ("... futex", |m| call(m, "futex")),
     ("Context switches per request", |m| timed(m, per_request(m, m.voluntary + m.involuntary))),
-    ("CPU time per request, us", |m| timed(m, per_request(m, m.cpu_us + m.worker_us))),
+    ("CPU time per request, us", |m| cpu_time(m, per_request(m, m.cpu_us + m.worker_us))),
     ("... in user mode, us", |m| timed(m, per_request(m, m.cpu_us * m.user_share?))),
     ("... of the kernel's workers, us", |m| timed(m, per_request(m, m.worker_us))),
-    ("CPU time per MB, us", |m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m))),
+    ("CPU time per MB, us", |m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m))),
     ("Requests that the lane's thread copied itself", |m| {
         let copied = m.copied.get()?;
         timed(m, per_request(m, count(copied.bounced + copied.inline)))
@@ -244,7 +249,7 @@ fn ratios(outcome: &Outcome) -> Section {
                     };
                     Some(of(SMALL)? / of(LARGE).filter(|v| *v > 0.0)?)
                 };
-                let bytes = ratio(&|m| timed(m, (m.cpu_us + m.worker_us) / megabytes(m)));
+                let bytes = ratio(&|m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m)));
                 let time = ratio(&|m| timed(m, count(m.requests) / m.seconds.max(1e-9)));
                 if let (Some(bytes), Some(time)) = (bytes, time) {
                     let name = format!("{} on {}", peer.name(), medium.name());
