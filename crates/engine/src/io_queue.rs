@@ -1,9 +1,9 @@
 //! A virtqueue together with what the kernel is doing for it.
 //!
 //! An operation's memory must stay where it is, and belong to nobody else, until the operation completes. So whoever submits operations
-//! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its operations is under way. What is
-//! still under way when the queue is dropped stays for ever, with the memory that it refers to. So safe code cannot get it wrong, in
-//! whichever order it drops things.
+//! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its
+//! operations is under way. Operations under way when the queue is dropped stay for ever, with the
+//! memory that they refer to. So safe code cannot get it wrong, in whichever order it drops things.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
@@ -18,7 +18,7 @@ use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
 use crate::uring::{Finished, Target, Ticket, Transfer, Uring};
 
-/// What `preadv` takes at once (`IOV_MAX`).
+/// The most buffers that one `preadv` takes (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
 /// Buffers of a list that is kept for the next operation, and how many such lists are.
 const KEPT: usize = 256;
@@ -28,7 +28,7 @@ const KEPT_LISTS: usize = 32;
 struct ZeroPage([u8; 64 << 10]);
 static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
 
-/// What was dropped while operations were under way.
+/// Memory of queues that were dropped while operations were under way.
 static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 /// A virtqueue whose requests' operations an io_uring works on.
@@ -45,7 +45,7 @@ pub struct IoQueue {
     ticket: Ticket,
 }
 
-/// What operations refer to.
+/// Memory and files that operations refer to.
 struct Kept {
     queue: Queue,
     /// Of operations whose memory is not simply their request's.
@@ -172,8 +172,9 @@ impl IoQueue {
             len: u32::try_from(len).unwrap_or(u32::MAX),
             offset: request.sector().wrapping_mul(SECTOR),
         };
-        // SAFETY: as in `push`: the request's memory stays mapped, and the file open, until `finish`, which needs the completion. Whichever ring
-        // has the operation, `lent` and `under_way` count it until then.
+        // SAFETY: as in `push`: the request's memory stays mapped, and the file open, until
+        // `finish`, which needs the completion. On either ring, `lent` and `under_way` count the
+        // operation until then.
         let is_handed_over = unsafe { uring.hand_over(transfer, self.ticket.of(slot, 0, false)) };
         if is_handed_over {
             self.lend(slot);
@@ -222,7 +223,7 @@ impl IoQueue {
         self.under_way += 1;
     }
 
-    /// Takes back what an operation had. Nothing if it was not one of this queue's.
+    /// Takes back what an operation had. None if the operation was not one of this queue's.
     #[inline]
     pub fn finish(&mut self, finished: Finished) -> Option<(Slot, Completion)> {
         let (slot, number, is_held) = self.ticket.read(&finished)?;

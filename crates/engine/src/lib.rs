@@ -16,8 +16,8 @@
 //!   parts ([`Outcome::Again`]).
 //! * **Decisions.** What was decided for a request when it was taken ([`Decisions`]) comes with each call for it, and stays the same, but for
 //!   one thing: a request that was not to be durable is, from the moment at which the guest switches its write cache off.
-//! * **Lifetime.** A request's buffers stay mapped until it is answered. Whoever submits operations sees to it
-//!   ([`IoQueue`]) that no request is answered while the kernel works on its memory.
+//! * **Lifetime.** A request's buffers stay mapped until it is answered. The submitter of
+//!   operations ([`IoQueue`]) lets no request be answered while the kernel works on its memory.
 //! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
 //!   must still not panic for any request.
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], counted in [`Channel::stats`], and nothing else
@@ -66,7 +66,7 @@ pub use system::Instant;
 pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
-/// What a volume looks like to a guest.
+/// The volume's shape, as a guest sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in sectors of 512 bytes.
@@ -77,7 +77,7 @@ pub struct Geometry {
     pub physical_exponent: u8,
     /// Optimal request size, in logical blocks; 0 when there is none.
     pub optimal_blocks: u32,
-    /// Nothing can be written.
+    /// True if writes are refused.
     pub read_only: bool,
     /// DISCARD does something.
     pub discard: bool,
@@ -90,7 +90,7 @@ pub struct Geometry {
 
 /// A volume's storage. See the [contract](crate).
 pub trait Engine: Send + Sync + fmt::Debug {
-    /// What a guest sees.
+    /// Returns the volume's shape, as a guest sees it.
     fn geometry(&self) -> Geometry;
 
     /// Bytes that the storage has at this moment, which may be fewer than the volume's. None where
@@ -102,7 +102,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Writes everything that was answered to stable storage; blocks. For the end, not for the data path.
     ///
     /// # Errors
-    /// What the storage says; what it said first, once something was lost.
+    /// The storage's error; after a loss, always the first one.
     fn sync(&self) -> io::Result<()>;
 
     /// Which image it is, if it is one. Asks the system; not for the data path.
@@ -110,7 +110,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What was answered and is lost, if something is. Reads go on all the same.
+    /// Returns the loss of answered writes, if there was one. Reads go on all the same.
     fn lost_write(&self) -> Option<LostWrite> {
         None
     }
@@ -121,12 +121,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What is known of the guest's journals, if somebody looks for them. May take a second; not for the data path.
+    /// Returns a report of the guest's journals, if the volume looks for them. May take a second;
+    /// not for the data path.
     fn journal(&self) -> Option<file::JournalReport> {
         None
     }
 
-    /// Whether a request can take long because of something outside this process: whether hanging requests are looked for.
+    /// True if a request can hang because of something outside this process; the lane then looks
+    /// for hanging requests.
     fn can_hang(&self) -> bool {
         true
     }
@@ -144,13 +146,13 @@ pub trait Engine: Send + Sync + fmt::Debug {
 /// the other. No Linux guest sends such ones.
 pub const PART: u64 = if cfg!(vlane_simulated) { 4096 } else { vlane_ring::limits::SIZE_MAX as u64 };
 
-/// What becomes of a request.
+/// The state of a request after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Answered.
     Done(Status),
     /// Goes on when its only operation completes, which is the simplest there is: all of its data between its own buffers and its own place in
-    /// this file. For what nearly all requests are; it spares them the [`Operation`] in words.
+    /// this file. Nearly all requests are like this; it spares them the [`Operation`] in words.
     Whole(u8),
     /// Goes on when one of its operations completes, or when [`Channel::poll`] names it.
     Pending,
@@ -160,15 +162,16 @@ pub enum Outcome {
 
 /// One lane's way into an engine. See the [contract](crate).
 ///
-/// What it asks of the storage it puts into `operations`; the lane has them submitted. A request is answered when none of its operations is
-/// under way. A channel that is recorded is wrapped (`file/recorded.rs`), which passes each of these on.
+/// A channel puts its operations on the storage into `operations`; the lane has them submitted. A
+/// request is answered when none of its operations is under way. A channel that is recorded is
+/// wrapped (`file/recorded.rs`), which passes each of these on.
 pub trait Channel: Send + fmt::Debug {
     /// The files that its operations name by their number here. They stay the same.
     fn files(&self) -> &[StorageFile] {
         &[]
     }
 
-    /// What holds for a request unless a policy decides otherwise.
+    /// Returns the decisions for a request that no policy decides about.
     fn defaults(&self) -> Decisions {
         Decisions::default()
     }
@@ -235,7 +238,7 @@ pub trait Channel: Send + fmt::Debug {
     /// From now on, answer writes only when they are durable; or no longer.
     fn set_write_through(&mut self, on: bool);
 
-    /// What happened so far.
+    /// Returns the counts so far.
     fn stats(&self) -> ChannelStats;
 }
 
@@ -250,7 +253,7 @@ pub fn seats(threads: usize) -> io::Result<Vec<Seat>> {
     Ok(seats::seats(bells, seats::CELLS))
 }
 
-/// What went wrong, to match on.
+/// The kind of a failure, to match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -260,13 +263,13 @@ pub enum ErrorKind {
     Permission,
     /// A directory, a socket, ...
     NotAFileOrDevice,
-    /// Nothing in it.
+    /// The image has no data.
     Empty,
     /// The size is not a multiple of the sector size.
     OddSize,
     /// It looks like an image of another format than raw.
     Format,
-    /// Somebody else uses it.
+    /// Another process uses the image.
     Locked,
     /// It cannot be written to.
     ReadOnly,
@@ -276,7 +279,7 @@ pub enum ErrorKind {
     NoIoUring,
     /// A limit of the process or system is too low.
     Limit,
-    /// Anything else the system says.
+    /// Any other error of the system.
     Io,
 }
 
@@ -285,11 +288,11 @@ pub enum ErrorKind {
 pub struct EngineError {
     /// To match on.
     pub kind: ErrorKind,
-    /// What it was about, if a file.
+    /// The file concerned, if there is one.
     pub path: Option<PathBuf>,
-    /// What failed and what to do.
+    /// The failure, and the action to take.
     pub context: String,
-    /// What the system said.
+    /// The system's error.
     #[source]
     pub source: Option<io::Error>,
 }

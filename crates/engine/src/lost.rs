@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// What was being made durable when a loss showed.
+/// The writeback during which a loss showed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Writeback {
@@ -15,20 +15,20 @@ pub enum Writeback {
     Sync = 3,
 }
 
-/// Writes that were answered cannot be made durable any more. Nobody knows which: the system tells that a writeback failed, and forgets
-/// what it was to write.
+/// Writes that were answered cannot be made durable any more. The affected writes are unknown: the
+/// system reports that a writeback failed, and forgets its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostWrite {
     /// The first failure's error number.
     pub errno: i32,
-    /// What met it.
+    /// The writeback that met the failure.
     pub during: Writeback,
     /// Failures of the storage to write back that were seen, the first one included.
     pub failures: u64,
 }
 
 impl LostWrite {
-    /// What the system said.
+    /// Returns the system's error.
     pub fn error(&self) -> io::Error {
         io::Error::from_raw_os_error(self.errno)
     }

@@ -1,4 +1,4 @@
-//! What a channel asks of the storage.
+//! A channel's operations on the storage.
 //!
 //! A channel names an operation; it never meets an io_uring, a descriptor or a pointer. Which memory is meant is said in words
 //! ([`Memory`]), so an operation cannot lead anywhere else, and any thread with a [`crate::Uring`] can submit it.
@@ -16,7 +16,7 @@ use crate::Piece;
 pub struct Operation {
     /// Which of the request's operations it is, if it has several under way; its completion says it.
     pub number: u8,
-    /// What is done.
+    /// The action.
     pub what: What,
     /// With which of [`crate::Channel::files`].
     pub file: u8,
@@ -30,7 +30,7 @@ pub struct Operation {
     pub patient: bool,
 }
 
-/// What an operation does.
+/// The action of an operation.
 #[derive(Debug)]
 pub enum What {
     /// From the file into memory.
@@ -59,7 +59,7 @@ pub enum Memory {
 /// Bytes of zeroes that one operation writes at most.
 pub const ZEROES: u64 = 1 << 20;
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Debug)]
 pub struct Completion {
     /// [`Operation::number`].
@@ -93,7 +93,8 @@ impl StorageFile {
     }
 }
 
-/// What tells one open file from another, for the lifetime of the process: a descriptor's number may come to mean another file.
+/// Tells one open file from another, for the lifetime of the process: a descriptor's number may
+/// come to mean another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileKey(u64);
 
@@ -104,7 +105,7 @@ impl FileKey {
     }
 }
 
-/// What was decided for a request when it was taken. It holds until the request is answered.
+/// The decisions made for a request when it was taken. It holds until the request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 // Copied as one word.
 #[repr(align(4))]

@@ -32,7 +32,7 @@ impl Pages {
         self == Pages::default()
     }
 
-    /// Whether all of them could be dropped at once.
+    /// True if all of them could be dropped at once.
     pub(crate) fn are_clean(self) -> bool {
         self.dirty == 0 && self.writeback == 0
     }
@@ -85,7 +85,8 @@ pub(crate) fn begin_write_back(file: &File, range: &Range<u64>) -> io::Result<()
     sync_range(file, range, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Writes a range's dirty pages back, and waits for that. Whether it went well is for an `fdatasync` to say.
+/// Writes a range's dirty pages back, and waits for that. Success is left for an `fdatasync` to
+/// report.
 ///
 /// # Errors
 /// As the system says.

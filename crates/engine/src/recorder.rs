@@ -1,9 +1,10 @@
 //! Writes down what reaches the storage, for tests and research: see [`vlane_trace::storage`].
 //!
-//! Whoever makes a system call that changes the storage, or makes it durable, tells of it before and after: [`Told`]. The entries of all lanes
-//! and threads go through one queue, which gives them their order; a thread of its own writes them. When it cannot follow, the lanes wait
-//! for it: nothing is left out. So a volume that is recorded is slower, and one that is not pays a branch at calls that cost a
-//! thousand times as much.
+//! Each thread that changes the storage by a system call, or makes it durable, reports the call
+//! before and after: [`Told`]. The entries of all lanes and threads go through one queue, which
+//! gives them their order; a thread of its own writes them. When it cannot follow, the lanes wait
+//! for it: nothing is left out. So a volume that is recorded is slower, and one that is not pays a
+//! branch at calls that cost a thousand times as much.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -72,7 +73,7 @@ impl StorageRecorder {
     }
 
     fn tell(&self, entry: Entry) {
-        // Nobody listens any more after the end.
+        // After the end the receiver is gone.
         let _ = self.entries.send(entry);
     }
 
@@ -118,7 +119,7 @@ impl StorageRecorder {
     }
 }
 
-/// What `work` begins on this thread belongs to a request.
+/// Marks operations that `work` begins on this thread as a request's.
 pub(crate) fn within<T>(request: Option<u64>, work: impl FnOnce() -> T) -> T {
     REQUEST.set(request.unwrap_or(0));
     let done = work();

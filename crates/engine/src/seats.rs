@@ -24,7 +24,7 @@ pub(crate) const WORDS: usize = 5;
 /// An operation in words; what they mean is the submitters' business.
 pub(crate) type Words = [u64; WORDS];
 
-/// What a thread hands over at the same time, at most. More go into its own queue.
+/// The most operations that a thread hands over at the same time. More go into its own queue.
 pub(crate) const CELLS: usize = 64;
 
 /// In [`Place::state`]: there is mail.
@@ -111,7 +111,7 @@ impl Table {
     fn tell(&self, to: usize) -> bool {
         let place = &self.places[to];
         let before = place.state.0.fetch_or(MAIL, Ordering::AcqRel);
-        // Who was first to tell a sleeper rings.
+        // The first thread to mark a sleeper's mail wakes it.
         if before & (MAIL | ASLEEP) == ASLEEP {
             wake(&place.bell);
         }
@@ -120,7 +120,7 @@ impl Table {
 }
 
 impl Seat {
-    /// What wakes its thread.
+    /// Returns the waker of its thread.
     pub(crate) fn bell(&self) -> &Waker {
         &self.place().bell
     }
@@ -163,7 +163,7 @@ impl Seat {
             place.store(word, Ordering::Relaxed);
         }
         let letters = self.table.letters(to, self.number);
-        // Whoever takes the mark sees the words.
+        // The thread that takes the mark sees the words.
         letters.fetch_or(bit, Ordering::Release);
         if self.table.tell(to) && letters.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
             // It left, and has not taken this one: nobody will.
@@ -183,7 +183,7 @@ impl Seat {
         self.marks.len() - self.free.count_ones() as usize
     }
 
-    /// Whether [`Seat::open`] may find something; one load.
+    /// True if [`Seat::open`] may find something; one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.place().state.0.load(Ordering::Relaxed) & MAIL != 0

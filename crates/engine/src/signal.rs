@@ -30,7 +30,7 @@ impl Signaller {
         Ok(Signaller { ring: IoUring::new(1)? })
     }
 
-    /// Whether `fd` is an eventfd.
+    /// Returns true if `fd` is an eventfd.
     ///
     /// # Errors
     /// When the system does not say.

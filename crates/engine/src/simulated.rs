@@ -1,8 +1,10 @@
 //! The system of the deterministic simulator (crates/dst), in the place of `system.rs`.
 //!
-//! Rings, operations, writes to the page cache and the clock are those of the calling thread's own [kernel](begin). Nothing happens in it by
-//! itself: the simulator looks at the operations that the kernel has ([`operations`]), moves their data ([`load`], [`store`]), ends them
-//! ([`finish`]) and lets time pass ([`pass`]). What is real: the entries that the engine submits, as io_uring would read them, and eventfds.
+//! Rings, operations, writes to the page cache and the clock are those of the calling thread's own
+//! [kernel](begin). The kernel does no work by itself: the simulator looks at its operations
+//! ([`operations`]), moves their data ([`load`], [`store`]), ends them ([`finish`]) and lets time
+//! pass ([`pass`]). Two parts are real: the entries that the engine submits, as io_uring would read
+//! them, and eventfds.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use io_uring::{squeue, types};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// What stands for the files.
+/// Stands for the files.
 pub trait Storage {
     /// A write through the page cache that is done when this returns: how many bytes it took, or an
     /// error number. With `nowait` it must not wait (`RWF_NOWAIT`).
@@ -23,7 +25,7 @@ pub trait Storage {
     /// An error number.
     fn write(&mut self, fd: RawFd, offset: u64, bytes: &[u8], nowait: bool) -> Result<usize, i32>;
 
-    /// Whether this open file was told of each failure to write back.
+    /// Reports a failure to write back that this open file has not seen yet.
     ///
     /// # Errors
     /// The failure's error number.
@@ -33,11 +35,11 @@ pub trait Storage {
     fn dies(&mut self) -> bool;
 }
 
-/// What the process that dies unwinds with: [`std::panic::catch_unwind`] finds it.
+/// The value that a dying process unwinds with: [`std::panic::catch_unwind`] finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed;
 
-/// What an operation does.
+/// The action of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// From the file into memory.
@@ -55,7 +57,7 @@ pub enum What {
 /// An operation that the kernel has.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// What it does.
+    /// The action.
     pub what: What,
     /// The io_uring that it is in; none for a sync, which is a thread's own.
     pub ring: Option<u32>,
@@ -96,7 +98,7 @@ struct Kernel {
     is_dead: bool,
     rings: BTreeMap<u32, Ring>,
     operations: BTreeMap<u64, Operation>,
-    /// Of whose end nobody is told before the process dies: ring and user data.
+    /// Operations whose end stays unreported until the process dies: ring and user data.
     forgotten: Vec<(u32, u64)>,
     /// By number, what came of syncs that have ended.
     synced: BTreeMap<u64, i32>,
@@ -114,7 +116,8 @@ fn kernel<T>(with: impl FnOnce(&mut Kernel) -> T) -> T {
     KERNEL.with_borrow_mut(with)
 }
 
-/// Begins anew in this thread: no rings, no operations, the time is zero. Nothing of before may be used any more.
+/// Begins anew in this thread: no rings, no operations, the time is zero. Objects of earlier runs
+/// must not be used any more.
 pub fn begin(storage: Box<dyn Storage>) {
     kernel(|kernel| *kernel = Kernel::default());
     STORAGE.set(Some(storage));
@@ -232,7 +235,7 @@ pub fn synced(number: u64) -> Option<i32> {
     kernel(|kernel| kernel.synced.remove(&number))
 }
 
-/// Whether a ring's thread has been told something, or would be if it asked.
+/// True if a ring's thread has an event, or would get one if it asked.
 pub fn has_news(ring: u32) -> bool {
     kernel(|kernel| {
         kernel
@@ -414,7 +417,7 @@ pub(crate) struct IoUring {
     submissions: RefCell<VecDeque<[u64; 8]>>,
 }
 
-/// What can be set up is as it is.
+/// Takes every setup option and changes no state.
 pub(crate) struct Builder;
 
 impl Builder {
@@ -514,7 +517,7 @@ impl Completions {
     }
 }
 
-/// What enters the kernel.
+/// Enters the kernel.
 pub(crate) struct Submitter<'a>(&'a IoUring);
 
 impl Submitter<'_> {

@@ -1,4 +1,4 @@
-//! What happened in a channel, besides the requests that the lane counts.
+//! Counts of a channel's events, besides the requests that the lane counts.
 
 use std::io;
 

@@ -1,4 +1,6 @@
-//! What this crate's threads meet at. The models (crates/models) compile [`crate::file::exclusion`], [`crate::file::flushes`] and [`crate::file::placements`] with loom's in their place.
+//! Synchronisation types where this crate's threads meet. The models (crates/models) compile
+//! [`crate::file::exclusion`], [`crate::file::flushes`] and [`crate::file::placements`] with loom's
+//! in their place.
 
 pub(crate) use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

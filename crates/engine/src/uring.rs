@@ -39,7 +39,7 @@ const TAG_EXPRESS: u64 = 6 << 60;
 /// thread sleeps (docs/src/shortest.md), in which a device that serves 500,000 requests a second from a queue serves up to sixteen.
 pub const HAND_OVER_MARGIN: usize = 16;
 
-/// Something that arrived.
+/// An arrival on the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// The descriptor watched with this token became readable.
@@ -54,7 +54,7 @@ pub enum Event {
     Unwatchable {
         /// As given to [`Uring::watch`].
         token: u32,
-        /// What the system said.
+        /// The system's error number.
         errno: i32,
     },
     /// An operation completed: for [`crate::IoQueue::finish`].
@@ -271,8 +271,8 @@ impl Uring {
         Target { fd: types::Fd(index), flags: squeue::Flags::FIXED_FILE }
     }
 
-    /// Says with [`Event::Wake`] each time `fd` becomes readable (an eventfd: each time it is written). Nothing needs
-    /// to be read from it. `fd` must stay open until [`Uring::unwatch`].
+    /// Says with [`Event::Wake`] each time `fd` becomes readable (an eventfd: each time it is
+    /// written). The caller need not read from it. `fd` must stay open until [`Uring::unwatch`].
     pub fn watch(&mut self, fd: BorrowedFd<'_>, token: u32) {
         debug_assert!(token < WAKE_TOKENS);
         let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
@@ -354,8 +354,8 @@ impl Uring {
     pub(crate) unsafe fn hand_over(&mut self, transfer: Transfer, data: u64) -> bool {
         let completed = self.ring.completion().len();
         let Some(Post { seat, express, .. }) = self.post.as_deref_mut() else { return false };
-        // To go past others of its class is no gain, as they wait no less. What is in the completion queue waits for nobody but this thread: an
-        // image in the page cache has no queue.
+        // To go past others of its class is no gain, as they wait no less. Operations in the
+        // completion queue wait for this thread only: an image in the page cache has no queue.
         let others = (self.in_flight - seat.handed_out() - *express).saturating_sub(completed);
         let Some(to) = seat.shortest(others, HAND_OVER_MARGIN) else { return false };
         let is_sent = seat.send(to, transfer.words(), data);
@@ -375,7 +375,8 @@ impl Uring {
         self.in_flight - out + guests
     }
 
-    /// What the completion queue has not: results of operations that were handed over. Takes operations that were handed to this thread.
+    /// Takes events that the completion queue does not carry: results of operations that were
+    /// handed over. Takes operations that were handed to this thread.
     #[cold]
     fn next_by_post(&mut self) -> Option<Event> {
         loop {
@@ -456,8 +457,8 @@ impl Uring {
         self.after_enter(result)
     }
 
-    /// Whether the kernel waits to be entered: to work on completions, or to hand out those that found the
-    /// completion queue full.
+    /// True if the kernel waits to be entered: to work on completions, or to hand out those that
+    /// found the completion queue full.
     #[inline]
     fn kernel_has_work(&mut self) -> bool {
         let queue = self.ring.submission();
@@ -494,7 +495,8 @@ impl Uring {
         }
     }
 
-    /// Whether [`Uring::submit`] and [`Uring::next_event`] would find something to do. Costs two loads, and one more with a seat.
+    /// True if [`Uring::submit`] and [`Uring::next_event`] would find work. Costs two loads, and
+    /// one more with a seat.
     #[inline]
     pub fn has_work(&mut self) -> bool {
         self.unsubmitted > 0

@@ -41,7 +41,7 @@ fn a_request_has_the_images_data_and_the_models_time() {
             assert_eq!(rig.channel().deadline(), Some(now));
             rig.reap(now);
             let mut answers = rig.collect();
-            // What is not answered at once is under way in the kernel.
+            // A request that is not answered at once is under way in the kernel.
             while answers.is_empty() {
                 rig.reap(now);
                 answers = rig.collect();

@@ -202,7 +202,7 @@ fn beside_a_change(place: &Place, is_one_lane: bool, other: Op) -> Vec<u8> {
         }
         answered = lanes[1].collect();
     }
-    // Whoever waits for the other one is woken by it.
+    // A lane that waits for the other one is woken by it.
     let begin = Instant::now();
     while answered.len() < 2 {
         for rig in &mut lanes {
@@ -281,7 +281,7 @@ fn a_request_that_is_put_back_holds_no_block_and_no_buffer() {
     }
 }
 
-/// What a sector may hold: what a write put there, or zeroes.
+/// A sector's possible content: a write's data, or zeroes.
 #[derive(Debug, Clone, Copy)]
 struct Written {
     /// 0: zeroes.
@@ -299,15 +299,17 @@ struct Model {
     sectors: Vec<Vec<Written>>,
     /// When each read that is under way began.
     reads: HashMap<u64, u64>,
-    /// What is under way, in blocks, and whether it changes something: by a read's number, by when a change began. Only if none may overlap.
+    /// The blocks under way, and a mark for changes: by a read's number, by when a change began.
+    /// Only if none may overlap.
     busy: Option<HashMap<u64, (Range<u64>, bool)>>,
     /// Reads and writes may share a block, but no sector.
     is_fine: bool,
 }
 
 impl Model {
-    /// Whether a request may be made now. Through the page cache a disk's rules do not hold for requests that overlap while they are under
-    /// way: a read sees a write in part, and a zeroing of a device drops what a write put there meanwhile. No guest does that.
+    /// Returns true if a request may be made now. Through the page cache a disk's rules do not hold
+    /// for requests that overlap while they are under way: a read sees a write in part, and a
+    /// zeroing of a device drops what a write put there meanwhile. No guest does that.
     fn may(&self, extents: &[(u64, u64)], changes: bool, clears: bool) -> bool {
         self.busy.iter().flat_map(HashMap::values).all(|(range, they_change)| {
             let meets = |extent: &(u64, u64)| {
@@ -325,7 +327,7 @@ impl Model {
         }
     }
 
-    /// What nobody else may use, in sectors.
+    /// Returns the sectors that no other request may use.
     fn place(&self, extent: (u64, u64), clears: bool) -> Range<u64> {
         match self.is_fine && !clears {
             true => extent.0..extent.0 + extent.1,
@@ -362,13 +364,13 @@ impl Model {
         for sector in extent.0..extent.0 + extent.1 {
             let history = &mut self.sectors[sector as usize];
             history.iter_mut().filter(|w| w.begun == begun).for_each(|w| w.answered = now);
-            // What no read can find any more.
+            // Removes content that no read can find any more.
             let all = history.clone();
             history.retain(|w| !all.iter().any(|later| w.is_gone(later, oldest)));
         }
     }
 
-    /// What a read that began at `since` found.
+    /// Checks the content that a read found which began at `since`.
     fn check(&self, since: u64, sector: u64, found: &[u8], context: &dyn Fn() -> String) {
         for (sector, found) in (sector..).zip(found.chunks(512)) {
             let id = u64::from_le_bytes(found[..8].try_into().unwrap());
@@ -382,7 +384,7 @@ impl Model {
 }
 
 impl Written {
-    /// Whether a read that began at `since` finds `later` in its place.
+    /// Returns true if a read that began at `since` finds `later` in its place.
     fn is_gone(&self, later: &Written, since: u64) -> bool {
         later.certain && later.begun > self.answered && later.answered < since
     }
@@ -392,7 +394,7 @@ fn blocks((sector, count): (u64, u64)) -> Range<u64> {
     sector / 8 * 8..(sector + count).next_multiple_of(8)
 }
 
-/// What a write puts into a sector.
+/// Returns the content that a write puts into a sector.
 fn content(id: u64, sector: u64) -> [u8; 512] {
     let mut content = [0; 512];
     if id > 0 {
@@ -480,7 +482,7 @@ fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
             return;
         }
         rig.begin();
-        // What goes through the page cache may be answered already.
+        // A request through the page cache may be answered already.
         if rig.in_flight() > 0 {
             rig.lane.wait(Duration::from_secs(10));
         }
@@ -572,7 +574,7 @@ fn model(place: &Place) {
     let requests = from_environment("VLANE_COHERENCE", 600);
     let (seed, ids) = (from_environment("VLANE_COHERENCE_SEED", 1), AtomicU64::new(1));
     let mut changes = 0;
-    // What is there is there after it was opened again.
+    // The content is the same after each reopening.
     for round in 0..3 {
         let engine = place.open();
         let left = AtomicU64::new(requests / 3);
@@ -603,7 +605,7 @@ fn model(place: &Place) {
     assert!(std::fs::read(&place.path).expect("read") == found, "the image is not as it was read");
 }
 
-/// What is taken for a journal is dropped.
+/// Declares the whole image a journal, so that its pages are dropped.
 fn drops(engine: &Arc<FileEngine>) {
     let all = Range { start: 0, end: SIZE };
     let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
@@ -612,7 +614,8 @@ fn drops(engine: &Arc<FileEngine>) {
     let mut rig = lane(engine);
     let data = rig.ok(Op::read(0, BLOCK as usize));
     rig.ok(Op::write(0, data));
-    // Who ends a page's write-back holds the page for a moment longer, in which the system drops nothing of it: it is tried again at the next.
+    // The thread that ends a page's write-back holds the page for a moment longer, in which the
+    // system drops no part of it: the drop is retried at the next.
     let has_dropped = (0..1000).any(|_| {
         engine.sync().expect("sync");
         engine.journal().is_some_and(|report| report.dropped.layout > 0)
@@ -691,7 +694,8 @@ fn lanes_that_share_blocks_of_a_file_whose_journal_is_dropped_are_as_the_model()
     }
 }
 
-/// What is read and written around the page cache changes while lanes read, write, discard and zero: everywhere, but mostly across the borders.
+/// The regions around the page cache change while lanes read, write, discard and zero: everywhere,
+/// but mostly across the borders.
 #[test]
 fn lanes_while_parts_of_a_device_become_direct_and_cached_are_as_the_model() {
     let size = 4 * FOLIO + BLOCK;

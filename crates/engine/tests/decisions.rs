@@ -1,4 +1,5 @@
-//! What is decided for a request holds for it, and for no other: which way its data goes, and whether it is durable when it is answered.
+//! A decision for a request holds for it alone: which way its data goes, and whether it is durable
+//! when it is answered.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,5 @@
-//! What a flush and write-through promise, seen from the device: a loop device counts the flushes that it gets.
+//! The promises of a flush and of write-through, seen from the device: a loop device counts the
+//! flushes that it gets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

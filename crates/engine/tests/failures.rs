@@ -36,7 +36,7 @@ fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
     }
     let at = failed.expect("the file system to be full");
     assert_eq!(rig.stats().no_space_errors, 1, "{:?}", rig.stats());
-    // What was written before can be read, and written again; so can the queue's other requests.
+    // The data written before can be read, and written again; so can the queue's other requests.
     rig.start(Op::read(0, 65536));
     rig.start(Op::write(at * 128, bytes(at, 65536)));
     rig.start(Op::Flush);
@@ -143,7 +143,7 @@ fn a_read_that_fails_loses_nothing_also_where_writes_are_durable_at_once() {
     rig.ok(Op::write(8, bytes(2, 4096)));
 }
 
-/// Somebody truncates the image under the volume.
+/// The image is truncated under the volume.
 fn truncated(path: &std::path::Path, cache: Cache) {
     let mut rig = Rig::new(open(path, cache));
     let data = bytes(5, 1 << 20);

@@ -1,4 +1,4 @@
-//! What the kernel works on stays where it is, whatever safe code does.
+//! Memory that the kernel works on stays where it is, whatever safe code does.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

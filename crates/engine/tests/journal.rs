@@ -67,7 +67,8 @@ fn commits(rig: &mut Rig, count: u64) {
     }
 }
 
-/// What is in the page cache after a round of the journal and a half: pages of the journal. Most others are.
+/// Returns the cached bytes after a round of the journal and a half: pages of the journal. Most
+/// others are.
 ///
 /// A host may drop clean pages whenever it likes, and some do so long before memory runs short: so no test counts on all of them.
 fn cached_after_commits(path: &Path, cache: Cache) -> usize {
@@ -164,7 +165,8 @@ fn what_was_not_flushed_is_not_dropped_and_the_end_drops_all() {
     }
     assert_eq!(report(&engine).dropped.sum(), 0);
     assert!(cached(&path) >= 1024, "not written back, they stay");
-    // Who ends a page's write-back holds the page for a moment longer, in which the system does not drop it: it is tried again at the next.
+    // The thread that ends a page's write-back holds the page for a moment longer, in which the
+    // system does not drop it: the drop is retried at the next.
     let is_dropped = (0..1000).any(|_| {
         engine.sync().expect("sync");
         report(&engine).dropped.layout == 4 * MIB
@@ -287,7 +289,8 @@ fn the_thread_sleeps_while_there_is_nothing_to_do_and_ends_with_the_volume() {
         }
     }
     assert!(before > 0);
-    // Little is no reason to wake it: not a write, not a flush. Something that it put off may still come.
+    // Little is no reason to wake it: not a write, not a flush. A wake-up that it put off may still
+    // come.
     for number in 0..50 {
         rig.ok(Op::write(number % 20 * 8, bytes(number, 4096)));
         rig.ok(Op::Flush);
@@ -370,7 +373,8 @@ fn dropping_the_journals_pages_begins_no_write_back_of_others() {
             return skip("no cachestat here (before Linux 6.5, or forbidden)");
         };
         rounds += 1;
-        // What is dirty keeps its neighbours in the cache, and not all of its folio. Less than a MiB waits to be dropped.
+        // Dirty bytes keep their neighbours in the cache, and not all of their folio. Less than a
+        // MiB waits to be dropped.
         if let Some(folio) = pages::cached(&file, &(10 * MIB..12 * MIB)).filter(|_| pages.dirty == 16) {
             assert!(folio <= 256 + 32, "{folio} pages are in the page cache beside 16 that are dirty");
         }

@@ -22,7 +22,7 @@ use vlane_testing::skip;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// What a part may be.
+/// The most bytes of a part.
 const PART: u64 = 4 * MIB;
 
 /// Counts what is allocated.

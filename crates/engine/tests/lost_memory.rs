@@ -58,7 +58,7 @@ fn a_write_whose_data_is_lost_fails_and_leaves_the_disk_as_it_was() {
                 std::fs::read(&path).expect("read") == old,
                 "{cache:?} shift {shift}: the disk was written to"
             );
-            // Nothing more is taken.
+            // The lane takes no more requests.
             guest.offer(8, 0, &[(0, 20)]);
             assert_eq!(guest.lane.queue.pop(), Err(Broken::MemoryLost));
         }

@@ -97,7 +97,7 @@ fn is_lost(engine: &Arc<FileEngine>, rig: &mut Rig) {
 #[test]
 fn a_region_does_not_begin_where_a_write_is_lost_and_what_was_not_written_is_still_read() {
     let Some(storage) = TooSmall::new() else { return };
-    // What cannot be written lies in what is to be a region, or elsewhere.
+    // The unwritable blocks lie in a wanted region, or elsewhere.
     for wanted in [vec![FOLIO..12 * FOLIO], vec![30 * FOLIO..32 * FOLIO]] {
         let Some(engine) = open(&storage, JournalWay::Direct) else { return };
         let mut rig = lane(&engine);

@@ -26,7 +26,7 @@ enum Cut {
     Pages,
     /// Sectors, each somewhere.
     Sectors,
-    /// Anything, at any address.
+    /// Requests of any kind, at any address.
     Odd,
 }
 
@@ -89,7 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl Step {
-    /// What it touches, sectors; and whether it changes that.
+    /// Returns the sectors that it touches, and whether it changes them.
     fn touches(&self) -> (Vec<(u64, u64)>, bool) {
         let wide = |ranges: &[(u64, u32)]| ranges.iter().map(|r| (r.0, u64::from(r.1))).collect();
         match self {
@@ -103,7 +103,7 @@ impl Step {
 
 struct Model {
     data: Vec<u8>,
-    /// What a discard leaves is the device's business.
+    /// The content after a discard depends on the device.
     discards_vaguely: bool,
     writable: bool,
 }

@@ -115,7 +115,7 @@ fn any_op(seed: u64, share: u64) -> Op {
     }
 }
 
-/// What the image holds when all of it was done in its order.
+/// Returns the image's content after all of it was done in its order.
 fn replayed(history: &History) -> Vec<u8> {
     let mut image = vec![0; SIZE as usize];
     for (index, operation) in history.operations.iter().enumerate() {
@@ -260,7 +260,7 @@ fn a_durable_write_is_recorded_as_one_and_what_comes_after_the_end_is_served() {
     rig.set_write_through(true);
     rig.ok(Op::write(8, bytes(1, 4096)));
     recorder.finish().unwrap();
-    // What comes after the end is served all the same.
+    // Requests after the end are served all the same.
     rig.ok(Op::write(16, bytes(2, 4096)));
     let history = read(&path);
     assert!(history.requests.iter().any(|request| request.durable));

@@ -108,7 +108,7 @@ fn requests_across_borders_are_as_without_and_nothing_of_a_region_is_in_the_page
         let found = rig.ok(Op::read(border - 512, 1 << 19));
         assert!(found == model[(border as usize - 512) * 512..][..1 << 19], "zeroing {number}");
     }
-    // What is discarded reads as anything; its neighbours stay.
+    // Discarded sectors may read as anything; their neighbours stay.
     rig.ok(Op::Discard(vec![(borders[1] - 3, 6), (borders[0] - 9, 18)]));
     for (at, len) in [(borders[1] - 3, 6), (borders[0] - 9, 18)] {
         let data = bytes(at, len * 512);
@@ -286,7 +286,7 @@ fn who_only_reads_the_image_changes_nothing_and_a_region_that_does_not_stay_empt
         engine.sync().expect("sync");
     }
     assert_eq!((cached(&engine), ranges(&engine)), (0, vec![REGION]));
-    // Somebody keeps a page: the region is to be left, and stays direct until the page has gone.
+    // A mapping keeps a page: the region is to be left, and stays direct until the page has gone.
     let mapped = Mapped::new(&path, REGION.start);
     for _ in 0..4 {
         engine.sync().expect("sync");
@@ -327,7 +327,7 @@ fn what_others_left_of_a_device_in_the_page_cache_is_gone_before_anything_is_rea
         Ok(device) => device,
         Err(why) => return skip(why),
     };
-    // Nobody's last close empties the page cache.
+    // The second open file keeps the last close from emptying the page cache.
     let other = std::fs::File::open(&device.device).expect("open");
     // A host may drop clean pages whenever it likes.
     let left = |options: Option<FileOptions>| {

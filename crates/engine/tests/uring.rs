@@ -22,7 +22,7 @@ fn signal(fd: &OwnedFd) {
     rustix::io::write(fd, &1u64.to_ne_bytes()).expect("write");
 }
 
-/// Everything that arrives within a moment.
+/// Returns the events of one moment.
 fn events(uring: &mut Uring) -> Vec<Event> {
     let mut all = Vec::new();
     loop {

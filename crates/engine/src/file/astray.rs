@@ -115,7 +115,7 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     let is_unmounted = is_unmounted(descriptor);
     let now_at = match served.nlink() {
         0 => None,
-        // Nothing else has it.
+        // The file has no other name or user.
         _ if is_unmounted && is_in_memory(file) && !is_mounted(served.dev()) => None,
         _ => Some(named.filter(is_there).unwrap_or_else(|| PathBuf::from("another of its names"))),
     };

@@ -1,7 +1,8 @@
 //! Buffers for what direct I/O cannot take as it is.
 //!
 //! A request goes through them in pieces of at most [`PIECE`] bytes, and a channel has at most [`BUDGET`] bytes at a
-//! time: what a guest asks for must not decide how much memory the host needs. Who gets none stands in line.
+//! time: what a guest asks for must not decide how much memory the host needs. A request that gets
+//! no buffer stands in line.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,7 @@ const KEPT: usize = 32;
 pub(super) struct Pool {
     kept: Vec<Piece>,
     lent: usize,
-    /// Who waits for a buffer, and of how many bytes; the first one is served first.
+    /// The waiting requests, and the bytes that each needs; the first one is served first.
     waiting: VecDeque<(Slot, usize)>,
 }
 
@@ -42,7 +43,7 @@ impl Pool {
         Some((slot, self.lend(len)))
     }
 
-    /// Whether [`Pool::next_ready`] has something.
+    /// True if [`Pool::next_ready`] has a request.
     pub(super) fn is_ready(&self) -> bool {
         self.waiting.front().is_some_and(|(_, len)| self.has_room(*len))
     }

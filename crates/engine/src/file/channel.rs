@@ -27,7 +27,7 @@ use crate::{
     Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, PART, Request, Slot, Status, Writeback,
 };
 
-/// What a request is doing.
+/// The present step of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Stage {
     /// One operation on all of its data.
@@ -47,16 +47,16 @@ pub(super) enum Stage {
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) stage: Stage,
-    /// What was written was durable when it was written.
+    /// Its data was durable when written.
     pub(super) durable: bool,
-    /// What it asked for its flush covers all that was answered before write-through was switched on.
+    /// Its flush covers all that was answered before write-through was switched on.
     pays: bool,
-    /// What its flush was told.
+    /// The result of its flush.
     told: Option<Told>,
     pub(super) retries: u32,
     /// It left the thread, and has not come back.
     has_left: bool,
-    /// What it has for itself of the volume.
+    /// Its hold on blocks of the volume.
     pub(super) hold: Option<Hold>,
     pub(super) transfer: Transfer,
     /// The range that is being worked on, how many of its bytes are done, and how many are being done.
@@ -71,7 +71,7 @@ pub(super) struct Progress {
     pub(super) is_exclusive: bool,
     /// A thread's discard is next.
     pub(super) is_armed: bool,
-    /// What came of the device's discard.
+    /// The result of the device's discard.
     pub(super) discarded: Option<i32>,
 }
 
@@ -215,7 +215,7 @@ impl FileChannel {
         Outcome::Whole(file)
     }
 
-    /// What a read or write moves.
+    /// Returns the extent that a read or write moves.
     fn extent(&self, request: &Request, decisions: Decisions) -> Extent {
         let (file, align) = self.way_in(decisions.placement);
         // It was one when the request was begun.
@@ -435,7 +435,7 @@ impl FileChannel {
         self.answer(slot, Status::IoErr)
     }
 
-    /// Whether a failure means that others, which were answered, are lost.
+    /// Notes a loss if a failure means that earlier writes, already answered, are lost.
     fn note_loss(
         &mut self,
         slot: Slot,
@@ -482,7 +482,7 @@ impl FileChannel {
         Outcome::Done(status)
     }
 
-    /// Everything but the usual: see [`Channel::completed`].
+    /// Handles all but the usual completion: see [`Channel::completed`].
     #[cold]
     fn completed_otherwise(
         &mut self,
@@ -616,13 +616,13 @@ impl FileChannel {
                 Some(told) => self.synced(slot, request, decisions, told),
                 None => Outcome::Pending,
             },
-            // Nobody named it.
+            // Such a completion is never reported here.
             Stage::Straight => Outcome::Pending,
         }
     }
 }
 
-/// What of a request's [`Progress`] a transfer is about.
+/// The parts of a request's [`Progress`] that a transfer uses.
 struct ProgressOfTransfer<'a> {
     stage: Stage,
     durable: &'a mut bool,
@@ -753,7 +753,7 @@ impl Channel for FileChannel {
     }
 }
 
-/// What a channel is woken by.
+/// Makes the eventfd that wakes a channel.
 fn doorbell(path: &std::path::Path) -> Result<Waker, EngineError> {
     use rustix::event::EventfdFlags;
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {

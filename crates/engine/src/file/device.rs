@@ -46,7 +46,7 @@ pub(super) fn refuses_writes(path: &Path, file: &File, is_device: bool) -> Optio
     })
 }
 
-/// On what a loop device lies: numbers as `stat` gives them.
+/// The files under a loop device: numbers as `stat` gives them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Backing {
     pub(super) dev: u64,

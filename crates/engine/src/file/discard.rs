@@ -33,7 +33,7 @@ struct Job {
     slot: Slot,
     results: Sender<(Slot, i32)>,
     doorbell: Arc<Waker>,
-    /// What the recorder was told of it, if there is one.
+    /// The recorder's number for it, if there is a recorder.
     told: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What came of a channel's discards.
+/// The results of a channel's discards.
 #[derive(Debug)]
 pub(super) struct Results {
     sender: Sender<(Slot, i32)>,
@@ -121,7 +121,7 @@ impl Discarder {
 
 impl Pool {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics while it holds the mutex.
+        // This code never panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! Whether the storage has lost what was answered.
+//! Detects losses of answered writes.
 //!
 //! Linux writes pages of the page cache back when it likes. When that fails, it forgets them (they count as clean from then on), and
 //! tells of it once to each open file: to the first `fdatasync`, or durable write, that looks (`lib/errseq.c`). So of two flushes of
@@ -9,9 +9,10 @@
 //!
 //! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush is answered `Ok` after it, and no write that has
 //!   begun since. QEMU does the same (`page_cache_inconsistent` in its `block/file-posix.c`).
-//! * **A witness**: an open file of its own, which nobody else uses. What the others were told or not does not matter to it. A flush, or
-//!   a durable write, that ends well is answered only after the witness was asked. Whoever learns of a loss from it notes the loss
-//!   before the next one may ask. So each failure that came before the end of the flush is known when it is answered.
+//! * **A witness**: an open file of its own, which nobody else uses. Reports to the other files do
+//!   not affect it. A flush, or a durable write, that ends well is answered only after the witness
+//!   was asked. The thread that learns of a loss from it notes the loss before the next one may
+//!   ask. So each failure that came before the end of the flush is known when it is answered.
 //!
 //! The witness is asked with `sync_file_range(SYNC_FILE_RANGE_WAIT_BEFORE)` of a byte that no file has: the call has nothing to wait for, and
 //! looks at the error all the same.
@@ -48,13 +49,13 @@ impl Durability {
         self.witness.as_ref().map(lock).transpose()
     }
 
-    /// Whether something was lost. One load.
+    /// True if a write was lost. One load.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         self.errno.load(Ordering::Relaxed) != 0
     }
 
-    /// What was lost, if something was.
+    /// Returns the loss, if there was one.
     pub(super) fn lost(&self) -> Option<LostWrite> {
         let errno = self.errno.load(Ordering::Acquire);
         (errno != 0).then(|| LostWrite {
@@ -80,7 +81,7 @@ impl Durability {
         let _ = self.errno.compare_exchange(0, errno, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Whether something was lost, up to this moment: asks the witness.
+    /// Asks the witness; returns true if a write was lost up to this moment.
     pub(super) fn ask(&self, during: Writeback) -> bool {
         if let Some(witness) = &self.witness {
             // Until the loss is noted: the system tells the witness once, too.
@@ -93,7 +94,7 @@ impl Durability {
     }
 }
 
-/// Whether a page of the file could not be written back since the last look; the error number.
+/// Returns the error number if a page of the file could not be written back since the last look.
 fn look(file: &File) -> Result<(), i32> {
     // SAFETY: an open descriptor and plain numbers.
     let code =

@@ -1,8 +1,10 @@
 //! Writes of part of a device block, among all others.
 //!
 //! Direct I/O moves whole blocks of the device. A write of part of one is a *change*: it reads the blocks, puts its bytes into them, and writes
-//! them. Whatever else is written to these blocks in between, by any lane, would be undone by that: the guest was told that its write is done, and the
-//! change puts back what was there before. So a change excludes every write, discard and zeroing of its blocks, and every other change.
+//! them. Without a rule, the change would undo any other write to these blocks that came in
+//! between, from any lane: the guest heard that its write is done, and the change puts the old data
+//! back. So a change excludes every write, discard and zeroing of its blocks, and every other
+//! change.
 //!
 //! Changes are rare, writes are not. So writes pay for the exclusion only while there are changes:
 //!
@@ -10,7 +12,8 @@
 //!   shows the others only whether there are any ([`Gate::busy`]), so that all but the first and the last cost a load.
 //! * **From the first change on**, each write is *registered* with its range, under a mutex. A change can begin when no unregistered
 //!   write is under way any more, whatever its range, and nothing that overlaps was there before it. A write can begin when no change that
-//!   overlaps was there before it. Who cannot begin waits; whoever makes it possible hands the hold over and rings the waiting channel's doorbell.
+//!   overlaps was there before it. A write or change that cannot begin waits; the channel that
+//!   makes it possible hands the hold over and rings the waiting channel's doorbell.
 //! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
 //!
 //! No change overtakes what it overlaps, and nothing that overlaps a change overtakes it: neither starve. All that is waited for is older, or
@@ -39,7 +42,7 @@ use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Waker, fence, wa
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// What the channels of one volume share. See the [module](self).
+/// State that the channels of one volume share. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Exclusion {
     /// A change is under way, or waits. Written under the mutex.
@@ -48,7 +51,7 @@ pub(crate) struct Exclusion {
     state: Mutex<State>,
 }
 
-/// What a channel shows the others.
+/// State that a channel shows the others.
 #[derive(Debug)]
 struct Gate {
     /// Unregistered writes are under way.
@@ -68,7 +71,7 @@ pub(crate) struct Holder {
     /// Unregistered writes that are under way.
     unregistered: u32,
     granted: VecDeque<(Slot, Hold)>,
-    /// Whom to wake once the mutex is free; empty in between.
+    /// The channels to wake once the mutex is free; empty in between.
     ring: Vec<Arc<Gate>>,
 }
 
@@ -85,7 +88,7 @@ enum Held {
     Change(u64),
 }
 
-/// What is registered.
+/// The registered writes and changes.
 #[derive(Debug, Default)]
 struct State {
     members: Vec<Member>,
@@ -102,7 +105,7 @@ struct State {
 struct Member {
     number: u64,
     gate: Arc<Gate>,
-    /// What it waited for and holds now.
+    /// The requests that waited and hold now.
     granted: VecDeque<(Slot, Hold)>,
 }
 
@@ -113,8 +116,9 @@ struct Entry {
     range: Range<u64>,
     channel: u64,
     slot: Slot,
-    /// Others that wait for this one, the first and the last; each names the next one. Whoever waits for several is with one of them, and
-    /// looks for another when that has ended: so the work does not grow with the square of those that want one block.
+    /// Others that wait for this one, the first and the last; each names the next one. A waiter for
+    /// several is with one of them, and looks for another when that has ended: so the work does not
+    /// grow with the square of the waiters for one block.
     followers: Option<(Held, Held)>,
     next: Option<Held>,
     /// Among whose followers it is. If nobody's, it holds, or is a change that waits for unregistered writes.
@@ -135,7 +139,7 @@ impl Exclusion {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics while it holds the mutex.
+        // This code never panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -173,7 +177,8 @@ impl Holder {
         self.register_write(slot, range)
     }
 
-    /// Whether the others know that unregistered writes are under way, and no change came before they knew.
+    /// True if the others know that unregistered writes are under way, and no change came before
+    /// they knew.
     #[inline]
     fn stays_busy(&self) -> bool {
         if self.unregistered > 0 {
@@ -214,7 +219,7 @@ impl Holder {
         state.place(held).then_some(Hold(held))
     }
 
-    /// Gives a hold back. Nothing that it was for is under way any more.
+    /// Gives a hold back. The operations that it was for have ended.
     #[inline]
     pub(crate) fn end(&mut self, hold: Hold) {
         if hold.0 != Held::Unregistered {
@@ -246,8 +251,8 @@ impl Holder {
         self.ring();
     }
 
-    /// What waited and holds now. To be called until there is nothing, after the doorbell's eventfd was read: what is granted after the look
-    /// rings it again.
+    /// Returns the next request that waited and holds now. To be called until there is nothing,
+    /// after the doorbell's eventfd was read: what is granted after the look rings it again.
     pub(crate) fn granted(&mut self) -> Option<(Slot, Hold)> {
         if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
@@ -303,7 +308,8 @@ impl Exclusion {
 }
 
 impl Gate {
-    /// Whether unregistered writes may be under way. After a fence that comes after `changing` was set, false stays false.
+    /// True if unregistered writes may be under way. After a fence that comes after `changing` was
+    /// set, false stays false.
     fn is_busy(&self) -> bool {
         self.busy.0.load(Ordering::Acquire)
     }
@@ -329,7 +335,8 @@ impl State {
         list.get_mut(at)
     }
 
-    /// Whether it holds now. If not, it follows what it waits for; or it is a change and waits for unregistered writes only.
+    /// Returns true if it holds now. If not, it follows what it waits for; or it is a change and
+    /// waits for unregistered writes only.
     fn place(&mut self, held: Held) -> bool {
         let Some(entry) = self.entry(held) else { return false };
         entry.follows = None;
@@ -356,7 +363,7 @@ impl State {
         false
     }
 
-    /// Whether the unregistered writes have ended that the changes wait for.
+    /// Looks whether the unregistered writes that changes wait for have ended.
     fn look(&mut self, ring: &mut Vec<Arc<Gate>>) {
         if self.busy.is_empty() {
             return;
@@ -457,12 +464,12 @@ thread_local! {
 #[cfg(test)]
 #[allow(dead_code, reason = "the models compile this file, too")]
 impl Exclusion {
-    /// Whether writes pay for nothing but the look.
+    /// True while writes pay for more than the look.
     pub(super) fn is_changing(&self) -> bool {
         self.changing.0.load(Ordering::SeqCst)
     }
 
-    /// Whether nothing is held but by unregistered writes, and nothing waits.
+    /// True if only unregistered writes hold blocks, and no request waits.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.lock();
         state.changes.is_empty() && state.writes.is_empty() && state.busy.is_empty() && !self.is_changing()
@@ -472,7 +479,7 @@ impl Exclusion {
 #[cfg(test)]
 #[allow(dead_code, reason = "the models compile this file, too")]
 impl Holder {
-    /// Whether unregistered writes are under way.
+    /// True if unregistered writes are under way.
     pub(super) fn is_busy(&self) -> bool {
         self.gate.is_busy()
     }

@@ -40,7 +40,7 @@ impl Lane {
         rustix::io::read(&*self.doorbell, &mut [0u8; 8]).is_ok()
     }
 
-    /// What a channel does when its doorbell was rung.
+    /// Looks for grants, as a channel does when its doorbell was rung.
     fn granted(&mut self) -> Vec<(u16, Hold)> {
         if !self.was_rung() {
             return Vec::new();
@@ -269,7 +269,7 @@ fn no_range_is_too_odd() {
     assert!(one.change(0, 3..4).is_some());
 }
 
-/// What happens to one of a few channels.
+/// An event of one of a few channels.
 #[derive(Debug, Clone)]
 enum Step {
     Write(usize, Range<u64>),
@@ -298,7 +298,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the specification knows of a write or change that has not ended.
+/// The specification's record of a write or change that has not ended.
 #[derive(Debug, Clone)]
 struct Known {
     channel: usize,
@@ -387,7 +387,7 @@ proptest! {
                 }
             }
         }
-        // Whatever holds ends, until nothing is left: nobody waits for ever.
+        // Each hold ends, until none is left: no request waits for ever.
         while !specification.0.is_empty() {
             for (channel, lane) in lanes.iter_mut().enumerate() {
                 held.extend(lane.granted());

@@ -32,7 +32,7 @@ use vlane_ring::Slot;
 use crate::Writeback;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Waker, wake};
 
-/// What the channels of one volume share. See the [module](self).
+/// State that the channels of one volume share. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Flushes {
     state: Mutex<State>,
@@ -40,7 +40,7 @@ pub(crate) struct Flushes {
     called: Condvar,
 }
 
-/// What a channel shows the others.
+/// State that a channel shows the others.
 #[derive(Debug)]
 struct Gate {
     answered: Answered,
@@ -68,11 +68,11 @@ pub(crate) struct Flusher {
 #[derive(Debug)]
 pub(crate) struct Syncer {
     shared: Arc<Flushes>,
-    /// Whom to wake once the mutex is free; empty in between.
+    /// The channels to wake once the mutex is free; empty in between.
     ring: Vec<Arc<Gate>>,
 }
 
-/// What becomes of a request that wants everything to be durable that was answered before.
+/// The answer to a request that wants all earlier answered writes to be durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// It is.
@@ -81,7 +81,7 @@ pub(crate) enum Asked {
     Wait,
 }
 
-/// What a request that waited is told.
+/// The result that a waiting request gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) end: End,
@@ -114,7 +114,7 @@ enum Turn {
     Nobody,
     /// One is to begin.
     Called,
-    /// With what was answered when it began.
+    /// Holds the count of answered writes when it began.
     UnderWay(u64),
 }
 
@@ -123,12 +123,12 @@ struct State {
     /// In the order of their numbers.
     members: Vec<Member>,
     numbers: u64,
-    /// What channels that are gone have counted.
+    /// The counts of channels that are gone.
     gone: u64,
-    /// What was answered when the last successful `fdatasync` began.
+    /// The count of answered writes when the last successful `fdatasync` began.
     durable: u64,
     turn: Turn,
-    /// Who waits for the one that is under way, and who for the next one.
+    /// The requests that wait for the one under way, and below those for the next one.
     group: Vec<Who>,
     waiting: Vec<Who>,
     /// No channel is left, nor will there be one.
@@ -148,7 +148,7 @@ impl Flushes {
         let state = State {
             members: Vec::new(),
             numbers: 0,
-            // What whoever had the image before has left.
+            // Counts what the previous owner of the image left.
             gone: 1,
             durable: 0,
             turn: Turn::Nobody,
@@ -166,7 +166,7 @@ impl Flushes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics while it holds the mutex.
+        // This code never panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -248,7 +248,7 @@ impl Flusher {
     #[inline]
     pub(crate) fn count(&self) {
         let answered = &self.gate.answered.0;
-        // Nobody else stores it. Release: the write is before it.
+        // Only this thread stores it. Release: the write is before it.
         answered.store(answered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 

@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// What a lane does whose doorbell was rung.
+    /// Does what a lane does when its doorbell was rung.
     fn look(&mut self, lane: usize) {
         if rustix::io::read(&*self.lanes[lane].doorbell, &mut [0u8; 8]).is_ok() {
             self.read_news(lane);
@@ -190,8 +190,8 @@ fn step(lanes: usize) -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the lanes do in whatever order: each flush that is answered OK has its `fdatasync`, none has one for nothing, and nobody
-    /// waits for ever.
+    /// For each order of the lanes' steps: each flush that is answered OK has its `fdatasync`, none
+    /// runs without need, and no flush waits for ever.
     #[test]
     fn a_flush_is_answered_once_all_that_was_answered_before_it_is_durable(
         steps in prop::collection::vec(step(4), 1..120),

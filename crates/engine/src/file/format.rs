@@ -1,8 +1,9 @@
 //! Images that are not raw. Served as raw they show the guest the format's innards, and its first write destroys them; so an image
 //! that begins (or ends) as another format does is refused unless its user says that it is raw.
 //!
-//! What is looked at is the guest's to write: a guest that puts such a mark into its own disk is refused at the next start, and
-//! nobody else. Reading the format and acting on it would be worse: the mark of a qcow2 image can name any file as its backing file.
+//! The guest writes the bytes that are looked at: a guest that puts such a mark into its own disk
+//! is refused at the next start, and other guests are not affected. Reading the format and acting
+//! on it would be worse: the mark of a qcow2 image can name any file as its backing file.
 //!
 //! A disk may begin with the first bytes of an archive by chance. So of archives the whole header
 //! has to be right ([`archive`]).

@@ -25,8 +25,8 @@ struct Uuid {
     uuid: [u8; 16],
 }
 
-/// The file's handle, and its kind: with most file systems the inode and its generation. Nothing if
-/// there is none.
+/// The file's handle, and its kind: with most file systems the inode and its generation. None if
+/// the file system gives no handle.
 pub(super) fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
     let mut handle = Handle { bytes: u32::try_from(LONGEST).ok()?, kind: 0, handle: [0; LONGEST] };
     let mut mount: libc::c_int = 0;

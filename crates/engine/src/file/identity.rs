@@ -82,7 +82,7 @@ impl Identity {
         (self.way as u64 | u64::from(self.host) << 32, self.digest)
     }
 
-    /// What [`Identity::words`] gave; nothing if it is nothing that this version knows.
+    /// Takes the words of [`Identity::words`]; none if this version does not know them.
     pub fn from_words(kind: u64, digest: [u64; 2]) -> Option<Identity> {
         let way = Way::ALL.into_iter().find(|way| *way as u64 == kind & u64::from(u32::MAX))?;
         Some(Identity { way, host: u32::try_from(kind >> 32).ok()?, digest })

@@ -1,10 +1,11 @@
-//! What a dead process has left of an image: locks that end with its last request.
+//! Locks that a dead process has left on an image: they end with its last request.
 
 use std::fmt;
 use std::time::Duration;
 
 /// An image is locked, although no process that runs has it open, as far as can be seen: the requests of one that was killed are still
-/// on their way to the storage, and may write. Whoever wrote now could have an older write land over a newer one.
+/// on their way to the storage, and may write. Writes made now could be overwritten by an older
+/// write that lands later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
     /// For how long it has been waited for.

@@ -34,7 +34,8 @@ pub(super) const MOMENT: Duration = Duration::from_millis(100);
 /// The longest time between two looks. More often at first.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Whoever waits for what a dead process has left: told again and again, says whether to go on.
+/// Called again and again while an image waits for a dead process's requests; returns true to go on
+/// waiting.
 pub(super) type Patience<'a> = dyn FnMut(&Leftover) -> bool + 'a;
 
 /// Takes the locks on `file`.
@@ -123,7 +124,7 @@ impl Locked {
     }
 }
 
-/// Whose lock it is.
+/// Names a lock's owner.
 fn named(opener: &Opener) -> String {
     match opener.pid == std::process::id() {
         true => "this process already".to_owned(),
@@ -207,7 +208,8 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
     Ok(lock)
 }
 
-/// Whether somebody has a lock on any byte of the file, of QEMU's kind or another. A lock that cannot be asked for counts as none.
+/// Returns true if any byte of the file is locked, in QEMU's way or another. A lock that cannot be
+/// asked for counts as none.
 pub(super) fn is_locked(file: &File) -> bool {
     // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -218,7 +220,7 @@ pub(super) fn is_locked(file: &File) -> bool {
     asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// Who has locked the file, after its name.
+/// Names the process that has locked the file, after the file's name.
 pub(super) fn user_in_words(file: &File) -> String {
     let openers = Openers::of(file);
     match openers.locking() {
@@ -232,7 +234,7 @@ pub(super) fn user_in_words(file: &File) -> String {
     }
 }
 
-/// Whether another process that runs has the image open.
+/// Returns true if another running process has the image open.
 pub(super) fn is_open_elsewhere(file: &File) -> bool {
     Openers::of(file).other_running().is_some()
 }

@@ -40,8 +40,8 @@ impl Map {
         Ok(map)
     }
 
-    /// The address of `len` bytes at `offset`, if all of them are known to exist. Whoever used it must ask
-    /// [`Map::is_lost`] after the access.
+    /// The address of `len` bytes at `offset`, if all of them are known to exist. The caller must
+    /// ask [`Map::is_lost`] after the access.
     #[inline]
     pub(super) fn address(&self, offset: u64, len: u64) -> Option<*const u8> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.pages.len() as u64);
@@ -53,7 +53,8 @@ impl Map {
         Some(unsafe { self.pages.base().as_ptr().add(offset as usize).cast_const() })
     }
 
-    /// Whether pages vanished under the mapping: an access before that may have met zeroes, or have been lost.
+    /// True if pages vanished under the mapping: an access before that may have met zeroes, or have
+    /// been lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         self.pages.is_lost()

@@ -169,7 +169,7 @@ impl MappedChannel {
         Status::IoErr
     }
 
-    /// Makes a range read as zeroes. What need not stay allocated is deallocated.
+    /// Makes a range read as zeroes. Deallocates the parts that need not stay allocated.
     fn zero(&mut self, request: &Request, unmap: bool, offset: u64, len: u64) -> Status {
         let is_discard = request.kind() == Kind::Discard;
         if is_discard && self.shared.discard == Discard::Off {

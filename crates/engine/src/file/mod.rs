@@ -7,7 +7,8 @@
 //! | a disk, `--cache writeback` or `writethrough` | writes to the page cache inline, the rest through io_uring, which answers page-cache hits at once (`channel.rs`, `inline.rs`) |
 //! | a disk, `--cache pdc --journal direct` | the guest's journal as with `none`, the rest as with `writeback` (`placed.rs`, `placements.rs`) |
 //!
-//! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. What `--cache pdc` adds to `writeback`: `journal/`.
+//! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. The part that `--cache pdc` adds to
+//! `writeback`: `journal/`.
 
 mod astray;
 mod attached;
@@ -66,7 +67,7 @@ use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 
-/// What the host's page cache is used for.
+/// The use of the host's page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Cache {
     /// [`Cache::None`] where direct I/O is possible and the storage reads what it writes once,
@@ -116,7 +117,7 @@ pub enum Discard {
 pub struct FileOptions {
     /// The page cache's part.
     pub cache: Cache,
-    /// Nothing may be written.
+    /// True if writes are refused.
     pub read_only: bool,
     /// It is raw, whatever format it looks like.
     pub raw: bool,
@@ -127,13 +128,14 @@ pub struct FileOptions {
     /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand for a slower device. Neither durable writes are
     /// delayed nor the sync at the volume's end.
     pub flush_delay: Duration,
-    /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those of the guest's journal. What was flushed elsewhere **can be
-    /// lost** when the host fails. With no journal known a flush is what it is elsewhere, and the sync at the volume's end always is.
+    /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those
+    /// of the guest's journal. Data flushed elsewhere **can be lost** when the host fails. With no
+    /// journal known a flush is what it is elsewhere, and the sync at the volume's end always is.
     pub danger_flush_journal_only: bool,
 }
 
-/// Who uses a file, so that nobody should write over it or put another in its place, in words: it is locked, as images are while they
-/// are served, or a loop device is attached to it. Nothing if nobody does.
+/// Names the user of a file that must not be overwritten or replaced: a process that locked it, as
+/// images are while they are served, or a loop device. None if the file is unused.
 ///
 /// # Errors
 /// When it cannot be opened for reading.
@@ -162,7 +164,7 @@ pub struct FileEngine {
     syncs: Arc<sync_thread::SyncThread>,
 }
 
-/// What the channels of one volume share.
+/// State that the channels of one volume share.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
@@ -170,7 +172,7 @@ struct Shared {
     files: Vec<StorageFile>,
     /// For writes of part of a block; none if a block is not more than a sector.
     exclusion: Option<Arc<exclusion::Exclusion>>,
-    /// Somebody was told that the storage refuses direct I/O.
+    /// The storage refused direct I/O, and a warning was logged.
     has_warned: AtomicBool,
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
@@ -188,7 +190,7 @@ struct Shared {
     sectors: AtomicU64,
     block_size: u32,
     physical_exponent: u8,
-    /// What operations on the first of the files must be aligned to.
+    /// The alignment that the first of the files demands of operations.
     align: transfer::Align,
     read_only: bool,
     is_device: bool,
@@ -214,7 +216,8 @@ impl FileEngine {
     }
 
     /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another vlane see
-    /// that the image is in use. For what a dead process has left of it, it waits two seconds.
+    /// that the image is in use. If a dead process's requests still hold the image, it waits two
+    /// seconds for them.
     ///
     /// # Errors
     /// Every [`crate::ErrorKind`]; the text says what to do.
@@ -254,7 +257,7 @@ impl FileEngine {
         Ok(self)
     }
 
-    /// Who writes down what reaches the storage, if somebody does.
+    /// Returns the recorder of the storage's changes, if there is one.
     pub fn recorder(&self) -> Option<&Arc<StorageRecorder>> {
         self.shared.recorder.as_ref()
     }
@@ -264,7 +267,7 @@ impl FileEngine {
         self.shared.cache
     }
 
-    /// Whether the image lies in memory and is served from a mapping.
+    /// True if the image lies in memory and is served from a mapping.
     pub fn is_mapped(&self) -> bool {
         self.shared.map.is_some()
     }
@@ -280,7 +283,8 @@ impl FileEngine {
         PathBuf::from(format!("/proc/self/fd/{}", self.shared.file().as_raw_fd()))
     }
 
-    /// For tests: what is taken for the layout of the volume from now on. Nothing without [`Cache::Pdc`].
+    /// For tests: what is taken for the layout of the volume from now on. Has no effect without
+    /// [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::JournalLayout) {
         if let Some(journal) = &self.shared.journal {
@@ -294,7 +298,8 @@ impl FileEngine {
         self.shared.unknown_ways.fetch_or(ranges::Way::Discard.bit(), Ordering::Relaxed);
     }
 
-    /// For tests: does something while the journal thread does nothing. Nothing without [`Cache::Pdc`].
+    /// For tests: does something while the journal thread does nothing. Has no effect without
+    /// [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn without_journal_thread(&self, what: impl FnOnce()) {
         if let Some(journal) = &self.shared.journal {
@@ -356,7 +361,7 @@ impl Engine for FileEngine {
             durability.fail(error.raw_os_error().unwrap_or(libc::EIO), Writeback::Sync);
         }
         let is_lost = durability.ask(Writeback::Sync);
-        // What was lost counts as clean, and is found in the cache only.
+        // Lost pages count as clean, and are in the cache only.
         if let Some(journal) = self.shared.journal.as_ref().filter(|_| !is_lost) {
             journal.synced();
         }

@@ -39,7 +39,7 @@ use refused::open_error;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// What decides the ways to an image.
+/// The facts that decide the ways to an image.
 struct Asked {
     cache: Cache,
     read_only: bool,
@@ -170,7 +170,7 @@ pub(super) fn open(
     shared(path, options, opened)
 }
 
-/// What the channels of an opened image share.
+/// Makes the state that the channels of an opened image share.
 fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
     let Opened { file, second, cache, witness, refusal, can_discard, can_zero, is_device, in_memory, size } =
         opened;
@@ -303,8 +303,9 @@ fn raw_size(path: &Path, file: &File, raw: bool) -> Result<u64, EngineError> {
 
 /// Empties the page cache of a device of what is clean.
 ///
-/// Whoever had the device before may have written around the cache, and been killed: a direct write that ends later leaves a page of a
-/// block device there that was read meanwhile (files' pages go then). As long as anybody has the device open, such a page would be read.
+/// A previous user of the device may have written around the cache, and been killed. A direct write
+/// that ends later leaves a page of a block device in the cache that was read meanwhile (files'
+/// pages go then). As long as anybody has the device open, such a page would be read.
 fn forget_pages(device: &File, size: u64) {
     pages::drop(device, &(0..size));
 }
@@ -352,7 +353,7 @@ fn claim(path: &Path, is_direct: bool, file: &File) -> Result<File, EngineError>
     }
 }
 
-/// Whether a file system on the device is mounted, as far as the system tells.
+/// Returns true if a file system on the device is mounted, as far as the system tells.
 fn is_mounted(device: &File) -> bool {
     device.metadata().is_ok_and(|metadata| attached::mounted_at(metadata.rdev()).is_some())
 }
@@ -445,8 +446,9 @@ pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(
     Err(EngineError::new(ErrorKind::OddSize, Some(path), text))
 }
 
-/// What direct I/O demands; nothing if the file has none (a file system that journals its
-/// data, or encrypts or compresses the file, takes the open and then goes through the page cache all the same).
+/// Returns the alignment that direct I/O demands; none if the file has no direct I/O. A file system
+/// that journals its data, or encrypts or compresses the file, takes the open and then goes through
+/// the page cache all the same.
 fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(stat) = stat
@@ -464,8 +466,8 @@ fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
 /// Logical and physical block that the guest is told, bytes.
 ///
 /// An image file is a disk of 512-byte sectors wherever it lies, because what is in it counts in them: a partition
-/// table made for 512-byte sectors cannot be found on a disk of 4096-byte ones. What the storage prefers is told as
-/// the physical block, to which guests align. A device is what it is.
+/// table made for 512-byte sectors cannot be found on a disk of 4096-byte ones. The storage's
+/// preferred size is reported as the physical block, to which guests align. A device is what it is.
 fn block_sizes(file: &File, is_device: bool, offset_align: u64) -> (u32, u32) {
     if is_device {
         let logical = rustix::fs::ioctl_blksszget(file).unwrap_or(512).max(512);

@@ -72,7 +72,8 @@ impl FileChannel {
         self.ends_placed(slot, outcome)
     }
 
-    /// What was decided, with the placement of the request's present part: nobody else decides that here.
+    /// Returns the decisions, with the placement of the request's present part: only the placer
+    /// decides that here.
     fn placed(&self, slot: Slot, decisions: Decisions) -> Decisions {
         let is_direct = self.placer.as_ref().is_some_and(|placer| placer.is_direct(slot));
         Decisions { placement: placement(is_direct), ..decisions }
@@ -108,7 +109,7 @@ impl FileChannel {
         self.part_from(slot, request, decisions, 0, operations)
     }
 
-    /// Whether the transfer that is done is only a part of a request's data.
+    /// True if the finished transfer is only a part of a request's data.
     pub(super) fn has_next_part(&self, slot: Slot, request: &Request) -> bool {
         let Extent { data, len, .. } = self.progress[usize::from(slot.0)].transfer.extent();
         self.placer.is_some() && matches!(data, Data::Request(from) if from + len < request.len())

@@ -30,13 +30,13 @@ use vlane_ring::Slot;
 
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, Waker, wake};
 
-/// What the channels of one volume share. See the [module](self).
+/// State that the channels of one volume share. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Placements {
     /// [`State::generation`]. Written under the mutex.
     generation: Generation,
     state: Mutex<State>,
-    /// Who changes the regions is woken when a channel has drained.
+    /// The thread that changes the regions; it is woken when a channel has drained.
     changer: Arc<Waker>,
 }
 
@@ -47,7 +47,7 @@ struct Generation(AtomicU64);
 
 #[derive(Debug)]
 struct State {
-    /// Of what is said below.
+    /// Counts changes of the fields below.
     generation: u64,
     regions: Arc<Regions>,
     /// Where nothing may begin.
@@ -80,7 +80,7 @@ pub(crate) struct Placer {
     freed: Vec<Slot>,
 }
 
-/// What a slot's request touches.
+/// The extent that a slot's request touches.
 #[derive(Debug, Clone, Default)]
 struct Flight {
     /// From the first byte to the last one; empty: it has nothing under way.
@@ -91,7 +91,7 @@ struct Flight {
     is_direct: bool,
 }
 
-/// What becomes of a request.
+/// The result of beginning a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begun {
     /// It goes through the page cache.
@@ -119,7 +119,7 @@ impl Placements {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics while it holds the mutex.
+        // This code never panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +133,7 @@ impl Placements {
         self.say(|state| state.changing = Arc::new(changing));
     }
 
-    /// Whether nothing is under way in what was said with [`Placements::hold`].
+    /// True if no request is under way in the range of [`Placements::hold`].
     pub(crate) fn is_drained(&self) -> bool {
         let state = self.lock();
         state.members.iter().all(|member| member.drained == state.generation)
@@ -206,12 +206,12 @@ impl Placer {
         (is_direct, border)
     }
 
-    /// Whether the present part of a request goes around the page cache.
+    /// True if the present part of a request goes around the page cache.
     pub(crate) fn is_direct(&self, slot: Slot) -> bool {
         self.flights[usize::from(slot.0)].is_direct
     }
 
-    /// Whether a request is held, or was and has not begun again.
+    /// True if a request is held, or was and has not begun again.
     pub(crate) fn is_held(&self, slot: Slot) -> bool {
         self.flights[usize::from(slot.0)].is_held
     }
@@ -238,7 +238,7 @@ impl Placer {
         self.freed.pop()
     }
 
-    /// Whether [`Placer::freed`] has something, as far as is known.
+    /// True if [`Placer::freed`] has a request, as far as is known.
     pub(crate) fn is_freed(&self) -> bool {
         !self.freed.is_empty()
     }
@@ -274,7 +274,7 @@ impl Placer {
         }
     }
 
-    /// Nothing is under way any more that the changer waits for.
+    /// Notes that no request is under way any more that the changer waits for.
     #[cold]
     fn drained(&mut self) {
         let mut state = self.shared.lock();

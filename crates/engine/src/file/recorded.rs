@@ -23,7 +23,7 @@ pub(super) struct Recorded {
     lane: u16,
     /// By slot, the request's number, if it is one that is written down.
     requests: Box<[Option<u64>]>,
-    /// What is under way: slot, number in its request, and number in the record.
+    /// The operations under way: slot, number in its request, and number in the record.
     under_way: Vec<(Slot, u8, u64)>,
 }
 

@@ -17,7 +17,8 @@ use super::{Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges,
 use crate::operation::StorageFile;
 use crate::{Writeback, system};
 
-/// What the image is like. The files are descriptors for the simulated kernel, which never reads or writes them.
+/// The properties of the image. The files are descriptors for the simulated kernel, which never
+/// reads or writes them.
 #[derive(Debug)]
 pub struct Simulated {
     /// [`Cache::None`], [`Cache::Writeback`] or [`Cache::WriteThrough`].
@@ -30,7 +31,7 @@ pub struct Simulated {
     pub witness: File,
     /// Bytes that direct I/O moves at least, and is aligned to.
     pub block: u64,
-    /// What its buffers are aligned to.
+    /// The alignment of its buffers.
     pub memory: usize,
     /// Size in sectors.
     pub sectors: u64,
@@ -98,7 +99,7 @@ impl FileEngine {
 pub struct SimulatedSyncs {
     shared: Arc<Shared>,
     syncer: Syncer,
-    /// For what, its number, and how often it was begun before.
+    /// The reason for the sync, its number, and how often it was begun before.
     under_way: Option<(Writeback, u64, u32)>,
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Device {
     pub(super) name: String,
     /// Bytes.
     pub(super) size: u64,
-    /// On what it lies.
+    /// The devices or files that it lies on.
     pub(super) lower: Vec<Extent>,
     /// A device of device-mapper or MD lies on it.
     pub(super) is_held: bool,

@@ -39,7 +39,7 @@ pub(super) struct Extent {
     pub(super) align: Align,
 }
 
-/// What is transferred.
+/// The data to transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Data {
     /// The request's, from this byte on.
@@ -54,7 +54,7 @@ impl Default for Data {
     }
 }
 
-/// What a file demands of operations: powers of two.
+/// A file's demands on operations: powers of two.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Align {
     /// Of offset and length, and of the length of each buffer, bytes.
@@ -64,11 +64,11 @@ pub(super) struct Align {
 }
 
 impl Align {
-    /// Nothing, as of a file that goes through the page cache.
+    /// Demands no alignment, as a file that goes through the page cache.
     pub(super) const NONE: Align = Align { block: 1, memory: 1 };
 
-    /// Whether an operation at `offset` takes all of a request's data as it lies. Every buffer must be whole blocks: kernels differ, this
-    /// satisfies all.
+    /// True if one operation at `offset` takes all of a request's data as it lies. Every buffer
+    /// must be whole blocks: kernels differ, this satisfies all.
     #[inline]
     pub(super) fn takes_all(self, request: &Request, offset: u64) -> bool {
         let (block, memory) = (self.block - 1, self.memory - 1);
@@ -108,7 +108,7 @@ impl Default for Align {
     }
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Debug)]
 pub(super) enum Next {
     /// This; its completion goes to [`Transfer::completed`].
@@ -126,20 +126,20 @@ pub(super) enum Next {
 pub(super) enum Failure {
     /// The file ends before the extent does.
     Short,
-    /// What the guest wrote is not there any more.
+    /// The guest's memory with the data is gone.
     MemoryLost,
-    /// What the system said: an error number.
+    /// The system's error number.
     System(i32),
 }
 
-/// What a channel lends a request's transfer.
+/// The means that a channel lends a request's transfer.
 #[derive(Debug)]
 pub(super) struct Means<'a> {
     pub(super) slot: Slot,
     pub(super) pool: &'a mut Pool,
     /// None: the file has no blocks that a request could be part of.
     pub(super) holder: Option<&'a mut Holder>,
-    /// What the request holds.
+    /// The request's hold on blocks.
     pub(super) hold: &'a mut Option<Hold>,
     /// A worker does the writes now: the kernel would wait for its own lock of the file.
     pub(super) patient: bool,
@@ -160,7 +160,7 @@ pub(super) struct Transfer {
     piece: Option<Piece>,
 }
 
-/// What is under way.
+/// The step under way.
 #[derive(Debug, Clone, Copy, Default)]
 enum Step {
     #[default]
@@ -199,7 +199,7 @@ impl Transfer {
         self.patient = true;
     }
 
-    /// What it moves.
+    /// Returns the extent that it moves.
     pub(super) fn extent(&self) -> Extent {
         self.extent
     }
@@ -233,7 +233,8 @@ impl Transfer {
                 Data::Request(from) => align.takes(request, from + self.done, at, plain),
             };
 
-        // What it takes: a buffer first, then the blocks. Who holds blocks never waits for a buffer.
+        // A transfer takes a buffer first, then the blocks. So a holder of blocks never waits for a
+        // buffer.
         let most = if is_change { CHANGE } else { PIECE as u64 }.max(align.block);
         let start = at - at % align.block;
         let stop = match is_plain {
@@ -326,7 +327,7 @@ impl Transfer {
         }
         match self.step {
             Step::Fetch(_) => {
-                // What the file does not have yet reads as zeroes.
+                // Blocks beyond the end of the file read as zeroes.
                 piece.bytes_mut()[blocks.moved..].fill(0);
                 self.put(request, blocks, &mut piece);
                 if self.is_lost(request) {
@@ -357,7 +358,7 @@ impl Transfer {
         }
         self.retries += 1;
         means.stats.retries += 1;
-        // What the system refused for the moment is left to a worker, who can wait.
+        // An operation that the system refused for the moment is left to a worker, who can wait.
         self.operation(piece, durable, true, means)
     }
 
@@ -419,7 +420,7 @@ impl Transfer {
         (data, skip, left.min(blocks.len - skip))
     }
 
-    /// Whether what is to be written is not there any more.
+    /// True if the data to write is not there any more.
     fn is_lost(&self, request: &Request) -> bool {
         matches!(self.extent.data, Data::Request(_)) && request.is_memory_lost()
     }
@@ -452,7 +453,7 @@ pub(super) fn release(holder: Option<&mut Holder>, hold: &mut Option<Hold>) {
     }
 }
 
-/// Whether the system refused only for the moment.
+/// True if the system refused only for the moment.
 pub(super) fn is_momentary(errno: i32) -> bool {
     matches!(errno, libc::EAGAIN | libc::EINTR | libc::EBUSY)
 }

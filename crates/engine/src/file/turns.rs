@@ -74,7 +74,7 @@ impl Turns {
         line.under_way = line.under_way.saturating_sub(1);
     }
 
-    /// Whether [`Turns::next`] has something.
+    /// True if [`Turns::next`] has a request.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.waiting > 0 && self.lines.iter().any(Line::is_ready)

@@ -1,7 +1,7 @@
 //! The model of a device: how long requests take, and which of them wait for which. It has no thread of its own: whoever asks it brings it
 //! up to date. It is there to measure with, so a lock inside it is as good as none; nothing else takes that lock.
 //!
-//! What it does is documented for users in docs/src/model-device.md.
+//! Its behaviour is documented for users in docs/src/model-device.md.
 
 mod queues;
 mod round_robin;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::operation::{Class, Decisions};
 use crate::{Instant, Slot};
 
-/// What a modelled device is like.
+/// The properties of a modelled device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelConfig {
     /// How long it works on a request.
@@ -74,7 +74,7 @@ impl Port {
         }
     }
 
-    /// Whether express requests go to the shortest queue.
+    /// Switches express requests to the shortest queue on or off.
     pub(crate) fn set_shortest(&mut self, on: bool) {
         if let Port::RoundRobin(port) = self {
             port.set_shortest(on);

@@ -25,7 +25,7 @@ struct State {
     ports: Vec<Lane>,
 }
 
-/// Whose queue it is.
+/// The owner of a queue.
 #[derive(Debug)]
 struct Seat {
     thread: u64,
@@ -33,7 +33,7 @@ struct Seat {
     lanes: usize,
 }
 
-/// What is known of a lane.
+/// The model's record of a lane.
 #[derive(Debug, Default)]
 struct Lane {
     is_there: bool,
@@ -207,7 +207,7 @@ impl Port {
         self.deadline
     }
 
-    /// What has begun is served to the end, and told to nobody.
+    /// Requests that have begun are served to the end, without a report.
     pub(super) fn forget(&mut self, slot: Slot) {
         let job = Job { port: self.number, generation: self.generation, slot: slot.0 };
         self.with(self.thread, None, |port, state| {

@@ -2,7 +2,7 @@
 //!
 //! As the NVMe drive of the paper (Shin, Kim 2019): the device fetches from its submission queues in turn, one request at a time
 //! (round robin arbitration, NVM Express Base Specification 2.0, section 3.4.4.1), works on `channels` at the same time, and each takes the
-//! same time. What is in a queue stays in its order, and stays in that queue.
+//! same time. Requests in a queue keep their order, and stay in that queue.
 //!
 //! A request's beginning is decided when a channel is free, not when the request comes: those that come to other queues meanwhile are
 //! served before it. So ends are known only for requests that have begun.
@@ -84,7 +84,7 @@ impl<J> RoundRobin<J> {
     }
 
     /// Before when none of these requests ends: the end of the first that has begun, else the earliest end of one that begins when the next
-    /// channel is free. Nothing when the device has nothing to do.
+    /// channel is free. None when the device is idle.
     pub(super) fn next_end(&self, is_meant: impl Fn(&J) -> bool) -> Option<u64> {
         let begun = self.busy.iter().find(|(.., job)| is_meant(job)).map(|(end, ..)| *end);
         begun.or_else(|| self.busy.front().map(|(end, ..)| end.saturating_add(self.latency)))
@@ -109,7 +109,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// What happens to one request: when it came, to which queue, when it began and ended.
+    /// The life of one request: when it came, to which queue, when it began and ended.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct Story {
         came: u64,

@@ -13,7 +13,7 @@ use crate::{
     Request, Slot, Status,
 };
 
-/// What a [`NullEngine`] is like.
+/// The properties of a [`NullEngine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullConfig {
     /// Bytes; a multiple of 512, not 0.

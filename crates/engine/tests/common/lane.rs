@@ -18,7 +18,7 @@ pub struct Lane {
     pub uring: Uring,
     pub queue: IoQueue,
     pub channel: Box<dyn Channel>,
-    /// What a policy decides for the next requests, if there is one.
+    /// The decisions that a policy makes for the next requests, if there is one.
     pub policy: Option<Decisions>,
     /// By slot.
     decisions: Vec<Decisions>,

@@ -1,5 +1,5 @@
-//! What the engine's tests share: a guest with real requests in real virtqueues, a lane that serves them, and places
-//! to put images.
+//! Shared by the engine's tests: a guest with real requests in real virtqueues, a lane that serves
+//! them, and places to put images.
 
 #![allow(dead_code, unreachable_pub)]
 #![allow(
@@ -60,12 +60,12 @@ impl Op {
     }
 }
 
-/// What came back.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub place: usize,
     pub status: Status,
-    /// What was read.
+    /// The data read.
     pub data: Vec<u8>,
 }
 

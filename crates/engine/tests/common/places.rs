@@ -1,5 +1,5 @@
-//! Places to put images: on the disk, in memory, on loop devices, on file systems that are too small. What the machine
-//! cannot give is said by [`skip`].
+//! Places to put images: on the disk, in memory, on loop devices, on file systems that are too
+//! small. Places that the machine cannot give are reported by [`skip`].
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -156,7 +156,7 @@ impl TooSmall {
         open(&self.device.device, cache)
     }
 
-    /// What really is in the device.
+    /// Returns the content that really is in the device.
     pub fn content(&self) -> Vec<u8> {
         std::fs::read(self.mount.path().join("image.raw")).expect("the backing file")
     }

@@ -3,13 +3,15 @@
 //!
 //! A range changes its placement only while nobody uses it and the page cache has nothing of it:
 //!
-//! 1. what is dirty there is written back, while the guest goes on: the rest is shorter for it;
+//! 1. the thread writes dirty pages there back while the guest continues: the rest is shorter for
+//!    it;
 //! 2. new requests that touch it are held, those that are under way end;
 //! 3. `fdatasync`, `POSIX_FADV_DONTNEED`, and the system is asked what is left (`cachestat`): nothing;
 //! 4. the new map is published, and what was held goes on.
 //!
-//! Whatever does not go well leaves the old map in force, and is tried again later: a drain that takes too long because the storage does not answer, pages that
-//! do not go, a failed `fdatasync`. That is noted as any other lost write, and ends all changes.
+//! Any failure leaves the old map in force, and the change is retried later. Failures are a drain
+//! that takes too long because the storage does not answer, pages that do not go, and a failed
+//! `fdatasync`. That is noted as any other lost write, and ends all changes.
 
 use std::fs::File;
 use std::io;
@@ -45,7 +47,7 @@ const SUSPICIONS: u32 = 3;
 pub struct DirectReport {
     /// Why no region can be direct, if none can.
     pub refusal: Option<String>,
-    /// What is read and written around the page cache.
+    /// The ranges that are read and written around the page cache.
     pub ranges: Vec<Range<u64>>,
     /// A change is under way, or waits to be tried again.
     pub is_changing: bool,
@@ -59,7 +61,7 @@ pub struct DirectReport {
     pub given_up: Vec<Range<u64>>,
 }
 
-/// What a volume has that can have direct regions.
+/// The means of a volume that can have direct regions.
 #[derive(Debug)]
 pub(in crate::file) struct Means {
     pub(in crate::file) placements: Arc<Placements>,
@@ -74,9 +76,9 @@ pub(in crate::file) struct Means {
 pub(super) struct Direct {
     means: Means,
     name: String,
-    /// What was made of this map, of a volume of this size.
+    /// The map and the volume's size that `wanted` was made from.
     of: (Arc<Map>, u64),
-    /// What is in force, and what it is to be.
+    /// The regions in force, and the wanted ones.
     regions: Arc<Regions>,
     wanted: Regions,
     change: Option<Change>,
@@ -263,7 +265,8 @@ impl Direct {
         if !self.regions.touches(&range) {
             return file.read_exact_at(buffer, offset);
         }
-        // What lies outside has no dirty pages that a read around the cache would not find: the system writes them first.
+        // The parts outside have no dirty pages that a read around the cache would miss: the system
+        // writes them first.
         let Align { block, memory } = self.means.align;
         let block = block.max(memory as u64);
         let start = range.start - range.start % block;

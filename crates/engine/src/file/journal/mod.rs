@@ -1,9 +1,11 @@
 //! The guest's journal stays out of the page cache (`--cache pdc`).
 //!
-//! What a volume's channels write goes through the page cache, as with `--cache writeback`. Each channel tells the volume's *journal thread*
-//! of it (`sense.rs`): a few words for each write, in a ring that nobody waits for. The thread (`thread.rs`) finds out where journals are
-//! ([`vlane_policy::journal`]), and after a flush it has the system drop their pages. Only clean pages are ever dropped, so nothing depends on a verdict but
-//! speed; and the lanes never wait for the thread, so nothing but the cache depends on it.
+//! All writes of a volume's channels go through the page cache, as with `--cache writeback`. Each
+//! channel tells the volume's *journal thread* of it (`sense.rs`): a few words for each write, in a
+//! ring that nobody waits for. The thread (`thread.rs`) finds out where journals are
+//! ([`vlane_policy::journal`]), and after a flush it has the system drop their pages. Only clean
+//! pages are ever dropped, so nothing depends on a verdict but speed; and the lanes never wait for
+//! the thread, so nothing but the cache depends on it.
 //!
 //! With *direct regions* (`direct.rs`) the journals are read and written around the page cache, where they fill whole folios. Then a lane holds requests while the
 //! map of the regions changes, which the thread does.
@@ -41,18 +43,18 @@ const END: Duration = Duration::from_millis(200);
 /// How long who asks waits for the thread.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// What is known of a volume's journals.
+/// A report of a volume's journals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JournalReport {
     /// Where they lie, and how that was found.
     pub journals: Vec<vlane_policy::journal::Journal>,
-    /// What was written, since the volume was opened.
+    /// The written bytes, since the volume was opened.
     pub traffic: Traffic,
     /// Bytes of journals that were dropped from the page cache, each time that they were.
     pub dropped: ByWay,
     /// Bytes of them that are in the page cache now; none where the system does not tell (before Linux 6.5).
     pub cached: Option<u64>,
-    /// What of them is read and written around the page cache.
+    /// The parts of them that are read and written around the page cache.
     pub direct: DirectReport,
     /// Writes, flushes and other events that the detector was not told of, because it was behind.
     pub lost: u64,
@@ -60,7 +62,7 @@ pub struct JournalReport {
     pub is_current: bool,
 }
 
-/// What the thread, the channels and those who ask share.
+/// State that the thread, the channels and callers of reports share.
 #[derive(Debug)]
 struct Desk {
     /// The image through the page cache, as an open file of the thread's own: it holds no lock of the volume's.
@@ -88,14 +90,14 @@ struct Desk {
 struct Answers {
     asked: u64,
     answered: u64,
-    /// Everything written so far is durable.
+    /// All data written so far is durable.
     is_synced: bool,
     /// For tests: what is to be taken for the layout.
     layout: Option<JournalLayout>,
     report: JournalReport,
 }
 
-/// What wakes a journal thread.
+/// Makes the waker of a journal thread.
 pub(super) fn waker() -> io::Result<Arc<Waker>> {
     use rustix::event::EventfdFlags;
     Ok(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
@@ -195,7 +197,7 @@ impl Journal {
         self.desk.ask(|answers| answers.is_synced = true);
     }
 
-    /// What is known now.
+    /// Returns the present knowledge as a report.
     pub(super) fn report(&self) -> JournalReport {
         let mut report = self.desk.ask(|_| {});
         let ranges = report.journals.iter().flat_map(|journal| &journal.ranges);

@@ -13,7 +13,7 @@ use crate::PART;
 /// Entries that wait for the thread at most, for each channel: 48 KiB of memory.
 pub(super) const ENTRIES: usize = 1024;
 
-/// What a channel did.
+/// An action of a channel.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Entry {
     /// The next write has a block that begins with a magic number.

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that go, or stay, together where some of a folio's are dirty: at least a page, of any machine.
 const SMALLEST: u64 = 64 << 10;
 
-/// Something that is done at most so often: more seldom the more often it is wanted.
+/// Limits how often an action is done: the more often it is wanted, the longer the interval.
 #[derive(Debug)]
 struct Pace {
     interval: Duration,
@@ -180,7 +180,7 @@ impl Thread<'_> {
         }
     }
 
-    /// What the channels did.
+    /// Takes the channels' entries.
     fn drain(&mut self) {
         let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
         self.rings.extend(new.drain(..).map(|ring| (ring, Vec::new())));
@@ -231,7 +231,8 @@ impl Thread<'_> {
         offset.min(size)..offset.saturating_add(len).min(size)
     }
 
-    /// What was lost may be anywhere in a journal. To look at all of it takes time, in which more may be lost: so it is not done often.
+    /// Lost pages may be anywhere in a journal. To look at all of it takes time, in which more may
+    /// be lost: so it is not done often.
     fn look_at_losses(&mut self) {
         let lost = self.desk.lost.load(Ordering::Relaxed);
         if lost == self.lost {
@@ -275,7 +276,7 @@ impl Thread<'_> {
         self.tell_due = None;
         let Some(change) = self.bypass.change() else { return };
         self.tellings.done(now);
-        // What changes in the meantime is told then.
+        // Changes in the meantime are logged then.
         self.tell_due = Some(now + self.tellings.interval);
         let name = &self.desk.name;
         for (journals, what) in [

@@ -1,4 +1,5 @@
-//! Who has an image open and locked, as far as `/proc` shows it: the system does not tell who holds an open file description lock.
+//! Finds the processes that have an image open and locked, as far as `/proc` shows it: the system
+//! does not tell who holds an open file description lock.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,7 +22,7 @@ pub(in crate::file) struct Opener {
     pub(super) is_ending: bool,
 }
 
-/// What `/proc` shows.
+/// The holders that `/proc` shows.
 #[derive(Debug, Default)]
 pub(super) struct Openers {
     found: Vec<Opener>,
@@ -100,13 +101,14 @@ fn descriptors_of_thread(thread: &Path, wanted: (u64, u64)) -> Vec<(i32, Option<
     found.collect()
 }
 
-/// Whether a process was ended: its first thread has ended or ends, or each is killed as soon as its system call returns.
+/// Returns true if a process was ended: its first thread has ended or ends, or each is killed as
+/// soon as its system call returns.
 ///
 /// The first thread's end is the process's: a program that goes on without it is rare, and is waited for instead of refused. A thread that
 /// waits for its own io_uring to be let go of shows neither.
 fn is_ending(process: &Path) -> bool {
     let text = |path: &Path, name: &str| std::fs::read_to_string(path.join(name));
-    // What is gone by now has ended.
+    // A process that is gone by now has ended.
     if text(process, "stat").map_or(true, |stat| ends(&stat)) {
         return true;
     }

@@ -4,8 +4,8 @@
 //! Opening it anew would meet its own locks, and for a moment there would be none. The witness goes along as well: what the storage lost
 //! between two processes is told to it, and to no file that is opened later.
 //!
-//! What was checked when the image was opened is not checked again: the guest has written to it since, and may have written what looks like
-//! another format. The size stays what the guest was told.
+//! Checks made when the image was opened are not repeated: the guest has written to it since, and
+//! may have written a mark that looks like another format. The size stays what the guest was told.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -25,7 +25,7 @@ pub struct HandedFiles {
     pub image: File,
     /// The same image through the page cache, if [`HandedFiles::image`] goes around it.
     pub cached: Option<File>,
-    /// Who is told of lost writes; none if nothing can be written.
+    /// The open file that gets reports of lost writes; none if the volume refuses writes.
     pub witness: Option<File>,
     /// The volume's size.
     pub sectors: u64,

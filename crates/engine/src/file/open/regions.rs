@@ -1,4 +1,5 @@
-//! Whether the guest's journal can be read and written around the page cache, and the journal thread's start.
+//! Decides if the guest's journal can be read and written around the page cache, and starts the
+//! journal thread.
 
 use std::fs::File;
 use std::path::Path;
@@ -73,7 +74,7 @@ fn refusal(is_device: bool, file_system: i64, has_cachestat: bool) -> Option<&'s
     }
 }
 
-/// What operations in regions are aligned to, on storage that demands `align`.
+/// Returns the alignment of operations in regions, on storage that demands `align`.
 ///
 /// Not less than a page and a block of the file system: what begins or ends within one of those, file systems zero through the page cache, or write
 /// through it where the block is shared with another file.
