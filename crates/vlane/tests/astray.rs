@@ -35,7 +35,7 @@ fn follow_the_advice(log: &str) {
 }
 
 #[test]
-fn deleted_image_is_told_with_a_way_back() {
+fn deleted_image_is_reported_with_rescue_command() {
     let places = [
         (Some(Place::new(MIB)), "none"),
         (Some(Place::new(MIB)), "writeback"),
@@ -62,7 +62,7 @@ fn deleted_image_is_told_with_a_way_back() {
 }
 
 #[test]
-fn replaced_image_is_told_and_ends_with_an_error() {
+fn replaced_image_is_reported_and_ends_with_error() {
     let place = Place::new(MIB);
     let server = place.serve(&["--queues", "1"]);
     let other = place.path("other.raw");
@@ -74,7 +74,7 @@ fn replaced_image_is_told_and_ends_with_an_error() {
 }
 
 #[test]
-fn moved_image_is_told_and_lost_by_nobody() {
+fn moved_image_is_reported_and_keeps_data() {
     let place = Place::new(MIB);
     let server = place.serve(&["--queues", "1"]);
     let moved = place.path("moved.raw");
@@ -90,7 +90,7 @@ fn moved_image_is_told_and_lost_by_nobody() {
 }
 
 #[test]
-fn moved_directory_is_told_at_the_end() {
+fn moved_directory_is_reported_at_the_end() {
     let place = Place::new(MIB);
     let inner = place.path("inner");
     std::fs::create_dir(&inner).unwrap();
@@ -128,7 +128,7 @@ fn unmounted(place: &Place, mount: &[&str]) -> Option<Backend> {
 }
 
 #[test]
-fn unmounted_image_in_memory_is_lost_at_the_end() {
+fn unmounted_memory_image_is_lost_at_end() {
     let place = Place::new(MIB);
     let Some(server) = unmounted(&place, &["mount", "-t", "tmpfs", "none"]) else { return };
     // While it runs, the way back is there.
@@ -151,7 +151,7 @@ fn unmounted_image_in_memory_is_lost_at_the_end() {
 }
 
 #[test]
-fn unmounted_image_on_a_disk_is_there_after_the_next_mount() {
+fn unmounted_disk_image_survives_next_mount() {
     let place = Place::new(MIB);
     let disk = place.path("fs.img");
     std::fs::File::create(&disk).unwrap().set_len(8 * MIB).unwrap();
@@ -167,7 +167,7 @@ fn unmounted_image_on_a_disk_is_there_after_the_next_mount() {
 }
 
 #[test]
-fn image_that_stays_is_told_nothing_of() {
+fn unmoved_image_causes_no_warning() {
     let place = Place::new(MIB);
     let server = place.serve(&["--queues", "1"]);
     let mut front = Front::connect(&place.socket);

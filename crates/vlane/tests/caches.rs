@@ -10,7 +10,7 @@ use std::process::Command;
 use served::{Place, vlane};
 
 #[test]
-fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
+fn modes_run_beside_neighbour_and_clean_up() {
     let place = Place::new(1 << 20);
     let (json, scratch, images) = (place.path("caches.json"), place.path("scratch"), place.path("images"));
     std::fs::create_dir(&scratch).unwrap();
@@ -88,7 +88,7 @@ fn modes_are_compared_beside_a_neighbour_and_nothing_is_left_behind() {
 
 /// With a real guest: nothing else records one and replays it on a file system.
 #[test]
-fn what_a_guest_sent_is_sent_again_by_the_driver() {
+fn driver_replays_requests_of_a_guest() {
     let _turn = common::one_at_a_time();
     // Says what is missing.
     if common::UmlBed::find().is_none() {
@@ -136,7 +136,7 @@ fn what_a_guest_sent_is_sent_again_by_the_driver() {
 }
 
 #[test]
-fn that_a_flush_writes_only_the_journal_is_warned_of_once() {
+fn journal_only_flush_warns_once() {
     let place = Place::new(16 << 20);
     for (options, count) in
         [(&["--cache", "pdc"][..], 0), (&["--cache", "pdc", "--danger-flush-journal-only"], 1)]
@@ -151,7 +151,7 @@ fn that_a_flush_writes_only_the_journal_is_warned_of_once() {
 }
 
 #[test]
-fn sizes_and_names_that_make_no_sense_are_refused_with_what_is_possible() {
+fn invalid_sizes_and_names_list_valid_ones() {
     for (words, says) in [
         (["caches", "--journals=64M,1M"], "from 4M"),
         (["caches", "--modes=writeback,fast"], "there are auto, none, writeback"),

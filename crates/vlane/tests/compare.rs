@@ -47,7 +47,7 @@ fn table<'a>(report: &'a Report, caption: &str) -> &'a Table {
 }
 
 #[test]
-fn a_small_comparison_measures_every_column_and_leaves_nothing_behind() {
+fn small_comparison_fills_every_column_and_cleans_up() {
     let _turn = one_at_a_time();
     let (Some(bed), Some(dir)) = (QemuBed::find(), on_disk()) else { return };
     let json = dir.path().join("out.json");
@@ -130,7 +130,7 @@ fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
 }
 
 #[test]
-fn an_interrupt_while_images_are_written_leaves_nothing_behind() {
+fn interrupt_while_writing_images_cleans_up() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -142,7 +142,7 @@ fn an_interrupt_while_images_are_written_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_interrupt_while_the_guest_is_measured_leaves_nothing_behind() {
+fn interrupt_while_measuring_guest_cleans_up() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -160,7 +160,7 @@ fn an_interrupt_while_the_guest_is_measured_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_keeps_it_from_beginning_is_said_before_anything_is_written() {
+fn obstacles_are_named_before_any_write() {
     // Where there is no QEMU or no kernel, that is said first.
     if QemuBed::find().is_none() {
         return;

@@ -70,7 +70,7 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn every_figure_with_results_has_a_row_and_every_row_a_state() {
+fn figures_have_rows_and_rows_have_states() {
     let rows = rows();
     for (publication, figures) in FIGURES {
         for figure in figures {
@@ -92,7 +92,7 @@ fn every_figure_with_results_has_a_row_and_every_row_a_state() {
 }
 
 #[test]
-fn every_row_s_command_is_one_that_vlane_takes() {
+fn each_row_names_a_valid_command() {
     for Row { figure, command, .. } in rows() {
         let words = command.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
         let words: Vec<&str> =
@@ -105,7 +105,7 @@ fn every_row_s_command_is_one_that_vlane_takes() {
 }
 
 #[test]
-fn what_was_measured_is_stored_and_can_be_read() {
+fn stored_results_can_be_read() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src");
     for Row { figure, state, result, .. } in rows() {
         let Some((_, link)) = result.split_once("](") else {
@@ -119,7 +119,7 @@ fn what_was_measured_is_stored_and_can_be_read() {
 }
 
 #[test]
-fn the_first_picture_of_the_book_is_that_of_the_last_measurement() {
+fn first_picture_matches_last_measurement() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| std::fs::read(root.join(path)).unwrap();
     let (book, measured) = ("docs/src/together.svg", "experiments/together/together-1.svg");

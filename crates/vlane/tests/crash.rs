@@ -110,14 +110,14 @@ fn durable_writes_survive_kills_under_load() {
 }
 
 #[test]
-fn io_in_which_journals_are_looked_for_survives_kills_under_load() {
+fn journal_detection_survives_kills_under_load() {
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "pdc"], &SessionOptions::default(), 3);
 }
 
 /// A journal's own device: all of it but its beginning is read and written around the page cache, from a moment after the server has begun; the first MiB
 /// of the load lies outside.
 #[test]
-fn io_around_the_page_cache_in_regions_survives_kills_under_load() {
+fn direct_regions_survive_kills_under_load() {
     const REGION: Range<u64> = 2 * MIB..16 * MIB;
     let place = Place::new(REGION.end);
     if cachestat(&place.image, &REGION).is_none() {
@@ -152,7 +152,7 @@ fn io_around_the_page_cache_in_regions_survives_kills_under_load() {
 }
 
 #[test]
-fn an_image_in_memory_survives_kills_under_load() {
+fn memory_image_survives_kills_under_load() {
     match Place::in_memory(16 * MIB) {
         Some(place) => survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5),
         None => skip("there is no /dev/shm"),
@@ -160,7 +160,7 @@ fn an_image_in_memory_survives_kills_under_load() {
 }
 
 #[test]
-fn a_guest_without_a_write_cache_loses_nothing_in_kills_under_load() {
+fn write_through_guest_survives_kills_under_load() {
     let session = SessionOptions { write_cache: Some(false), ..SessionOptions::default() };
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3);
 }
@@ -199,7 +199,7 @@ fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64, len: u
 }
 
 #[test]
-fn a_flush_leaves_nothing_in_the_page_cache_and_a_guest_without_a_cache_never_does() {
+fn flush_and_write_through_leave_no_dirty_pages() {
     let place = Place::new(16 * MIB);
     if unwritten_pages(&place.image).is_none() {
         return skip("this kernel does not tell how many pages are dirty (cachestat, Linux 6.5)");

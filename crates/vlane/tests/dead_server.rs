@@ -201,31 +201,31 @@ fn on(is_device: bool, options: &[&str]) {
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_with_direct_io() {
+fn dead_direct_write_never_replaces_newer_data() {
     on(false, &["--cache", "none"]);
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_through_the_page_cache() {
+fn dead_buffered_write_never_replaces_newer_data() {
     on(false, &["--cache", "writeback"]);
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_that_is_durable_at_once() {
+fn dead_durable_write_never_replaces_newer_data() {
     on(false, &["--cache", "writethrough"]);
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_where_journals_are_dropped() {
+fn dead_write_never_replaces_dropped_journal_blocks() {
     on(false, &["--cache", "pdc"]);
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_where_journals_are_direct() {
+fn dead_write_never_replaces_direct_journal_blocks() {
     on(false, &["--cache", "pdc", "--journal", "direct"]);
 }
 
 #[test]
-fn a_write_of_a_dead_server_never_lands_over_a_newer_one_of_a_device() {
+fn dead_write_never_replaces_newer_device_data() {
     on(true, &["--cache", "none"]);
 }

@@ -22,7 +22,7 @@ fn inode(path: &Path) -> u64 {
 }
 
 #[test]
-fn sockets_have_the_mode_and_group_that_were_asked_for() {
+fn sockets_have_requested_mode_and_group() {
     let place = Place::new(MIB);
     let [control, asked] = ["all.ctl", "asked.ctl"].map(|name| place.path(name));
     let words = [
@@ -67,7 +67,7 @@ fn sockets_have_the_mode_and_group_that_were_asked_for() {
 
 /// A group alone is meant to be able to connect.
 #[test]
-fn group_alone_may_connect() {
+fn only_the_group_may_connect() {
     let place = Place::new(MIB);
     let control = place.path("disk.ctl");
     let own = rustix::process::getegid().as_raw().to_string();

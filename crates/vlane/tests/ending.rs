@@ -24,7 +24,7 @@ fn signal(backend: &Backend, signal: Signal) {
 #[test]
 //= vhost-user Backend program conventions, test
 //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
-fn an_idle_server_ends_at_once() {
+fn sigterm_ends_idle_server_at_once() {
     let place = Place::new(MIB);
     assert!(stop(place.serve(&[])) < Duration::from_secs(2), "nobody connected");
     let server = place.serve(&["--queues", "2"]);
@@ -38,7 +38,7 @@ fn an_idle_server_ends_at_once() {
 #[test]
 //= vhost-user Backend program conventions, test
 //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
-fn who_serves_is_the_process_that_was_started() {
+fn server_does_not_daemonize_itself() {
     let place = Place::new(MIB);
     let server = place.serve(&[]);
     let session = place.connect(&SessionOptions::default());
@@ -48,7 +48,7 @@ fn who_serves_is_the_process_that_was_started() {
 }
 
 #[test]
-fn sigint_ends_it_as_sigterm_does() {
+fn sigint_ends_server_like_sigterm() {
     let place = Place::new(MIB);
     let mut server = place.serve(&[]);
     signal(&server, Signal::INT);
@@ -64,7 +64,7 @@ fn sigint_ends_it_as_sigterm_does() {
 }
 
 #[test]
-fn under_load_it_drains_and_everything_that_was_acknowledged_is_there() {
+fn loaded_server_drains_and_keeps_acknowledged_writes() {
     let places = [(Some(Place::new(32 * MIB)), "none"), (Some(Place::new(32 * MIB)), "writeback")];
     for (place, cache) in places.into_iter().chain([(Place::in_memory(32 * MIB), "auto")]) {
         let Some(place) = place else { continue };
@@ -97,7 +97,7 @@ fn under_load_it_drains_and_everything_that_was_acknowledged_is_there() {
 }
 
 #[test]
-fn it_ends_while_a_front_end_is_silent_in_the_middle_of_a_message() {
+fn server_ends_during_unfinished_message() {
     use std::io::Write;
     let place = Place::new(MIB);
     let server = place.serve(&[]);
@@ -108,7 +108,7 @@ fn it_ends_while_a_front_end_is_silent_in_the_middle_of_a_message() {
 }
 
 #[test]
-fn somebody_elses_socket_on_its_path_stays() {
+fn foreign_socket_at_path_is_kept() {
     let place = Place::new(MIB);
     // Not as a `Backend`, which tidies up behind a server that does not.
     let mut server = place.command(&[]).stdout(Stdio::piped()).spawn().unwrap();
@@ -123,7 +123,7 @@ fn somebody_elses_socket_on_its_path_stays() {
 }
 
 #[test]
-fn sighup_takes_up_a_new_size_and_anything_else_is_told_and_survived() {
+fn sighup_applies_new_size_and_survives_errors() {
     let place = Place::new(2 * MIB);
     let server = place.serve(&["--cache", "writeback"]);
     let capacity = || Session::connect(&place.socket, &SessionOptions::default()).unwrap().config().capacity;
@@ -150,7 +150,7 @@ fn sighup_takes_up_a_new_size_and_anything_else_is_told_and_survived() {
 }
 
 #[test]
-fn it_says_how_to_reach_it() {
+fn server_prints_how_to_connect() {
     let place = Place::new(2 * MIB);
     let server = place.serve(&["--queues", "3"]);
     let socket = place.socket.display().to_string();
@@ -166,7 +166,7 @@ fn it_says_how_to_reach_it() {
 /// Serves an image on a file system of its own, twenty times, and ends. The file system can be
 /// unmounted at once each time, and the next server finds the image free.
 #[test]
-fn image_is_free_at_once_when_the_process_has_ended() {
+fn image_is_free_after_process_ends() {
     let mut ext4 = match frozen::Ext4::new() {
         Ok(ext4) => ext4,
         Err(why) => return vlane_testing::skip(format!("no file system of its own: {why}")),
@@ -205,7 +205,7 @@ fn image_is_free_at_once_when_the_process_has_ended() {
 
 /// A user has 128 of them, root included.
 #[test]
-fn a_server_uses_one_inotify_instance_at_most() {
+fn server_uses_at_most_one_inotify_instance() {
     let place = Place::new(MIB);
     let control = place.path("disk.ctl");
     let scheduler = place.path("nobody.sock");
@@ -235,7 +235,7 @@ fn a_server_uses_one_inotify_instance_at_most() {
 
 /// Another user namespace has limits of its own, which root there can lower.
 #[test]
-fn without_an_inotify_instance_it_serves_and_says_so() {
+fn server_without_inotify_serves_and_warns() {
     let place = Place::new(MIB);
     let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
     let mut command = std::process::Command::new("unshare");

@@ -40,7 +40,7 @@ fn serve(image: &Path, socket: &Path) -> Command {
 }
 
 #[test]
-fn an_image_that_cannot_be_served_is_named_with_the_reason_and_the_remedy() {
+fn unusable_image_is_named_with_remedy() {
     let place = Place::new(MIB);
     let file = |name: &str, bytes| {
         std::fs::File::create(place.path(name)).unwrap().set_len(bytes).unwrap();
@@ -72,7 +72,7 @@ fn an_image_that_cannot_be_served_is_named_with_the_reason_and_the_remedy() {
 }
 
 #[test]
-fn image_with_an_attribute_against_writes_is_refused() {
+fn immutable_image_is_refused() {
     let place = Place::new(MIB);
     let name = place.image.display().to_string();
     for (letter, word) in [('i', "immutable"), ('a', "append-only")] {
@@ -94,7 +94,7 @@ fn image_with_an_attribute_against_writes_is_refused() {
 }
 
 #[test]
-fn empty_device_is_told_from_an_empty_file() {
+fn empty_device_differs_from_empty_file() {
     // One that nothing is attached to.
     let find = Command::new("losetup").arg("--find").output();
     let device = match find {
@@ -113,7 +113,7 @@ fn empty_device_is_told_from_an_empty_file() {
 }
 
 #[test]
-fn one_path_for_two_things_is_a_mistake() {
+fn duplicate_paths_are_refused() {
     let place = Place::new(MIB);
     let image = place.image.to_str().unwrap();
     let socket = place.socket.to_str().unwrap();
@@ -141,7 +141,7 @@ fn one_path_for_two_things_is_a_mistake() {
 }
 
 #[test]
-fn direct_io_on_memory_is_told_to_change_nothing() {
+fn direct_io_on_memory_warns_of_no_effect() {
     let Some(place) = Place::in_memory(MIB) else { return skip("no /dev/shm") };
     let server = place.serve(&["--cache", "none"]);
     let said = "lies in memory (tmpfs), where there is no direct I/O: --cache none changes nothing";
@@ -153,7 +153,7 @@ fn direct_io_on_memory_is_told_to_change_nothing() {
 }
 
 #[test]
-fn fully_allocated_image_is_told_of_trim_once() {
+fn fully_allocated_image_warns_once_about_trim() {
     let place = Place::new(MIB);
     let told = "fully allocated, and the guest's trim frees what it trims; --discard keep";
     let server = place.serve(&[]);
@@ -173,7 +173,7 @@ fn fully_allocated_image_is_told_of_trim_once() {
 }
 
 #[test]
-fn an_image_in_use_is_refused_and_its_user_named() {
+fn image_in_use_is_refused_naming_its_user() {
     let place = Place::new(MIB);
     let first = place.serve(&[]);
     let second = place.path("second.sock");
@@ -198,7 +198,7 @@ fn an_image_in_use_is_refused_and_its_user_named() {
 }
 
 #[test]
-fn qemus_tools_and_vlane_see_each_others_locks() {
+fn qemu_tools_and_vlane_respect_mutual_locks() {
     let (Some(io), Some(daemon)) = (find_program("qemu-io"), find_program("qemu-storage-daemon")) else {
         return skip(
             "qemu-io and qemu-storage-daemon are not installed (Debian: qemu-utils, qemu-system-common)",
@@ -276,7 +276,7 @@ fn as_nobody(place: &Place, rest: &[&std::ffi::OsStr]) -> Option<Command> {
 }
 
 #[test]
-fn without_permission_the_remedies_are_told() {
+fn missing_permission_names_remedies() {
     let place = Place::new(MIB);
     let image = place.image.display().to_string();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -313,7 +313,7 @@ fn without_permission_the_remedies_are_told() {
 }
 
 #[test]
-fn a_socket_path_that_cannot_be_used_is_named_with_the_remedy() {
+fn unusable_socket_path_is_named_with_remedy() {
     let place = Place::new(MIB);
     std::fs::write(place.path("a file"), "mine").unwrap();
     let cases: [(PathBuf, &[&str]); 4] = [
@@ -331,7 +331,7 @@ fn a_socket_path_that_cannot_be_used_is_named_with_the_remedy() {
 }
 
 #[test]
-fn a_live_servers_socket_is_not_taken_and_its_front_end_not_disturbed() {
+fn live_servers_socket_is_refused_without_disturbance() {
     let place = Place::new(MIB);
     let other = Place::new(MIB);
     let server = place.serve(&[]);
@@ -349,7 +349,7 @@ fn a_live_servers_socket_is_not_taken_and_its_front_end_not_disturbed() {
 }
 
 #[test]
-fn a_dead_servers_socket_is_replaced() {
+fn dead_servers_socket_is_replaced() {
     let place = Place::new(MIB);
     for _ in 0..3 {
         place.serve(&[]).kill();
@@ -361,7 +361,7 @@ fn a_dead_servers_socket_is_replaced() {
 }
 
 #[test]
-fn mistakes_in_the_topology_are_named() {
+fn topology_mistakes_are_named() {
     let place = Place::new(MIB);
     let cases: [(&[&str], &[&str]); 4] = [
         (&["--queues", "2", "--threads", "3"], &["--threads 3 for --queues 2"]),
@@ -413,7 +413,7 @@ fn mistakes_in_the_topology_are_named() {
 }
 
 #[test]
-fn a_null_device_of_an_impossible_size_is_refused() {
+fn null_device_with_impossible_size_is_refused() {
     let place = Place::new(MIB);
     let null = |size: &str| {
         let mut command = Command::new(vlane());
@@ -441,7 +441,7 @@ fn limited(place: &Place, limit: &str, options: &[&str]) -> Option<Command> {
 }
 
 #[test]
-fn too_few_descriptors_are_told_with_the_limit() {
+fn too_few_descriptors_names_the_limit() {
     let place = Place::new(MIB);
     let Some(mut command) = limited(&place, "--nofile=200:200", &["--queues", "64", "--threads", "1"]) else {
         return;
@@ -465,7 +465,7 @@ fn default_offers_as_many_queues_as_descriptors_allow() {
 
 /// The soft limit is raised as far as needed, and what the check counts is what a front end really needs.
 #[test]
-fn the_descriptors_that_are_asked_for_suffice_for_every_queue() {
+fn requested_descriptors_suffice_for_every_queue() {
     let place = Place::new(MIB);
     let queues = 100;
     let options = ["--queues", "100", "--threads", "2"];
@@ -483,7 +483,7 @@ fn the_descriptors_that_are_asked_for_suffice_for_every_queue() {
 }
 
 #[test]
-fn a_limit_of_memory_is_either_enough_or_told() {
+fn memory_limit_suffices_or_is_reported() {
     let place = Place::new(MIB);
     // Kernels since 5.12 charge io_uring to the memory cgroup; where they do not, the limit must be named.
     let Some(mut command) = limited(&place, "--memlock=0:0", &["--queues", "2"]) else { return };
@@ -520,7 +520,7 @@ fn without_io_uring(mut command: Command, errno: i32) -> Command {
 }
 
 #[test]
-fn without_io_uring_the_reason_and_the_remedy_are_told() {
+fn missing_io_uring_names_reason_and_remedy() {
     let place = Place::new(MIB);
     for (errno, parts) in [
         (libc::EPERM, ["io_uring", "sandbox", "allow the system calls io_uring_setup"]),

@@ -20,7 +20,7 @@ fn table<'a>(report: &'a Value, section: &str, column: &str) -> (Vec<&'a Value>,
 }
 
 #[test]
-fn every_mode_is_measured_in_turns_and_the_first_one_twice() {
+fn modes_take_turns_with_baseline_twice() {
     let place = Place::new(1 << 20);
     let json = place.path("express.json");
     let mut command = Command::new(vlane());
@@ -55,7 +55,7 @@ fn every_mode_is_measured_in_turns_and_the_first_one_twice() {
 }
 
 #[test]
-fn guests_without_vlane_fg_are_told_what_is_missing_before_anything_starts() {
+fn missing_vlane_fg_is_reported_before_start() {
     let mut command = Command::new(vlane());
     command.args(["express", "guests", "--where", "uml", "--fg", "/nowhere/vlane-fg"]);
     let output = command.output().unwrap();

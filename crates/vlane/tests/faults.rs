@@ -88,7 +88,7 @@ fn each(what: impl Fn(Bed)) {
 }
 
 #[test]
-fn a_read_that_fails_is_an_error_of_that_request_and_nothing_else() {
+fn failed_read_fails_only_its_request() {
     each(|mut bed| {
         assert_eq!((bed.front.write(0, 1), bed.front.flush()), (OK, OK));
         bed.set(Faults { read: Fault::Error(libc::EIO), ..Faults::default() });
@@ -104,7 +104,7 @@ fn a_read_that_fails_is_an_error_of_that_request_and_nothing_else() {
 }
 
 #[test]
-fn a_write_that_fails_is_an_error_and_one_of_another_kind_is_told_as_such() {
+fn failed_writes_report_their_errors() {
     for (errno, words) in [(libc::EIO, FAILED), (libc::ENOSPC, "no space was left"), (libc::EROFS, FAILED)] {
         for cache in ["none", "writeback", "pdc"] {
             let Some(mut bed) = Bed::new(cache, false) else { return };
@@ -123,7 +123,7 @@ fn a_write_that_fails_is_an_error_and_one_of_another_kind_is_told_as_such() {
 }
 
 #[test]
-fn a_flush_that_fails_stays_failed_for_every_later_one() {
+fn failed_flush_fails_every_later_flush() {
     each(|mut bed| {
         assert_eq!(bed.front.write(0, 1), OK);
         bed.set(Faults { sync: Fault::Error(libc::EIO), ..Faults::default() });
@@ -142,7 +142,7 @@ fn a_flush_that_fails_stays_failed_for_every_later_one() {
 }
 
 #[test]
-fn what_cannot_be_written_back_later_fails_every_flush_after_it() {
+fn failed_write_back_fails_every_later_flush() {
     for errno in [libc::EIO, libc::ENOSPC] {
         for cache in ["writeback", "pdc"] {
             let Some(mut bed) = Bed::new(cache, true) else { return };
@@ -159,7 +159,7 @@ fn what_cannot_be_written_back_later_fails_every_flush_after_it() {
 }
 
 #[test]
-fn a_read_or_write_that_is_done_in_part_goes_on_until_all_of_it_is() {
+fn partial_transfer_continues_until_complete() {
     each(|mut bed| {
         let far = 1500 * SECTORS;
         let large = front::LARGE as usize;
@@ -182,7 +182,7 @@ fn a_read_or_write_that_is_done_in_part_goes_on_until_all_of_it_is() {
 }
 
 #[test]
-fn a_read_or_write_of_which_nothing_is_done_is_an_error_and_no_endless_loop() {
+fn empty_transfer_is_error_without_endless_loop() {
     let Some(mut bed) = Bed::new("none", false) else { return };
     bed.set(Faults { read: Fault::Nothing, write: Fault::Nothing, ..Faults::default() });
     assert_eq!(bed.front.read(0), Err(IOERR));
@@ -195,7 +195,7 @@ fn a_read_or_write_of_which_nothing_is_done_is_an_error_and_no_endless_loop() {
 }
 
 #[test]
-fn requests_that_hang_are_told_and_answered_when_the_storage_is_back() {
+fn hung_requests_are_reported_and_finish_later() {
     // All at once: a stall takes some seconds to be one.
     std::thread::scope(|scope| {
         for cache in ["none", "writeback", "writethrough", "pdc"] {
@@ -225,7 +225,7 @@ fn requests_that_hang_are_told_and_answered_when_the_storage_is_back() {
 
 /// As a network file system whose server is away: neither requests nor questions are answered.
 #[test]
-fn stop_ends_in_time_when_nothing_is_answered() {
+fn stop_ends_in_time_with_hung_storage() {
     let faulty = match Faulty::new(BYTES, false) {
         Ok(faulty) => faulty,
         Err(why) => return skip(why),
@@ -248,7 +248,7 @@ fn stop_ends_in_time_when_nothing_is_answered() {
 }
 
 #[test]
-fn storage_that_is_gone_fails_what_is_in_flight_and_the_next_server_finds_all_that_was_flushed() {
+fn vanished_storage_fails_requests_and_keeps_flushed_data() {
     for cache in ["none", "writeback", "writethrough", "pdc"] {
         let Some(mut bed) = Bed::new(cache, false) else { return };
         for n in 0..8 {

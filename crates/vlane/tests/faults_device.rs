@@ -84,7 +84,7 @@ fn read_only_device_is_refused_to_writers() {
 }
 
 #[test]
-fn device_that_turns_read_only_is_told() {
+fn device_turning_read_only_is_reported() {
     for cache in ["none", "writeback"] {
         let device = match Loop::new(&[]) {
             Ok(device) => device,
@@ -112,7 +112,7 @@ fn device_that_turns_read_only_is_told() {
 }
 
 #[test]
-fn file_that_turns_immutable_is_told() {
+fn file_turning_immutable_is_reported() {
     let ext4 = match Ext4::new() {
         Ok(ext4) => ext4,
         Err(why) => return skip(why),

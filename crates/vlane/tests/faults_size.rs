@@ -65,7 +65,7 @@ fn reads_meanwhile(front: &mut Front, image: &Path) {
 }
 
 #[test]
-fn an_image_that_is_cut_short_fails_what_is_gone_and_is_whole_when_it_is_back() {
+fn truncated_image_fails_lost_part_until_restored() {
     let places = [Some(Place::new(SIZE)), Place::in_memory(SIZE)];
     for place in places.iter().flatten() {
         for options in [
@@ -121,7 +121,7 @@ impl Drop for Loop {
 }
 
 #[test]
-fn a_device_that_shrinks_fails_what_is_gone_and_serves_it_when_it_has_grown_again() {
+fn shrunk_device_fails_lost_part_until_regrown() {
     for cache in ["none", "writeback", "writethrough", "pdc"] {
         let device = match Loop::new() {
             Ok(device) => device,
@@ -160,7 +160,7 @@ fn a_device_that_shrinks_fails_what_is_gone_and_serves_it_when_it_has_grown_agai
 }
 
 #[test]
-fn a_file_system_that_turns_read_only_fails_writes_and_flushes_and_reads_go_on() {
+fn read_only_file_system_fails_writes_not_reads() {
     for cache in ["none", "writeback", "writethrough", "pdc"] {
         let ext4 = match Ext4::new() {
             Ok(ext4) => ext4,
@@ -191,7 +191,7 @@ fn a_file_system_that_turns_read_only_fails_writes_and_flushes_and_reads_go_on()
 }
 
 #[test]
-fn an_image_beyond_the_limit_of_file_sizes_is_refused_instead_of_ending_the_process_later() {
+fn image_above_file_size_limit_is_refused() {
     let place = Place::new(SIZE);
     let mut command = Command::new("sh");
     let script = "ulimit -f 1000; exec \"$@\"";

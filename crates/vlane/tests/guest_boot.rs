@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{QemuBed, Volume, one_at_a_time, vlane};
 
 #[test]
-fn the_demonstration_boots_a_guest_and_checks_its_work() {
+fn demonstration_boots_guest_and_verifies_data() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -29,7 +29,7 @@ fn the_demonstration_boots_a_guest_and_checks_its_work() {
 }
 
 #[test]
-fn a_dry_run_prints_both_command_lines_and_runs_nothing() {
+fn dry_run_only_prints_both_commands() {
     let volume = Volume::new(1 << 20);
     let image = volume.image.to_str().unwrap();
     let output = Command::new(vlane())
@@ -53,7 +53,7 @@ fn a_dry_run_prints_both_command_lines_and_runs_nothing() {
 }
 
 #[test]
-fn a_missing_image_is_named_before_a_guest_is_started() {
+fn missing_image_is_named_before_guest_starts() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -66,7 +66,7 @@ fn a_missing_image_is_named_before_a_guest_is_started() {
 }
 
 #[test]
-fn a_bootable_image_runs_with_its_console_on_ours_until_a_signal_ends_it() {
+fn bootable_image_runs_on_console_until_signal() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -100,7 +100,7 @@ fn a_bootable_image_runs_with_its_console_on_ours_until_a_signal_ends_it() {
 }
 
 #[test]
-fn an_interrupted_demonstration_leaves_nothing_behind() {
+fn interrupted_demonstration_cleans_up() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() {
         return;
@@ -135,7 +135,7 @@ fn an_interrupted_demonstration_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_killed_demonstration_takes_its_children_with_it() {
+fn killed_demonstration_ends_its_children() {
     let _turn = one_at_a_time();
     if QemuBed::find().is_none() || vlane_boot::find_program("setpriv").is_none() {
         return;

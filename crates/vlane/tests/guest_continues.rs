@@ -139,7 +139,7 @@ impl Place {
 
 /// The guest switches its write cache off once, and QEMU does not say so to the next back end.
 #[test]
-fn write_through_guest_stays_so_across_restarts() {
+fn write_through_survives_restarts() {
     let _turn = one_at_a_time();
     let Some(mut place) = Place::new(16 * MIB) else { return };
     let Some(device) = LoopDevice::over(&place.volume.image, &[]) else { return };
@@ -180,7 +180,7 @@ fn write_through_guest_stays_so_across_restarts() {
 
 /// QEMU asks for the size once, and heeds no message while its machine is stopped.
 #[test]
-fn guest_sees_a_size_that_changed_around_a_restart() {
+fn guest_sees_size_changed_around_restart() {
     let _turn = one_at_a_time();
     let Some(place) = Place::new(8 * MIB) else { return };
     let image = &place.volume.image;
@@ -220,7 +220,7 @@ fn guest_sees_a_size_that_changed_around_a_restart() {
 
 /// Another image at the same socket is the commonest mistake of all.
 #[test]
-fn guest_does_not_go_on_with_another_image() {
+fn guest_stops_when_image_was_exchanged() {
     let _turn = one_at_a_time();
     let Some(place) = Place::new(8 * MIB) else { return };
     let (right, aside) = (&place.volume.image, place.volume.beside("right.raw"));
@@ -255,7 +255,7 @@ fn guest_does_not_go_on_with_another_image() {
 /// The same connection serves a device that goes and one that comes: QEMU brings its memory again,
 /// and took none of it away. When the device goes, everything that was answered is on the storage.
 #[test]
-fn device_comes_again_at_the_same_connection() {
+fn device_returns_on_the_same_connection() {
     let _turn = one_at_a_time();
     let Some(place) = Place::new(8 * MIB) else { return };
     let server = place.serve();

@@ -34,7 +34,7 @@ const WORK: u64 = 100;
 
 /// Not a test: the load that runs in a guest.
 #[test]
-fn a_load_when_it_is_asked_to_be_one() {
+fn load_for_the_emulated_machine() {
     let Ok(depth) = std::env::var("VLANE_TEST_LOAD") else { return };
     kvm::load::run(depth.parse().unwrap());
 }
@@ -42,7 +42,7 @@ fn a_load_when_it_is_asked_to_be_one() {
 /// With device-mapper, as in the emulated machine, its disk is one of two logical volumes of a
 /// group. Another front end has the other one meanwhile.
 #[test]
-fn what_a_kvm_guest_wrote_is_on_the_image() {
+fn kvm_guest_data_reaches_the_image() {
     let _turn = one_at_a_time();
     let Some(bed) = Bed::find() else { return };
     let (mut first, mut second) = (Volume::new(128 * MIB), Volume::new(0));
@@ -82,12 +82,12 @@ fn check(volume: &Volume, path: &str, sum: &str) {
 }
 
 #[test]
-fn a_kvm_guest_goes_on_after_vlane_was_killed_under_load() {
+fn kvm_guest_survives_killed_server() {
     goes_on(false);
 }
 
 #[test]
-fn a_kvm_guest_with_packed_rings_goes_on_after_vlane_was_killed_under_load() {
+fn packed_kvm_guest_survives_killed_server() {
     goes_on(true);
 }
 
@@ -128,7 +128,7 @@ fn works(guest: &Guest) {
 /// One request at a time, and a lane that sleeps between them: each request is one kick, which leaves the guest through KVM's ioeventfd, and one
 /// signal, which comes back through its irqfd.
 #[test]
-fn each_kick_and_each_signal_of_a_kvm_guest_is_one_of_kvm_s() {
+fn kvm_delivers_every_kick_and_signal() {
     let _turn = one_at_a_time();
     let Some(bed) = Bed::find() else { return };
     let counting = match Counting::begin() {
@@ -232,7 +232,7 @@ fn dmsetup(words: &[&str]) -> Result<(), String> {
 
 /// Runs all of this in a machine with KVM that is emulated, unless it was run on this one.
 #[test]
-fn in_an_emulated_machine_with_kvm_all_of_it_holds() {
+fn kvm_tests_pass_in_emulated_machine() {
     if kvm::is_inside() {
         return;
     }

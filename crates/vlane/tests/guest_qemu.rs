@@ -43,7 +43,7 @@ fn feature(report: &Report, bit: usize) -> char {
 }
 
 #[test]
-fn two_vcpus_use_two_queues_and_what_they_wrote_verifies() {
+fn two_vcpus_write_verified_data_on_two_queues() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(128 * MIB);
@@ -62,7 +62,7 @@ fn two_vcpus_use_two_queues_and_what_they_wrote_verifies() {
 }
 
 #[test]
-fn the_journal_of_a_guest_with_several_queues_stays_out_of_the_page_cache() {
+fn multi_queue_guest_journal_stays_uncached() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(1024 * MIB);
@@ -79,7 +79,7 @@ fn the_journal_of_a_guest_with_several_queues_stays_out_of_the_page_cache() {
 }
 
 #[test]
-fn a_guest_with_one_queue_leaves_the_others_alone() {
+fn guest_with_one_queue_uses_one() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(128 * MIB);
@@ -96,7 +96,7 @@ fn a_guest_with_one_queue_leaves_the_others_alone() {
 }
 
 #[test]
-fn packed_rings_carry_verified_data_on_both_queues() {
+fn packed_rings_carry_verified_data() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(128 * MIB);
@@ -112,7 +112,7 @@ fn packed_rings_carry_verified_data_on_both_queues() {
 }
 
 #[test]
-fn a_packed_guest_makes_a_clean_file_system() {
+fn packed_guest_makes_clean_file_system() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(256 * MIB);
@@ -145,7 +145,7 @@ umount /mnt
 }
 
 #[test]
-fn a_read_only_volume_is_read_and_not_written() {
+fn read_only_volume_is_never_written() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);
@@ -186,7 +186,7 @@ umount /mnt
 }
 
 #[test]
-fn a_guest_that_reboots_finds_its_data_on_the_same_socket() {
+fn rebooted_guest_finds_its_data() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(128 * MIB);
@@ -234,7 +234,7 @@ fn holds(backend: &Backend) -> (usize, usize) {
 
 /// Each of them lives through an upgrade, and leaves nothing of itself in the back end.
 #[test]
-fn one_guest_after_another_is_served_on_the_same_socket() {
+fn guests_in_turn_share_one_socket() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);
@@ -297,7 +297,7 @@ echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cu
 }
 
 #[test]
-fn the_firmware_boots_from_the_volume() {
+fn firmware_boots_from_the_volume() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(8 * MIB);

@@ -91,7 +91,7 @@ fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, mut guest: Guest) 
 
 /// The back end marks what it has in flight in memory that QEMU keeps, and the next one does exactly that again.
 #[test]
-fn a_back_end_that_is_killed_or_stopped_and_started_loses_nothing() {
+fn restarted_back_end_loses_no_data() {
     goes_on(|_| ());
 }
 
@@ -99,14 +99,14 @@ fn a_back_end_that_is_killed_or_stopped_and_started_loses_nothing() {
 /// one the position at which the guest once started. That memory alone tells where the ring of one
 /// that was killed stands; one that stopped left the true position in the ring.
 #[test]
-fn a_back_end_that_is_killed_or_stopped_and_started_loses_nothing_with_packed_rings() {
+fn restarted_back_end_loses_no_packed_data() {
     goes_on(|machine| machine.disks[0].packed = true);
 }
 
 /// Guests with split and with packed rings are without their disk for a minute and a half, in the middle of their work. Linux does not give up a
 /// request to a virtio disk, and QEMU tries again for as long as it runs. Its name is the first one, so that the others run meanwhile.
 #[test]
-fn a_back_end_may_be_away_for_ninety_seconds() {
+fn guest_survives_ninety_seconds_without_back_end() {
     let beginning = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let guests = [false, true].map(|packed| {
@@ -189,7 +189,7 @@ fn is_upgraded(
 /// A guest has more queues than the soft limit of descriptors has room for. Upgrades under its load
 /// succeed, or are refused while the old program can still go on.
 #[test]
-fn guest_with_many_queues_notices_nothing_of_upgrades() {
+fn upgrades_are_invisible_with_many_queues() {
     let _turn = one_at_a_time();
     let volume = Volume::new(128 * MIB);
     let (image, socket) = (volume.image.to_str().unwrap(), volume.socket.to_str().unwrap());
@@ -241,7 +241,7 @@ fn guest_with_many_queues_notices_nothing_of_upgrades() {
 }
 
 #[test]
-fn a_guest_with_packed_rings_notices_nothing_of_upgrades() {
+fn upgrades_are_invisible_with_packed_rings() {
     let _turn = one_at_a_time();
     let volume = Volume::new(128 * MIB);
     let backend = volume.serve(&OPTIONS);
@@ -274,7 +274,7 @@ e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
 /// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a
 /// device without it.
 #[test]
-fn guest_keeps_its_disk_when_the_device_loses_discard() {
+fn guest_keeps_disk_without_discard() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);

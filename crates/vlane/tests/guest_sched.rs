@@ -72,7 +72,7 @@ fn ticks(tid: u32) -> u64 {
 }
 
 #[test]
-fn lane_n_of_a_qemu_guest_tells_of_vcpu_n_and_its_thread_is_found() {
+fn qemu_lane_identifies_its_vcpu_thread() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 << 20);
@@ -125,7 +125,7 @@ done
 }
 
 #[test]
-fn a_qemu_without_names_is_asked_through_qmp() {
+fn unnamed_qemu_threads_are_found_by_qmp() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 << 20);
@@ -157,7 +157,7 @@ fn a_qemu_without_names_is_asked_through_qmp() {
 }
 
 #[test]
-fn a_uml_guest_is_one_vcpu_of_several_tasks_that_come_and_go() {
+fn uml_guest_is_one_vcpu_of_many_tasks() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(64 << 20);
@@ -210,7 +210,7 @@ read -r go
 
 /// The whole way, as a user has it: the scheduler is a process of its own, and is told nothing of the guest.
 #[test]
-fn a_guest_whose_disk_vlane_serves_is_scheduled_by_itself_and_left_as_it_was() {
+fn served_guest_is_scheduled_and_restored() {
     let _turn = one_at_a_time();
     if let Err(error) = vlane_sched::live::probe::real_time() {
         return vlane_testing::skip(error);

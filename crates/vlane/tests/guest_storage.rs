@@ -23,7 +23,7 @@ fn sh(command: &str) -> Result<String, String> {
 }
 
 #[test]
-fn guests_trim_keeps_a_preallocated_image() {
+fn guest_trim_keeps_preallocated_image() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let size = 32 * MIB;
@@ -64,7 +64,7 @@ umount /mnt
 }
 
 #[test]
-fn guests_data_are_saved_from_a_deleted_image() {
+fn guest_data_are_rescued_from_deleted_image() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(32 * MIB);
@@ -102,7 +102,7 @@ read -r go
 }
 
 #[test]
-fn guest_sees_a_read_only_device_as_such() {
+fn guest_sees_read_only_device() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let mut volume = Volume::new(64 * MIB);
@@ -181,7 +181,7 @@ fn is_refused(volume: &Volume, image: &Path, why: &str) {
 }
 
 #[test]
-fn partitions_of_one_disk_are_a_guests_two_disks() {
+fn guest_uses_partitions_as_two_disks() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(40 * MIB);
@@ -258,7 +258,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn guests_data_on_btrfs_take_the_page_cache() {
+fn guest_data_on_btrfs_use_page_cache() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let mut volume = Volume::new(256 * MIB);

@@ -13,7 +13,7 @@ use vlane_boot::ext4;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_guests_file_system_is_clean_and_its_files_are_the_same_from_the_host() {
+fn guest_files_match_on_the_host() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(512 * MIB);
@@ -55,7 +55,7 @@ e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
 }
 
 #[test]
-fn a_database_passes_its_integrity_check_after_a_remount() {
+fn database_passes_integrity_check_after_remount() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(256 * MIB);
@@ -99,7 +99,7 @@ umount /mnt
 }
 
 #[test]
-fn fstrim_gives_the_blocks_of_deleted_files_back_to_the_host() {
+fn fstrim_frees_blocks_on_the_host() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(512 * MIB);
@@ -141,7 +141,7 @@ umount /mnt
 }
 
 #[test]
-fn the_journal_of_a_guest_stays_out_of_the_page_cache() {
+fn guest_journal_stays_out_of_page_cache() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(1024 * MIB);
@@ -158,7 +158,7 @@ fn the_journal_of_a_guest_stays_out_of_the_page_cache() {
 }
 
 #[test]
-fn the_journal_of_a_guest_goes_around_the_page_cache() {
+fn guest_journal_bypasses_page_cache() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(1024 * MIB);
@@ -204,7 +204,7 @@ fn is_partial(recorder: Child, trace: &Path) {
 /// The back end is killed under a guest that writes files and syncs them: the guest's file system is as after a power failure, and has each file that
 /// was synced. A recorder of that back end says that it has a part. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
 #[test]
-fn what_a_guest_had_synced_is_there_when_its_back_end_was_killed() {
+fn synced_data_survive_killed_back_end() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let given: Option<u32> = std::env::var("VLANE_GUEST_KILLS").ok().map(|given| given.parse().unwrap());
@@ -260,7 +260,7 @@ done
 
 /// The other tests are worth something only if damage would be seen.
 #[test]
-fn damage_behind_the_guests_back_is_seen_by_the_guest() {
+fn guest_detects_damage_on_the_image() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(64 * MIB);
@@ -294,7 +294,7 @@ echo "RESULT verify=$?"
 }
 
 #[test]
-fn what_a_killed_guest_had_synced_is_there() {
+fn synced_data_survive_killed_guest() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(256 * MIB);

@@ -41,7 +41,7 @@ impl Drop for Machine {
 }
 
 #[test]
-fn unshared_memory_is_told_with_the_way_out() {
+fn unshared_memory_is_reported_with_remedy() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let object =
@@ -75,7 +75,7 @@ fn unshared_memory_is_told_with_the_way_out() {
 }
 
 #[test]
-fn too_few_queues_are_told_with_both_numbers() {
+fn too_few_queues_names_both_numbers() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(MIB);
@@ -90,7 +90,7 @@ fn too_few_queues_are_told_with_both_numbers() {
 }
 
 #[test]
-fn guest_with_more_vcpus_than_the_host_runs() {
+fn guest_runs_more_vcpus_than_host() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(8 * MIB);
@@ -132,7 +132,7 @@ echo "RESULT serial=$(cat /sys/block/vda/serial)"
 "#;
 
 #[test]
-fn plugged_memory_that_is_not_shared_fails_its_requests_alone() {
+fn unshared_plugged_memory_fails_only_its_requests() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
     let volume = Volume::new(64 * MIB);

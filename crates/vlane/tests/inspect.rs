@@ -43,7 +43,7 @@ fn mkfs(image: &Path, offset: u64, mib: u64) -> Option<()> {
 }
 
 #[test]
-fn what_is_found_is_told_to_people_and_as_json_also_while_it_is_served() {
+fn findings_appear_as_text_and_json() {
     let place = Place::new(128 * MIB);
     let name = place.image.display().to_string();
     if mkfs(&place.image, 0, 128).is_none() {
@@ -84,7 +84,7 @@ fn what_is_found_is_told_to_people_and_as_json_also_while_it_is_served() {
 }
 
 #[test]
-fn why_there_is_no_journal_is_told_as_far_as_it_is_known() {
+fn missing_journal_is_explained() {
     let place = Place::new(64 * MIB);
     let name = place.image.display().to_string();
     let text = said(&[&name]);
@@ -123,7 +123,7 @@ fn why_there_is_no_journal_is_told_as_far_as_it_is_known() {
 }
 
 #[test]
-fn what_is_no_raw_image_is_refused_in_the_words_of_serve() {
+fn other_formats_are_refused_like_serve() {
     let place = Place::new(MIB);
     let file = |name: &str, bytes| {
         std::fs::File::create(place.path(name)).unwrap().set_len(bytes).unwrap();
@@ -214,7 +214,7 @@ fn known_file_systems_are_named() {
 }
 
 #[test]
-fn xfs_with_its_log_elsewhere_is_named() {
+fn xfs_with_external_log_is_named() {
     let place = Place::new(512 * MIB);
     let log = place.path("log.raw");
     std::fs::File::create(&log).unwrap().set_len(128 * MIB).unwrap();

@@ -159,7 +159,7 @@ fn ends_badly(mut backend: Backend, socket: &Path) -> String {
 }
 
 #[test]
-fn a_lost_write_fails_every_flush_of_every_queue_and_session_and_is_told_once() {
+fn lost_write_fails_all_later_flushes() {
     let Some(place) = TooSmall::behind_a_device() else { return };
     let backend = place.serve(&["--cache", "writeback"]);
     let (session, mut queues) = place.connect();
@@ -199,7 +199,7 @@ fn a_lost_write_fails_every_flush_of_every_queue_and_session_and_is_told_once() 
 }
 
 #[test]
-fn with_stop_a_lost_write_ends_the_process_with_an_error() {
+fn lost_write_ends_process_with_stop() {
     let Some(place) = TooSmall::behind_a_device() else { return };
     for cache in ["writeback", "writethrough"] {
         let backend = place.serve(&["--cache", cache, "--on-lost-write", "stop"]);
@@ -222,7 +222,7 @@ fn with_stop_a_lost_write_ends_the_process_with_an_error() {
 }
 
 #[test]
-fn failed_requests_are_told_while_the_session_goes_on_and_not_one_by_one() {
+fn failed_requests_are_reported_in_summary() {
     let Some(place) = TooSmall::new() else { return };
     let backend = place.serve(&[]);
     let (_session, mut queues) = place.connect();

@@ -93,7 +93,7 @@ fn trace(path: &Path, requests: u32) {
 }
 
 #[test]
-fn a_level_that_there_is_not_is_a_usage_error_that_says_what_there_is() {
+fn unknown_log_level_lists_valid_levels() {
     for (name, value, parts) in [
         ("VLANE_LOG", "nonsense", ["VLANE_LOG=nonsense", "info,vlane_server=debug"]),
         ("VLANE_LOG", "vlane_server=loud", ["vlane_server=loud", "debug"]),
@@ -111,7 +111,7 @@ fn a_level_that_there_is_not_is_a_usage_error_that_says_what_there_is() {
 }
 
 #[test]
-fn how_much_is_told_and_in_which_form_can_be_chosen() {
+fn log_level_and_format_can_be_chosen() {
     let lines = |words: &[&str], variables: &[(&str, &str)]| -> Vec<String> {
         let place = Place::new(MIB);
         let mut command = vlane();
@@ -160,7 +160,7 @@ fn gone() -> Stdio {
 }
 
 #[test]
-fn no_command_panics_when_nobody_reads_what_it_prints() {
+fn no_command_panics_on_closed_output() {
     let place = Place::new(MIB);
     let (trc, report, pages) = (place.path("a.trc"), place.path("a.json"), place.path("pages"));
     trace(&trc, 100);
@@ -205,7 +205,7 @@ fn no_command_panics_when_nobody_reads_what_it_prints() {
 }
 
 #[test]
-fn a_server_goes_on_when_nobody_reads_what_it_prints() {
+fn server_survives_closed_output() {
     let place = Place::new(MIB);
     let mut command = vlane();
     command.arg("serve").arg(&place.image).arg("--socket").arg(&place.socket);
@@ -232,7 +232,7 @@ fn null(place: &Place, name: &str) -> (vlane_boot::Backend, String, Control) {
 }
 
 #[test]
-fn an_interrupted_bench_gives_what_it_has_and_says_so() {
+fn interrupted_bench_reports_partial_result() {
     let place = Place::new(MIB);
     let (backend, socket, control) = null(&place, "a");
     let busy = || control.counters().unwrap().sum["reads"];
@@ -282,7 +282,7 @@ fn an_interrupted_bench_gives_what_it_has_and_says_so() {
 }
 
 #[test]
-fn an_interrupted_comparison_keeps_the_measurements_that_it_has() {
+fn interrupted_comparison_keeps_measurements() {
     let place = Place::new(MIB);
     let (a, a_socket, _) = null(&place, "a");
     let (b, b_socket, b_control) = null(&place, "b");
@@ -321,7 +321,7 @@ fn an_interrupted_comparison_keeps_the_measurements_that_it_has() {
 }
 
 #[test]
-fn a_damaged_trace_is_used_up_to_the_damage_and_that_is_said_and_is_no_success() {
+fn damaged_trace_gives_partial_result() {
     let place = Place::new(MIB);
     let good = place.path("good.trc");
     trace(&good, 200);
@@ -363,7 +363,7 @@ fn a_damaged_trace_is_used_up_to_the_damage_and_that_is_said_and_is_no_success()
 }
 
 #[test]
-fn who_gives_the_wrong_socket_or_file_is_told_which_one_it_is() {
+fn wrong_socket_or_file_is_identified() {
     let place = Place::new(MIB);
     let (backend, socket, control) = null(&place, "n");
     let control = control.path().display().to_string();
@@ -397,7 +397,7 @@ fn who_gives_the_wrong_socket_or_file_is_told_which_one_it_is() {
 }
 
 #[test]
-fn a_service_manager_is_told_when_it_listens_reloads_and_stops() {
+fn service_manager_is_notified_of_state_changes() {
     let place = Place::new(MIB);
     let path = place.path("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -426,7 +426,7 @@ fn a_service_manager_is_told_when_it_listens_reloads_and_stops() {
 }
 
 #[test]
-fn shells_and_man_know_every_command_and_option() {
+fn completions_and_manual_cover_every_option() {
     let mut options = Vec::new();
     fn collect(command: &clap::Command, path: &str, pages: &mut Vec<String>, options: &mut Vec<String>) {
         pages.push(format!("{path}.1"));
@@ -488,7 +488,7 @@ fn vlane_cli() -> clap::Command {
 
 /// The first commands of the manual, as they stand there, but for the directory.
 #[test]
-fn the_first_commands_of_the_manual_work() {
+fn first_commands_of_manual_work() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/serve.md");
     let page = std::fs::read_to_string(page).unwrap();
     let block =
@@ -523,7 +523,7 @@ fn the_first_commands_of_the_manual_work() {
 }
 
 #[test]
-fn limits_are_shown_and_changed_while_a_volume_is_served_and_are_an_upper_bound() {
+fn limits_change_while_serving_and_hold() {
     let place = Place::new(MIB);
     let (backend, socket, control) = null(&place, "l");
     let path = control.path().display().to_string();
@@ -554,7 +554,7 @@ fn limits_are_shown_and_changed_while_a_volume_is_served_and_are_an_upper_bound(
 }
 
 #[test]
-fn server_without_descriptors_says_so_once_and_goes_on_later() {
+fn server_without_descriptors_warns_once_and_recovers() {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
     let place = Place::new(MIB);
     let control = place.path("control.sock");

@@ -126,7 +126,7 @@ fn refusal(valued: &Valued, value: &str) -> String {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_a_usage_error_that_names_the_option() {
+fn invalid_value_names_the_option() {
     let mut found = Vec::new();
     all(&vlane::command(), &[], &mut found);
     assert!(found.len() > 100, "only {} options were found", found.len());
@@ -168,7 +168,7 @@ fn a_value_that_cannot_be_is_a_usage_error_that_names_the_option() {
 }
 
 #[test]
-fn words_say_what_is_wrong_with_a_value_and_what_is_possible() {
+fn invalid_value_explains_the_valid_ones() {
     let cases: [(&str, &str, &str, &[&str]); 16] = [
         ("serve", "queues", "0", &["at least 1", "auto"]),
         ("serve", "queues", "257", &["at most 256"]),
@@ -224,7 +224,7 @@ fn positionals(command: &clap::Command, path: &[String], found: &mut Vec<(Vec<St
 }
 
 #[test]
-fn option_named_as_an_argument_is_told_its_place() {
+fn misplaced_option_is_told_its_place() {
     let mut found = Vec::new();
     positionals(&vlane::command(), &[], &mut found);
     assert!(found.len() > 10, "{found:?}");
@@ -245,6 +245,6 @@ fn option_named_as_an_argument_is_told_its_place() {
 }
 
 #[test]
-fn the_definition_is_sound() {
+fn command_line_definition_is_sound() {
     vlane::command().debug_assert();
 }

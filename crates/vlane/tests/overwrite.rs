@@ -33,7 +33,7 @@ fn bench(socket: &Path, words: &[&str]) -> Command {
 }
 
 #[test]
-fn what_writes_to_a_volume_that_it_did_not_start_asks_first() {
+fn writing_to_foreign_volume_asks_first() {
     let place = Place::new(MIB);
     let server = precious(&place);
     let own = "title = \"t\"\n[[target]]\nname = \"a\"\n[[load]]\nname = \"l\"\nrw = \"randwrite\"\n";
@@ -68,7 +68,7 @@ fn what_writes_to_a_volume_that_it_did_not_start_asks_first() {
 }
 
 #[test]
-fn a_second_back_end_to_measure_against_is_asked_for_as_well() {
+fn writing_to_second_back_end_asks_too() {
     let (a, b) = (Place::new(MIB), Place::new(MIB));
     let servers = [precious(&a), precious(&b)];
     let against = b.socket.to_str().unwrap();
@@ -93,7 +93,7 @@ fn record(place: &Place, to: &Path, words: &[&str]) -> Command {
 }
 
 #[test]
-fn a_recording_replaces_nothing_unasked_and_never_the_image() {
+fn recording_never_replaces_the_image() {
     let place = Place::new(MIB);
     let server = precious(&place);
     let link = place.path("link");
@@ -125,7 +125,7 @@ fn a_recording_replaces_nothing_unasked_and_never_the_image() {
 }
 
 #[test]
-fn a_conversion_and_every_report_replace_nothing_that_is_not_theirs() {
+fn conversions_and_reports_keep_foreign_files() {
     let place = Place::new(MIB);
     let server = precious(&place);
     // Something to convert: fio's form of one read.
@@ -203,7 +203,7 @@ fn example() -> String {
 }
 
 #[test]
-fn a_served_image_of_another_format_says_what_to_do() {
+fn other_image_format_names_remedy() {
     let place = Place::new(0);
     std::fs::write(&place.image, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 197_000]].concat()).unwrap();
     let name = place.image.to_str().unwrap().to_owned();

@@ -172,7 +172,7 @@ fn interrupted_guests_keep_whole_parts() {
 }
 
 #[test]
-fn every_command_that_writes_a_report_is_known() {
+fn all_commands_with_reports_are_listed() {
     fn with_reports(command: &clap::Command, path: &str, found: &mut Vec<String>) {
         for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
             let name = format!("{path} {}", below.get_name()).trim().to_owned();
@@ -210,7 +210,7 @@ fn interrupted(mut child: Child, until: impl FnMut(&mut Child) -> bool) -> Strin
 }
 
 #[test]
-fn interrupted_replay_keeps_what_was_replayed() {
+fn interrupted_replay_keeps_finished_part() {
     let place = Place::new(1 << 20);
     let server = serve(&place);
     let (file, json) = (place.path("disk.trc"), place.path("replay.json"));
@@ -235,7 +235,7 @@ fn interrupted_replay_keeps_what_was_replayed() {
 }
 
 #[test]
-fn text_is_given_when_the_file_cannot_be_written() {
+fn unwritable_file_falls_back_to_text() {
     let place = Place::new(1 << 20);
     let server = serve(&place);
     let directory = place.path("results");
@@ -259,7 +259,7 @@ fn text_is_given_when_the_file_cannot_be_written() {
 }
 
 #[test]
-fn place_of_a_result_is_tried_before_the_work() {
+fn result_path_is_checked_before_work() {
     let place = Place::new(1 << 20);
     // No user may make a file there, root included.
     let name = "/proc/self/task/result.json";

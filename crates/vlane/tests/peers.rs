@@ -12,7 +12,7 @@ use vlane_report::Report;
 use vlane_testing::skip;
 
 #[test]
-fn loads_are_measured_on_both_and_judged_and_leave_nothing() {
+fn both_peers_are_measured_and_cleaned_up() {
     let _turn = one_at_a_time();
     for program in ["taskset", "fio", "qemu-storage-daemon"] {
         if or_skip(program, host().program(program)).is_none() {
@@ -71,7 +71,7 @@ fn loads_are_measured_on_both_and_judged_and_leave_nothing() {
 }
 
 #[test]
-fn rows_of_the_other_kind_are_a_usage_error() {
+fn rows_of_other_kind_are_refused() {
     let ends = |words: &[&str]| {
         let output = Command::new(common::vlane()).args(words).stdin(Stdio::null()).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())

@@ -31,7 +31,7 @@ fn power_cut(words: &[&str]) -> (serde_json::Value, String) {
 }
 
 #[test]
-fn no_power_cut_damages_a_guests_file_system_or_loses_what_it_was_told_is_durable() {
+fn power_cut_keeps_file_system_and_durable_data() {
     let _turn = one_at_a_time();
     // Says what is missing.
     if UmlBed::find().is_none() {
@@ -73,7 +73,7 @@ fn no_power_cut_damages_a_guests_file_system_or_loses_what_it_was_told_is_durabl
 }
 
 #[test]
-fn no_power_cut_loses_a_mail_that_was_delivered_or_a_transaction_that_was_committed() {
+fn power_cut_keeps_mails_and_transactions() {
     let _turn = one_at_a_time();
     if UmlBed::find().is_none() {
         return;
@@ -118,7 +118,7 @@ fn refusal(image: &Path, record: &Path) -> String {
 }
 
 #[test]
-fn a_record_never_takes_the_place_of_another_file() {
+fn record_never_replaces_another_file() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.raw");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();

@@ -76,7 +76,7 @@ fn documented() -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn the_program_has_the_probes_that_the_book_describes_and_each_is_a_nop() {
+fn documented_probes_exist_as_nops() {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         return skip("probes: there are none on this architecture");
     }
@@ -115,7 +115,7 @@ fn the_program_has_the_probes_that_the_book_describes_and_each_is_a_nop() {
 }
 
 #[test]
-fn probes_fire_as_often_as_requests_are_made() {
+fn probes_fire_once_per_request() {
     if !rustix::process::geteuid().is_root() {
         return skip("probes with bpftrace: needs root, because BPF does");
     }

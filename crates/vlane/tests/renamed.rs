@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[test]
-fn names_that_options_had_before_still_work() {
+fn old_option_names_still_work() {
     let pairs: [(&[&str], &str, &str, &str); 20] = [
         (&["caches"], "rounds", "repeat", "3"),
         (&["express", "native"], "rounds", "repeat", "3"),
@@ -39,7 +39,7 @@ fn names_that_options_had_before_still_work() {
 }
 
 #[test]
-fn times_and_sizes_have_units() {
+fn times_and_sizes_need_units() {
     for words in [
         &["vlane", "serve", "disk", "--socket", "s", "--poll-max", "25us", "--delay-flush", "5ms"][..],
         &["vlane", "boot", "--memory", "2G", "--vcpus", "4"],

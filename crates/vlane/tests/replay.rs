@@ -201,7 +201,7 @@ fn replay_on(trace: &Trace, socket: &Path, timing: Timing) {
 }
 
 #[test]
-fn a_replay_against_vlane_is_the_recorded_sequence_with_its_flushes() {
+fn vlane_replay_matches_the_recording() {
     let volume = Volume::serve();
     let (checked, case) = (Cell::new(0), Cell::new(0));
     let timings = [Timing::AsFast, Timing::Original { speed: 1.0 }, Timing::Original { speed: 20.0 }];
@@ -238,7 +238,7 @@ fn a_replay_against_vlane_is_the_recorded_sequence_with_its_flushes() {
 /// Without the numbers in the trace, by its times alone, orders would be lost: the property above can fail.
 /// A volume that is never silent for long gives no pause in which somebody would look at the clock.
 #[test]
-fn a_recording_ends_in_time_however_slowly_and_steadily_requests_come() {
+fn recording_ends_in_time_with_slow_requests() {
     let volume = Volume::serve();
     let options = RecordOptions {
         output: Output::new(volume.place.path("slow")).force(true),
@@ -274,7 +274,7 @@ fn a_recording_ends_in_time_however_slowly_and_steadily_requests_come() {
 }
 
 #[test]
-fn an_order_that_is_broken_is_noticed() {
+fn broken_order_is_noticed() {
     let volume = Volume::serve();
     let write = |at_ns, sector| ReplayRequest {
         at_ns,
@@ -381,7 +381,7 @@ fn logging_peer(
 }
 
 #[test]
-fn a_replay_against_qemu_storage_daemon_is_the_recorded_sequence_with_its_flushes() {
+fn qemu_storage_daemon_replay_matches_recording() {
     let Some(program) = find_program("qemu-storage-daemon") else {
         skip("qemu-storage-daemon is not installed (Debian: qemu-utils, qemu-system-common)");
         return;
@@ -604,7 +604,7 @@ fn convert(input: &[u8], arguments: &[&str]) -> (Option<i32>, String, tempfile::
 }
 
 #[test]
-fn trace_of_several_disks_needs_a_choice() {
+fn trace_of_several_disks_needs_choice() {
     let trace = b"128166372003061629,hm,0,Read,383496192,32768,15132\n\
                   128166372016382155,hm,0,Write,2822144,4000,1249\n\
                   128166372026382245,hm,1,Read,383496192,32768,5613\n";
@@ -619,7 +619,7 @@ fn trace_of_several_disks_needs_a_choice() {
 }
 
 #[test]
-fn cut_blktrace_file_is_a_partial_result() {
+fn truncated_blktrace_gives_partial_result() {
     let (_, _place, file) = converted("blktrace", "a.blktrace.0");
     let whole = std::fs::read(file).unwrap();
     let (status, said, dir) = convert(&whole[..whole.len() - 1], &[]);
@@ -630,7 +630,7 @@ fn cut_blktrace_file_is_a_partial_result() {
 
 /// Preparing a trace for its replay never looks at a clock or at chance.
 #[test]
-fn the_same_trace_and_seed_make_the_same_replay() {
+fn equal_trace_and_seed_replay_equally() {
     let volume = Volume::serve();
     let requests = workload().new_tree(&mut cases(1)).unwrap().current();
     let (trace, ()) = volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));

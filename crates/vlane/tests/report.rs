@@ -17,7 +17,7 @@ fn report(dir: &Path, words: &[&str]) -> Output {
 }
 
 #[test]
-fn a_report_goes_through_every_form_and_back() {
+fn report_survives_every_format() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.json"), example()).unwrap();
     let text = report(dir.path(), &["a.json"]);
@@ -47,7 +47,7 @@ fn a_report_goes_through_every_form_and_back() {
 }
 
 #[test]
-fn what_cannot_be_read_or_written_is_said() {
+fn unreadable_and_unwritable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.json"), example()).unwrap();
     std::fs::write(dir.path().join("newer.json"), example().replace("report/1", "report/9")).unwrap();

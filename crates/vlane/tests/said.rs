@@ -14,7 +14,7 @@ use vlane_driver::SessionOptions;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_client_that_waits_for_its_turn_says_so_and_then_gets_it() {
+fn waiting_client_says_so_and_connects() {
     let place = Place::new(MIB);
     let server = place.serve(&[]);
     let session = place.connect(&SessionOptions::default());
@@ -41,7 +41,7 @@ fn a_client_that_waits_for_its_turn_says_so_and_then_gets_it() {
 }
 
 #[test]
-fn a_size_that_changed_is_said_and_one_that_did_not_as_well() {
+fn reload_reports_changed_and_unchanged_size() {
     let place = Place::new(MIB);
     let server = place.serve(&[]);
     let pid = rustix::process::Pid::from_raw(server.id().cast_signed()).unwrap();

@@ -55,7 +55,7 @@ fn row<'a>(report: &'a serde_json::Value, section: &str, name: &str) -> &'a Vec<
 }
 
 #[test]
-fn boosts_are_given_and_charged_and_a_killed_loader_leaves_no_scheduler() {
+fn boosts_are_charged_and_killed_loader_unloads() {
     let turns = ["--schedulers", "loan", "--repeat", "2", "--time", "10", "--kills", "5"];
     let Some(report) = prove(&turns) else { return };
     let decided = row(&report, "decisions", "loan");
@@ -76,7 +76,7 @@ fn boosts_are_given_and_charged_and_a_killed_loader_leaves_no_scheduler() {
 }
 
 #[test]
-fn weights_hold_in_a_sched_ext_scheduler() {
+fn weights_hold_under_sched_ext() {
     let turns =
         ["--schedulers", "loan", "--repeat", "2", "--time", "10", "--kills", "0", "--weights", "256,512,128"];
     let Some(report) = prove(&turns) else { return };
@@ -86,7 +86,7 @@ fn weights_hold_in_a_sched_ext_scheduler() {
 }
 
 #[test]
-fn vcpus_that_ordinary_threads_keep_from_the_cpus_compete_with_them_for_a_while() {
+fn starved_vcpus_compete_with_ordinary_threads() {
     let turns = ["--schedulers", "loan", "--repeat", "1", "--time", "6", "--kills", "0", "--strangers", "4"];
     let Some(report) = prove(&turns) else { return };
     let books = row(&report, "books", "loan");
@@ -99,7 +99,7 @@ fn vcpus_that_ordinary_threads_keep_from_the_cpus_compete_with_them_for_a_while(
 
 /// `vlane sched run` as a user runs it: it takes sched_ext by itself, keeps weights, and gives every thread back.
 #[test]
-fn the_live_scheduler_takes_sched_ext_by_itself_and_gives_threads_back() {
+fn scheduler_chooses_sched_ext_and_restores_threads() {
     let Some((host, program, kernel)) = machine() else { return };
     let script = r#"
 mkdir -p /run /tmp

@@ -114,7 +114,7 @@ fn run(vehicle: &mut SchedExt, time: Duration) {
 }
 
 #[test]
-fn children_that_live_already_are_taken_and_real_time_threads_are_not() {
+fn existing_children_join_except_real_time() {
     if !is_in_guest() {
         return;
     }
@@ -145,7 +145,7 @@ fn children_that_live_already_are_taken_and_real_time_threads_are_not() {
 }
 
 #[test]
-fn who_changes_a_boosted_thread_s_affinity_at_any_moment_does_not_eject_the_scheduler() {
+fn affinity_changes_do_not_eject_scheduler() {
     if !is_in_guest() {
         return;
     }
@@ -203,7 +203,7 @@ fn who_changes_a_boosted_thread_s_affinity_at_any_moment_does_not_eject_the_sche
 }
 
 #[test]
-fn who_waits_behind_more_than_sixty_four_that_may_not_run_here_gets_its_turn() {
+fn long_queue_of_excluded_threads_delays_nobody() {
     if !is_in_guest() {
         return;
     }
@@ -241,7 +241,7 @@ fn who_waits_behind_more_than_sixty_four_that_may_not_run_here_gets_its_turn() {
 
 /// Runs all of this on a kernel with sched_ext.
 #[test]
-fn in_a_guest_whose_kernel_has_sched_ext_all_of_it_holds() {
+fn sched_ext_tests_pass_in_guest() {
     if is_in_guest() {
         return;
     }

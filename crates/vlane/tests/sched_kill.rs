@@ -232,7 +232,7 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
 }
 
 #[test]
-fn a_scheduler_that_is_killed_at_once_leaves_nothing_to_repair() {
+fn early_kill_leaves_nothing_to_repair() {
     if !may_schedule() {
         return;
     }
@@ -246,7 +246,7 @@ fn a_scheduler_that_is_killed_at_once_leaves_nothing_to_repair() {
 }
 
 #[test]
-fn no_kill_of_the_scheduler_leaves_a_thread_changed() {
+fn killed_scheduler_leaves_threads_unchanged() {
     if !may_schedule() {
         return;
     }
@@ -277,7 +277,7 @@ fn no_kill_of_the_scheduler_leaves_a_thread_changed() {
 }
 
 #[test]
-fn a_scheduler_that_stands_still_keeps_nobody_real_time() {
+fn stopped_scheduler_keeps_no_thread_real_time() {
     if !may_schedule() {
         return;
     }
@@ -306,7 +306,7 @@ fn a_scheduler_that_stands_still_keeps_nobody_real_time() {
 }
 
 #[test]
-fn a_scheduler_whose_guard_is_killed_gets_another_and_ends_in_order() {
+fn killed_guard_is_replaced() {
     if !may_schedule() {
         return;
     }
@@ -343,7 +343,7 @@ fn run_to_end(dir: &Path, tids: &[u32], more: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn a_thread_that_ends_is_let_go_and_the_last_one_ends_the_scheduler() {
+fn last_thread_ends_the_scheduler() {
     if !may_schedule() {
         return;
     }
@@ -361,7 +361,7 @@ fn a_thread_that_ends_is_let_go_and_the_last_one_ends_the_scheduler() {
 }
 
 #[test]
-fn what_is_real_time_already_is_left_alone_and_so_is_another_schedulers() {
+fn foreign_real_time_threads_stay_untouched() {
     if !may_schedule() {
         return;
     }
@@ -384,7 +384,7 @@ fn what_is_real_time_already_is_left_alone_and_so_is_another_schedulers() {
 }
 
 #[test]
-fn without_the_capability_nothing_is_changed_and_the_remedy_is_named() {
+fn missing_capability_changes_nothing_and_names_remedy() {
     if !may_schedule() {
         return;
     }
@@ -418,7 +418,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn a_group_without_a_real_time_budget_is_named_and_nothing_is_changed() {
+fn group_without_real_time_budget_is_named() {
     if !may_schedule() {
         return;
     }

@@ -92,7 +92,7 @@ fn knock(path: &Path) -> Option<OwnedFd> {
 }
 
 #[test]
-fn want_of_descriptors_ends_nothing_and_is_told_once() {
+fn missing_descriptors_warn_once() {
     if !may_schedule_as_root() {
         return;
     }
@@ -125,7 +125,7 @@ fn want_of_descriptors_ends_nothing_and_is_told_once() {
 }
 
 #[test]
-fn flood_of_refused_back_ends_is_told_in_few_lines() {
+fn many_refused_back_ends_log_few_lines() {
     if !may_schedule_as_root() {
         return;
     }
@@ -146,7 +146,7 @@ fn flood_of_refused_back_ends_is_told_in_few_lines() {
 }
 
 #[test]
-fn hangup_signal_ends_no_scheduler() {
+fn sighup_does_not_end_scheduler() {
     if !may_schedule_as_root() {
         return;
     }
@@ -169,7 +169,7 @@ fn register(run: &Scheduler, machine: u32, mut done: impl FnMut(&str) -> bool) {
 }
 
 #[test]
-fn machines_that_nobody_offered_are_not_adopted() {
+fn unoffered_machines_are_not_adopted() {
     if !may_schedule_as_root() {
         return;
     }
@@ -196,7 +196,7 @@ fn machine_that_names_its_thread_after(seconds: &str) -> Process {
 }
 
 #[test]
-fn vcpu_names_that_come_a_moment_later_are_no_warning() {
+fn late_vcpu_names_cause_no_warning() {
     if !may_schedule_as_root() {
         return;
     }
@@ -231,7 +231,7 @@ fn user_mode_linux(dir: &Path, children: usize) -> Process {
 }
 
 #[test]
-fn vcpu_of_many_tasks_has_few_of_them_scheduled() {
+fn vcpu_schedules_few_of_many_tasks() {
     if !may_schedule_as_root() {
         return;
     }
@@ -258,7 +258,7 @@ fn vcpu_of_many_tasks_has_few_of_them_scheduled() {
 }
 
 #[test]
-fn status_of_another_user_s_scheduler_is_unknown_and_names_it() {
+fn status_names_other_users_scheduler_as_unknown() {
     if !may_schedule_as_root() {
         return;
     }

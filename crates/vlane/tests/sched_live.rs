@@ -80,7 +80,7 @@ fn tick_until(vehicle: &mut RealTime, what: &str, holds: impl Fn(&RealTime) -> b
 }
 
 #[test]
-fn a_boost_is_real_time_until_it_is_served_or_its_time_is_over() {
+fn boost_ends_when_served_or_expired() {
     if !may_schedule() {
         return;
     }
@@ -113,7 +113,7 @@ fn a_boost_is_real_time_until_it_is_served_or_its_time_is_over() {
 }
 
 #[test]
-fn no_more_than_the_real_time_budget_is_given_out() {
+fn boosts_stay_within_real_time_budget() {
     if !may_schedule() {
         return;
     }
@@ -136,7 +136,7 @@ fn no_more_than_the_real_time_budget_is_given_out() {
 }
 
 #[test]
-fn no_machine_has_more_than_its_share_of_the_real_time_budget() {
+fn machine_stays_within_its_budget_share() {
     if !may_schedule() {
         return;
     }
@@ -158,7 +158,7 @@ fn no_machine_has_more_than_its_share_of_the_real_time_budget() {
 }
 
 #[test]
-fn weights_hold_although_eevdf_knows_nothing_of_them() {
+fn weights_hold_under_eevdf() {
     if !may_schedule() {
         return;
     }
@@ -186,7 +186,7 @@ fn weights_hold_although_eevdf_knows_nothing_of_them() {
 }
 
 #[test]
-fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
+fn capped_vcpu_runs_after_the_others() {
     if !may_schedule() {
         return;
     }
@@ -208,7 +208,7 @@ fn who_uses_more_than_its_cap_comes_after_those_who_want_the_cpus() {
 }
 
 #[test]
-fn the_daemon_takes_marks_tells_its_state_and_ends_when_told() {
+fn daemon_takes_marks_and_reports_state() {
     if !may_schedule() {
         return;
     }

@@ -21,7 +21,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn a_qemu_that_does_not_name_its_threads_is_scheduled_by_its_qmp_socket() {
+fn unnamed_qemu_is_scheduled_through_qmp() {
     let directory = tempfile::tempdir().unwrap();
     let qmp = directory.path().join("qmp.sock");
     // No kernel and no disk: the firmware looks for one, which is what vCPUs do.

@@ -92,7 +92,7 @@ fn repair(dir: &Path) -> (Option<i32>, String) {
 }
 
 #[test]
-fn no_file_makes_repair_give_a_thread_real_time() {
+fn forged_file_gives_no_real_time() {
     if !may_schedule_as_root() {
         return;
     }
@@ -134,7 +134,7 @@ fn no_file_makes_repair_give_a_thread_real_time() {
 }
 
 #[test]
-fn repair_says_what_it_could_not_read_and_keeps_it() {
+fn repair_keeps_and_names_unreadable_files() {
     if !may_schedule_as_root() {
         return;
     }
@@ -166,7 +166,7 @@ fn repair_says_what_it_could_not_read_and_keeps_it() {
 }
 
 #[test]
-fn the_state_sockets_option_deletes_no_file() {
+fn state_socket_option_deletes_no_file() {
     if !may_schedule_as_root() {
         return;
     }
@@ -184,7 +184,7 @@ fn the_state_sockets_option_deletes_no_file() {
 }
 
 #[test]
-fn two_schedulers_never_have_the_same_thread_whatever_their_directories() {
+fn schedulers_never_share_a_thread() {
     if !may_schedule_as_root() {
         return;
     }
@@ -213,7 +213,7 @@ fn two_schedulers_never_have_the_same_thread_whatever_their_directories() {
 }
 
 #[test]
-fn a_lock_of_somebody_who_is_no_scheduler_keeps_nobody_from_scheduling() {
+fn foreign_lock_does_not_block_scheduling() {
     if !may_schedule_as_root() {
         return;
     }
@@ -263,7 +263,7 @@ fn may_connect(path: &Path, user: u32, groups: Vec<u32>) -> bool {
 }
 
 #[test]
-fn other_users_register_only_when_their_group_may() {
+fn only_permitted_groups_register() {
     if !may_schedule_as_root() {
         return;
     }
@@ -296,7 +296,7 @@ fn other_users_register_only_when_their_group_may() {
 }
 
 #[test]
-fn a_scheduler_ended_as_soon_as_its_socket_is_there_ends_in_order() {
+fn early_end_of_scheduler_is_clean() {
     if !may_schedule_as_root() {
         return;
     }
@@ -317,7 +317,7 @@ fn a_scheduler_ended_as_soon_as_its_socket_is_there_ends_in_order() {
 }
 
 #[test]
-fn who_registers_is_looked_up_by_an_ordinary_thread() {
+fn registration_runs_on_ordinary_thread() {
     if !may_schedule_as_root() {
         return;
     }
@@ -338,7 +338,7 @@ fn who_registers_is_looked_up_by_an_ordinary_thread() {
 }
 
 #[test]
-fn what_processes_call_themselves_reaches_no_terminal() {
+fn process_names_are_escaped_for_terminals() {
     if !may_schedule_as_root() {
         return;
     }
@@ -362,7 +362,7 @@ fn what_processes_call_themselves_reaches_no_terminal() {
 }
 
 #[test]
-fn a_user_with_one_capability_schedules_what_is_not_its_own() {
+fn capability_permits_scheduling_foreign_threads() {
     if !may_schedule_as_root() {
         return;
     }
@@ -391,7 +391,7 @@ fn a_user_with_one_capability_schedules_what_is_not_its_own() {
 }
 
 #[test]
-fn status_says_whether_one_runs_and_what_it_has() {
+fn status_shows_scheduler_and_threads() {
     if !may_schedule_as_root() {
         return;
     }

@@ -22,7 +22,7 @@ use vlane_sched::live::source::{Mark, Source};
 use vlane_watch as watch;
 
 /// The name of the test that is the machine's program, and what tells it to be that.
-const MACHINE: &str = "a_machine_when_it_is_asked_to_be_one";
+const MACHINE: &str = "machine_for_the_watched_guest";
 const ROLE: &str = "VLANE_TEST_MACHINE";
 /// Emulated, on a host that does other things besides, everything takes long.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -45,7 +45,7 @@ fn on_one_cpu() {
 }
 
 /// Opens the watch. On a host whose kernel refuses to be traced a test is over here and nothing is missed: it runs in the guest of
-/// `in_a_guest_whose_kernel_may_be_traced_all_of_it_holds`, which says so when there is no guest.
+/// `watch_tests_pass_in_guest`, which says so when there is no guest.
 fn opened() -> Option<(Box<dyn Source>, Box<dyn Silence>)> {
     match watch::open(LONG) {
         Ok(opened) => Some(opened),
@@ -59,7 +59,7 @@ fn opened() -> Option<(Box<dyn Source>, Box<dyn Silence>)> {
 
 /// Not a test: what the tests start as the virtual machine's process. It does what it reads, a word per line.
 #[test]
-fn a_machine_when_it_is_asked_to_be_one() {
+fn machine_for_the_watched_guest() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let fds: Vec<OwnedFd> =
         (0..3).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()).collect();
@@ -211,7 +211,7 @@ fn number(fd: &OwnedFd) -> String {
 }
 
 #[test]
-fn who_signals_an_eventfd_tells_what_it_is_for() {
+fn eventfd_signaller_shows_its_purpose() {
     on_one_cpu();
     let Some((mut source, silence)) = opened() else { return };
     let source = &mut *source;
@@ -269,7 +269,7 @@ fn who_signals_an_eventfd_tells_what_it_is_for() {
 }
 
 #[test]
-fn a_number_that_is_given_anew_is_not_taken_for_the_machine_s() {
+fn reused_descriptor_is_not_the_machines() {
     on_one_cpu();
     let Some((mut source, _silence)) = opened() else { return };
     let source = &mut *source;
@@ -294,7 +294,7 @@ fn a_number_that_is_given_anew_is_not_taken_for_the_machine_s() {
 }
 
 #[test]
-fn interrupts_that_a_machine_raises_without_an_eventfd_are_counted_and_told() {
+fn interrupts_without_eventfd_are_counted() {
     on_one_cpu();
     if !std::path::Path::new("/sys/module/kvm").exists() {
         return vlane_testing::skip("there is no KVM");
@@ -340,7 +340,7 @@ fn traced() -> Option<bool> {
 }
 
 #[test]
-fn a_machine_that_vlane_serves_nothing_is_boosted_and_a_killed_scheduler_leaves_nothing_attached() {
+fn unserved_machine_is_boosted_and_detached_cleanly() {
     on_one_cpu();
     if opened().is_none() {
         return;
@@ -403,7 +403,7 @@ fn used(pid: u32, tid: &str) -> u64 {
 
 /// A real back end that is not vlane's, and a front end in the machine's place: the thread that does I/O is its vCPU.
 #[test]
-fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_serves() {
+fn vcpu_waiting_for_qemu_disk_is_boosted() {
     on_one_cpu();
     if opened().is_none() {
         return;
@@ -464,7 +464,7 @@ fn who_waits_for_a_disk_of_qemu_storage_daemon_is_boosted_and_its_next_request_s
 /// What an eventfd's signal costs that is nobody's, with and without the programs, in turns. Prints it; how much is for the
 /// documentation to say.
 #[test]
-fn an_eventfd_that_nobody_watches_costs_a_little_more() {
+fn unwatched_eventfd_costs_little() {
     if opened().is_none() {
         return;
     }
@@ -494,7 +494,7 @@ fn an_eventfd_that_nobody_watches_costs_a_little_more() {
 
 /// Runs all of this on a kernel that may be traced.
 #[test]
-fn in_a_guest_whose_kernel_may_be_traced_all_of_it_holds() {
+fn watch_tests_pass_in_guest() {
     if std::env::var_os("VLANE_PROGRAM").is_some() {
         return;
     }

@@ -32,7 +32,7 @@ fn clients(command: &clap::Command, path: &[String], socket: &str, found: &mut V
 }
 
 #[test]
-fn silent_server_is_told_in_words() {
+fn silent_server_is_reported() {
     let directory = tempfile::TempDir::with_prefix("vlane-silence-").unwrap();
     let socket = directory.path().join("silent.sock");
     // Connections wait in its queue.

@@ -131,7 +131,7 @@ fn hangs(mut ext4: Ext4, cache: &str) {
 }
 
 #[test]
-fn direct_io_that_hangs_hangs_nothing_else() {
+fn hung_direct_io_delays_no_other() {
     match Ext4::new() {
         Ok(ext4) => hangs(ext4, "none"),
         Err(why) => skip(why),
@@ -139,7 +139,7 @@ fn direct_io_that_hangs_hangs_nothing_else() {
 }
 
 #[test]
-fn a_lane_that_hangs_in_the_page_cache_hangs_nothing_else() {
+fn hung_buffered_lane_delays_no_other() {
     match Ext4::new() {
         Ok(ext4) => hangs(ext4, "writeback"),
         Err(why) => skip(why),
@@ -207,7 +207,7 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
 }
 
 #[test]
-fn direct_io_that_hangs_keeps_the_program_and_goes_on() {
+fn hung_direct_io_postpones_upgrade() {
     match Ext4::new() {
         Ok(ext4) => is_not_upgraded(ext4, "none"),
         Err(why) => skip(why),
@@ -215,7 +215,7 @@ fn direct_io_that_hangs_keeps_the_program_and_goes_on() {
 }
 
 #[test]
-fn a_lane_that_hangs_in_the_page_cache_keeps_the_program_and_goes_on() {
+fn hung_buffered_lane_postpones_upgrade() {
     match Ext4::new() {
         Ok(ext4) => is_not_upgraded(ext4, "writeback"),
         Err(why) => skip(why),

@@ -101,7 +101,7 @@ fn survives(case: &Case, queues: u16, packed: Want, times: u64, chance: &mut u64
 }
 
 #[test]
-fn requests_are_answered_once_and_nothing_is_lost_however_often_the_server_is_killed() {
+fn kills_neither_lose_nor_repeat_answers() {
     let kills = std::env::var("VLANE_SURVIVE_KILLS").map_or(KILLS, |given| given.parse().unwrap());
     let mut chance = seed();
     let cases = cases();

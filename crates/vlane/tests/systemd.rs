@@ -52,7 +52,7 @@ fn installed(into: &Path) {
 }
 
 #[test]
-fn units_pass_the_checks_of_systemd() {
+fn units_pass_systemd_checks() {
     let directory = TempDir::with_prefix("vlane-units-").unwrap();
     installed(directory.path());
     // The check wants a program at the path.
@@ -105,7 +105,7 @@ fn units_name_no_directory_twice() {
 }
 
 #[test]
-fn recipe_for_libvirt_has_the_group_and_socket_of_the_unit() {
+fn libvirt_recipe_matches_the_unit() {
     let page = fs::read_to_string(units().join("../../docs/src/guests.md")).unwrap();
     let recipe = page.split("### libvirt").nth(1).unwrap().split("\n### ").next().unwrap().to_owned();
     let unit = read("vlane@.service");
@@ -276,7 +276,7 @@ impl Drop for Container {
 }
 
 #[test]
-fn units_leave_each_other_their_sockets() {
+fn units_keep_sockets_of_other_units() {
     if !rustix::process::geteuid().is_root() {
         return vlane_testing::skip("only root can start a container");
     }

@@ -19,7 +19,7 @@ fn is_empty(dir: &Path) -> bool {
 }
 
 #[test]
-fn a_short_run_measures_every_topology_and_predicts_more() {
+fn short_run_measures_every_topology() {
     let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (json, html) = (dir.path().join("t.json"), dir.path().join("t.html"));
     let words = ["--quick", "--jobs", "1", "--patterns", "randread", "--time", "60ms", "--repeat", "1"];
@@ -85,7 +85,7 @@ fn a_short_run_measures_every_topology_and_predicts_more() {
 }
 
 #[test]
-fn an_interrupted_run_ends_soon_and_leaves_nothing() {
+fn interrupted_run_ends_soon_and_cleans_up() {
     let tmp = tempfile::tempdir().unwrap();
     let mut command = topologies(tmp.path(), &["--patterns", "randread", "--time", "20s"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -111,7 +111,7 @@ fn an_interrupted_run_ends_soon_and_leaves_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_measured() {
+fn senseless_options_are_refused_before_measuring() {
     let tmp = tempfile::tempdir().unwrap();
     for (words, said) in [
         (&["--patterns", "reed"][..], "reed"),

@@ -133,25 +133,25 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
 }
 
 #[test]
-fn direct_io_of_two_split_rings_survives_ten_upgrades() {
+fn direct_split_rings_survive_ten_upgrades() {
     let session = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &session);
 }
 
 #[test]
-fn direct_io_of_a_packed_ring_survives_ten_upgrades() {
+fn direct_packed_ring_survives_ten_upgrades() {
     let session = SessionOptions { depth: 32, packed: Want::Must, ..SessionOptions::default() };
     survives(&Place::new(16 * MIB), &["--queues", "1", "--cache", "none"], &session);
 }
 
 #[test]
-fn buffered_io_of_two_packed_rings_survives_ten_upgrades() {
+fn buffered_packed_rings_survive_ten_upgrades() {
     let session = SessionOptions { queues: 2, depth: 16, packed: Want::Must, ..SessionOptions::default() };
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session);
 }
 
 #[test]
-fn buffered_io_of_a_split_ring_survives_ten_upgrades() {
+fn buffered_split_ring_survives_ten_upgrades() {
     let session = SessionOptions { depth: 32, ..SessionOptions::default() };
     survives(
         &Place::new(16 * MIB),
@@ -163,7 +163,7 @@ fn buffered_io_of_a_split_ring_survives_ten_upgrades() {
 /// A journal's own device, of which each program in turn finds the journal and takes it out of the page cache, while the load goes on there: all of the
 /// load but its first MiB is direct, or about to become so.
 #[test]
-fn io_around_the_page_cache_in_regions_survives_ten_upgrades() {
+fn direct_regions_survive_ten_upgrades() {
     let place = Place::new(16 * MIB);
     let made = Command::new("mke2fs")
         .args(["-q", "-F", "-b", "4096", "-O", "journal_dev"])
@@ -210,7 +210,7 @@ fn io_around_the_page_cache_in_regions_survives_ten_upgrades() {
 /// How long they wait is told, of a load that does not wait for answers before it asks more: the goal is a 99th percentile below 50 ms. It is
 /// not demanded, as a busy machine alone can exceed that.
 #[test]
-fn requests_at_a_steady_rate_outlive_ten_upgrades() {
+fn steady_requests_survive_ten_upgrades() {
     let place = Place::new(64 * MIB);
     let server = place.serve(&["--queues", "2", "--cache", "none"]);
     let session = SessionOptions { queues: 2, depth: 128, ..SessionOptions::default() };
@@ -264,7 +264,7 @@ impl Replaceable {
 }
 
 #[test]
-fn a_program_that_cannot_take_over_leaves_the_old_one_serving() {
+fn failed_takeover_leaves_old_server_serving() {
     let replaceable = Replaceable::new();
     let server = replaceable.serve(&["--queues", "1", "--cache", "none"]);
     let mut session = replaceable.place.connect(&SessionOptions::default());
@@ -299,7 +299,7 @@ fn a_program_that_cannot_take_over_leaves_the_old_one_serving() {
 
 /// It says that it can, and cannot be executed a moment later: everything goes on from where it was stopped.
 #[test]
-fn a_program_that_vanishes_at_the_last_moment_leaves_the_old_one_serving() {
+fn vanished_successor_leaves_old_server_serving() {
     let replaceable = Replaceable::new();
     let server = replaceable.serve(&["--queues", "2", "--cache", "none"]);
     let options = SessionOptions { queues: 2, packed: Want::Must, ..SessionOptions::default() };
@@ -329,7 +329,7 @@ fn get(control: &Path, what: &str) -> serde_json::Value {
 }
 
 #[test]
-fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
+fn successor_serves_every_waiting_front_end() {
     let place = Place::new(16 * MIB);
     let control = place.path("disk.ctl");
     let server =
@@ -370,7 +370,7 @@ fn front_ends_that_come_wait_or_are_silent_are_served_by_the_next_program() {
 }
 
 #[test]
-fn the_image_stays_locked_throughout() {
+fn image_stays_locked_during_upgrade() {
     for options in [["--cache", "none"], ["--cache", "writeback"]] {
         let place = Place::new(16 * MIB);
         let server = place.serve(&options);
@@ -409,7 +409,7 @@ fn held_memory(server: &Backend) -> usize {
 /// Three front ends, one after the other, and an upgrade under each of them. The user passed one
 /// descriptor on purpose.
 #[test]
-fn upgrades_keep_nothing_of_earlier_front_ends() {
+fn upgrades_drop_earlier_front_ends() {
     let place = Place::new(16 * MIB);
     let control = place.path("disk.ctl");
     let serve = ["--queues", "2", "--cache", "none", "--control", control.to_str().unwrap()];
@@ -443,7 +443,7 @@ fn upgrades_keep_nothing_of_earlier_front_ends() {
 
 /// The soft limit is the usual one and the hard one is no higher, or the hard one is raised to.
 #[test]
-fn many_queues_are_upgraded_under_the_usual_limit_of_descriptors() {
+fn many_queues_upgrade_within_descriptor_limit() {
     for limit in ["1024:1024", "256:4096"] {
         let place = Place::new(16 * MIB);
         let mut command = Command::new("prlimit");
@@ -465,7 +465,7 @@ fn many_queues_are_upgraded_under_the_usual_limit_of_descriptors() {
 /// The limit is lowered while it serves: whatever it is, the upgrade succeeds or is refused, and
 /// the queues are served.
 #[test]
-fn upgrade_that_lacks_descriptors_is_refused_before_it_begins() {
+fn upgrade_without_descriptors_is_refused_early() {
     let place = Place::new(16 * MIB);
     let server = place.serve(&["--queues", "16", "--threads", "2"]);
     let options = SessionOptions { queues: 16, inflight: Want::Must, ..SessionOptions::default() };
@@ -490,7 +490,7 @@ fn upgrade_that_lacks_descriptors_is_refused_before_it_begins() {
 
 /// The program that is asked whether it can take over is a child, and may be any program.
 #[test]
-fn asked_program_inherits_no_guest() {
+fn inspected_program_inherits_no_guest() {
     let replaceable = Replaceable::new();
     let list = replaceable.place.path("list");
     let server = replaceable.serve(&["--queues", "2", "--cache", "none"]);
@@ -511,7 +511,7 @@ fn asked_program_inherits_no_guest() {
 
 /// The guest may have written what looks like another format since, and the size may be another one.
 #[test]
-fn what_is_in_the_image_by_now_does_not_matter() {
+fn changed_image_contents_do_not_matter() {
     let place = Place::new(16 * MIB);
     let server = place.serve(&["--queues", "1"]);
     let mut session = place.connect(&SessionOptions::default());
@@ -539,7 +539,7 @@ fn what_is_in_the_image_by_now_does_not_matter() {
 
 /// The end comes whenever it is asked for, and in order: exit code 0, and no socket is left.
 #[test]
-fn the_end_comes_before_during_and_after_an_upgrade() {
+fn server_ends_at_any_moment_of_upgrade() {
     let place = Place::new(16 * MIB);
     let between = [None, Some(0), Some(1), Some(5), Some(10), Some(20), Some(40), Some(60), Some(90)];
     for pause in between {
@@ -565,7 +565,7 @@ fn the_end_comes_before_during_and_after_an_upgrade() {
 
 /// Its front end has begun a message and does not go on: the thread that serves cannot come to it.
 #[test]
-fn a_front_end_in_the_middle_of_a_message_is_not_upgraded() {
+fn unfinished_message_postpones_upgrade() {
     use std::io::Write;
     let place = Place::new(16 * MIB);
     let server = place.serve(&["--queues", "1"]);
@@ -588,7 +588,7 @@ fn a_front_end_in_the_middle_of_a_message_is_not_upgraded() {
 
 /// Who restarts it is the second line of defence: it is killed, started again, and serves within a second.
 #[test]
-fn a_server_that_is_killed_and_started_again_serves_within_a_second() {
+fn restarted_server_serves_within_a_second() {
     let place = Place::new(16 * MIB);
     let mut shortest = Duration::MAX;
     for _ in 0..5 {

@@ -9,7 +9,7 @@ use std::process::Command;
 use served::{Place, vlane};
 
 #[test]
-fn work_counts_every_request_of_both_sizes_and_leaves_nothing_behind() {
+fn work_counts_every_request_and_cleans_up() {
     let place = Place::new(1 << 20);
     let (json, scratch) = (place.path("work.json"), place.path("scratch"));
     std::fs::create_dir(&scratch).unwrap();
@@ -46,7 +46,7 @@ fn work_counts_every_request_of_both_sizes_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn sizes_that_make_no_sense_are_refused_before_anything_is_measured() {
+fn invalid_sizes_are_refused_before_measuring() {
     let mut command = Command::new(vlane());
     let (code, words) = served::ends(command.args(["work", "--bytes", "700K", "--no-guest"]));
     assert_eq!(code, Some(2), "{words}");

@@ -115,7 +115,7 @@ fn entries(text: &str) -> Vec<(Vec<u64>, u64)> {
 }
 
 #[test]
-fn entries_are_read_as_the_kernel_writes_them() {
+fn entries_parse_as_kernel_writes() {
     let text = "# event histogram\n#\n\n{ common_pid:        119, exit_reason:       1024 } hitcount:      26132\n\
                 { common_pid:         7 } hitcount:          3\n\nTotals:\n    Hits: 50405\n";
     assert_eq!(entries(text), [(vec![119, 1024], 26132), (vec![7], 3)]);

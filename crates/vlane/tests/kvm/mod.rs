@@ -140,7 +140,7 @@ dd if=/dev/urandom of=/mnt/before bs=64k count=16 conv=fsync 2>/dev/null
 echo "RESULT before=$(sha256sum /mnt/before | cut -d' ' -f1)"
 echo "RESULT ready=1"
 read -r depth
-VLANE_TEST_LOAD=$depth load --exact a_load_when_it_is_asked_to_be_one --nocapture &
+VLANE_TEST_LOAD=$depth load --exact load_for_the_emulated_machine --nocapture &
 load=$!
 read -r stop
 touch /tmp/stop
