@@ -1,5 +1,5 @@
-//! An image that is deleted, moved or replaced under a server with a guest is told. The message
-//! comes at once with a way back that works, and again at the end.
+//! An image that is deleted, moved or replaced under a server with a guest causes a message. The
+//! message comes at once with a rescue command that works, and again at the end.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -105,7 +105,7 @@ fn moved_directory_is_reported_at_the_end() {
     assert!(stopped.log.contains("outer/disk.raw; move it back"), "{}", stopped.log);
 }
 
-/// A file system that is unmounted at once, and goes on for whoever has a file of it open.
+/// A lazily unmounted file system, which lives on for processes that have a file of it open.
 fn unmounted(place: &Place, mount: &[&str]) -> Option<Backend> {
     let run = |words: &[&str]| {
         let output = Command::new(words[0]).args(&words[1..]).output().unwrap();

@@ -58,7 +58,7 @@ fn modes_run_beside_neighbour_and_clean_up() {
         for row in rows {
             let figure = |title: &str| row[column(title)]["median"].as_f64();
             assert!(figure("Operations").is_some() && figure("Reads").is_some(), "{row}");
-            // Whoever else drops caches on this machine makes it less than all.
+            // Other processes that drop caches on this machine keep the share below 100 %.
             assert!((0.0..=100.0).contains(&figure("Hits").unwrap()), "{row}");
             // Bytes and operations are counted over windows that are not the same to the millisecond, and a disk may stall for all of one.
             let per_commit = figure("Written").zip(figure("Operations")).map(|(mb, n)| mb * 1e6 / n);
@@ -86,7 +86,7 @@ fn modes_run_beside_neighbour_and_clean_up() {
     assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0);
 }
 
-/// With a real guest: nothing else records one and replays it on a file system.
+/// Records a real guest and replays it on a file system; no other test does both.
 #[test]
 fn driver_replays_requests_of_a_guest() {
     let _turn = common::one_at_a_time();

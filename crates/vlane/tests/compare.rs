@@ -86,7 +86,7 @@ fn small_comparison_fills_every_column_and_cleans_up() {
     assert_nothing_left(dir.path());
 }
 
-/// No process names the directory, and nothing is in it.
+/// No process names the directory, and the directory is empty.
 fn assert_nothing_left(dir: &Path) {
     let mark = dir.to_str().unwrap();
     assert_eq!(with_argument(mark), Vec::<String>::new(), "processes were left behind");
@@ -104,7 +104,7 @@ fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     let reader = std::thread::spawn(move || {
         let mut line = String::new();
         while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
-            // Nobody listens any more when it has been interrupted.
+            // The receiver is gone once the comparison has been interrupted.
             let _ = sender.send(line.clone());
             line.clear();
         }

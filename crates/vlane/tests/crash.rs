@@ -1,8 +1,8 @@
 //! The server is killed at random moments under a verified load, and started again: what was acknowledged is there.
 //!
-//! SIGKILL does not lose the kernel's page cache, so this shows that vlane acknowledges nothing that it has not handed
-//! to the kernel, and flushes nothing that is only its own. That a flush also reaches the device is shown below, by
-//! asking the kernel how many pages of the file are still dirty.
+//! SIGKILL does not lose the kernel's page cache. So this shows two things: each acknowledged write
+//! was handed to the kernel, and no flushed data stay in the server alone. A test below shows that
+//! a flush also reaches the device: it asks the kernel how many pages of the file are still dirty.
 //!
 //! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it. `VLANE_CRASH_KILLS=50` kills each as often.
 
@@ -114,8 +114,8 @@ fn journal_detection_survives_kills_under_load() {
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "pdc"], &SessionOptions::default(), 3);
 }
 
-/// A journal's own device: all of it but its beginning is read and written around the page cache, from a moment after the server has begun; the first MiB
-/// of the load lies outside.
+/// A journal's own device. All of it but its beginning is read and written around the page cache,
+/// from a moment after the server's start. The first MiB of the load lies outside.
 #[test]
 fn direct_regions_survive_kills_under_load() {
     const REGION: Range<u64> = 2 * MIB..16 * MIB;
@@ -134,7 +134,7 @@ fn direct_regions_survive_kills_under_load() {
     let cached = || cachestat(&place.image, &REGION).unwrap()[0];
     for (serve, is_direct) in [(&serve[..], true), (&serve[..4], false)] {
         survives_at(&place, MIB, serve, &SessionOptions::default(), if is_direct { 3 } else { 1 });
-        // Where it all went: nothing of a region stays in the page cache, when the change to it is over.
+        // No page of a region stays in the page cache once the change to it is over.
         let server = place.serve(serve);
         let mut session = place.connect(&SessionOptions::default());
         let (mut queues, _waker) = session.start().unwrap();
@@ -165,7 +165,8 @@ fn write_through_guest_survives_kills_under_load() {
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session, 3);
 }
 
-/// Pages of a part of a file: cached, dirty, under writeback, evicted, recently evicted; nothing when the kernel cannot tell (before 6.5).
+/// Pages of a part of a file: cached, dirty, under writeback, evicted, recently evicted. `None` if
+/// the kernel cannot say (before 6.5).
 fn cachestat(path: &Path, range: &Range<u64>) -> Option<[u64; 5]> {
     const SYS_CACHESTAT: libc::c_long = 451;
     let file = std::fs::File::open(path).unwrap();
@@ -177,7 +178,8 @@ fn cachestat(path: &Path, range: &Range<u64>) -> Option<[u64; 5]> {
     (done == 0).then_some(counts)
 }
 
-/// Pages of a file that the kernel has not written to the device yet; nothing when the kernel cannot tell.
+/// Pages of a file that the kernel has not written to the device yet. `None` if the kernel cannot
+/// say.
 fn unwritten_pages(path: &Path) -> Option<u64> {
     let [_, dirty, writeback, ..] = cachestat(path, &(0..std::fs::metadata(path).unwrap().len()))?;
     Some(dirty + writeback)

@@ -1,5 +1,6 @@
-//! A server that was killed while the storage hangs has requests on their way that may still reach it. Whoever serves the image next waits for
-//! their end and says so: no write of the dead one lands over one of its own.
+//! A server that was killed while the storage hangs has requests in flight that may still reach it.
+//! The next server of the image waits for their end and says so. No write of the dead server lands
+//! over a newer one.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -123,7 +124,8 @@ impl Drop for Server {
     }
 }
 
-/// A server is killed with a write in flight, on storage that hangs. Nothing else knows of it any more.
+/// A server is killed with a write in flight, on storage that hangs. The write is known only to the
+/// kernel now.
 fn killed_in_the_middle(bed: &mut Bed, options: &[&str]) -> Server {
     let mut dead = bed.start("dead", options);
     dead.serves();
@@ -163,7 +165,7 @@ fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
         false => std::thread::sleep(Duration::from_millis(2500)),
     }
     assert!(!next.socket.exists() && next.child.try_wait().unwrap().is_none());
-    // A third one can be told to wait for so long only; and a signal ends a wait in order, at once.
+    // A third server can be given a limit for the wait. A signal ends a wait in order, at once.
     let limited = [options, &["--lock-timeout", "300ms"][..]].concat();
     fails(&mut bed.command("third", &limited), &["locked", "no process that runs", "try again"]);
     let mut fourth = bed.start("fourth", options);

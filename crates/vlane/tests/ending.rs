@@ -1,5 +1,5 @@
-//! How `vlane serve` ends, and what it says while it runs: SIGTERM drains, flushes, removes the socket and succeeds,
-//! whatever is going on; SIGHUP looks at the size again.
+//! How `vlane serve` ends, and its messages while it runs. SIGTERM drains, flushes, removes the
+//! socket and succeeds in every state. SIGHUP reads the size again.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 

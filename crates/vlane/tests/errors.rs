@@ -1,5 +1,5 @@
-//! Bad input: each mistake is answered within seconds by one line that names what it is about, what is wrong and what
-//! to do; the exit code is 1, or 2 for a mistake in the command line, and nothing is left behind.
+//! Bad input. Each mistake is answered within seconds by one line that names object, fault and
+//! remedy. The exit code is 1, or 2 for a mistake in the command line, and no file is left behind.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -95,7 +95,7 @@ fn immutable_image_is_refused() {
 
 #[test]
 fn empty_device_differs_from_empty_file() {
-    // One that nothing is attached to.
+    // A loop device without a file behind it.
     let find = Command::new("losetup").arg("--find").output();
     let device = match find {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
@@ -383,7 +383,7 @@ fn topology_mistakes_are_named() {
         command.args(["-c", "0"]).arg(served.get_program()).args(served.get_args());
         misused_here(&place, &mut command, &["CPU 1 is outside", "affinity", "taskset"]);
     }
-    // What the command line itself does not understand: its usage, and code 2.
+    // Mistakes that the command line's parser refuses: usage, and code 2.
     let wrong: [&[&str]; 19] = [
         &["--limit-iops", "0"],
         &["--limit-bandwidth", "100"],

@@ -46,7 +46,8 @@ fn modes_take_turns_with_baseline_twice() {
     let arms: Vec<&str> = rows.iter().map(|row| row[0].as_str().unwrap()).collect();
     assert_eq!(arms, ["off", "order", "shortest", "on", "off again"]);
     assert!(rows.iter().all(|row| row[reads]["median"].as_f64().unwrap() > 0.0), "{rows:?}");
-    // What the drive can do is known, and nobody can have more of it (requests in flight at the ends count for much in so short a time).
+    // The drive's capability is known, and no arm can exceed it. (Requests in flight at both ends
+    // count for much in so short a time.)
     let (rows, all) = table(&report, "uneven", "All");
     assert!(rows.iter().all(|row| row[all]["median"].as_f64().unwrap() < 2200.0), "{rows:?}");
     let (rows, outcome) = table(&report, "goals", "Outcome");

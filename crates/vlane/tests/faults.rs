@@ -1,5 +1,6 @@
-//! Storage that fails in each way that storage fails, under a server with a guest, with direct I/O and through the page cache: what the guest
-//! sees, what the operator is told, what holds afterwards. `docs/src/faults.md` is the table.
+//! Storage that fails in each possible way, under a server with a guest, with direct I/O and
+//! through the page cache. The tests check the guest's view, the operator's messages, and the state
+//! afterwards. `docs/src/faults.md` is the table.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -21,7 +22,7 @@ const BYTES: usize = 8 << 20;
 /// Statuses of a virtio-blk request.
 const OK: u8 = 0;
 const IOERR: u8 = 1;
-/// What is told of storage that fails without more to say.
+/// Log line for failing storage without further detail.
 const FAILED: &str = "the storage failed";
 const LOST: &str = "writes that were answered are lost";
 
@@ -52,7 +53,7 @@ impl Bed {
         self.faulty.set(faults);
     }
 
-    /// It is told, soon.
+    /// The log has the line, soon.
     fn tells(&self, words: &str) {
         assert!(self.server.wait_log(words, LIMIT), "{}: no {words:?}: {}", self.cache, self.server.log());
     }

@@ -1,4 +1,4 @@
-//! Storage that takes no writes: refused at the start, and told when it becomes so later.
+//! Storage that takes no writes: refused at the start, and reported when it becomes so later.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -71,7 +71,7 @@ fn read_only_device_is_refused_to_writers() {
             &mut device.command(&[]),
             &[&device.device, "set read-only", "--read-only", "blockdev --setrw"],
         );
-        // Readers are served, and their front end is told.
+        // Readers are served, and their front end learns it.
         let server = start(&device.command(&["--read-only", "--queues", "1"]), &device.place.socket).unwrap();
         let mut front = Front::connect(&device.place.socket);
         assert_eq!(front.read_byte(0), 0);

@@ -1,5 +1,6 @@
-//! Storage that changes below a server with a guest: an image that is cut short and comes back, a device that shrinks and grows, a file system that
-//! turns read-only. What is inside is served as before, what is not is an error, and the operator is told which.
+//! Storage that changes below a server with a guest: an image that is truncated and restored, a
+//! device that shrinks and grows, a file system that turns read-only. Requests inside the storage
+//! are served as before, those outside fail, and the operator learns which case it is.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -107,7 +108,7 @@ impl Loop {
         Ok(Loop { place, device })
     }
 
-    /// The file has this size from now on, and the device is told.
+    /// The file has this size from now on, and the device learns it.
     fn resize(&self, bytes: u64) {
         resize(&self.place.image, bytes);
         run("losetup", &["--set-capacity", &self.device]).unwrap();
@@ -131,7 +132,7 @@ fn shrunk_device_fails_lost_part_until_regrown() {
         let (server, mut front) = serve(&PathBuf::from(&device.device), &sockets, &["--cache", cache]);
         assert_eq!((front.write(HERE, 1), front.write(THERE, 2), front.flush()), (OK, OK, OK));
         device.resize(SIZE / 2);
-        // The server has not been told. The device answers as one that is full.
+        // The server has not learned it. The device answers like a full one.
         assert_eq!(front.write(THERE, 9), IOERR, "{cache}");
         tells(&server, "the image is shorter than its volume (4194304 of 8388608 bytes are there)");
         assert!(!server.log().contains("no space"), "{cache}: {}", server.log());
@@ -144,12 +145,12 @@ fn shrunk_device_fails_lost_part_until_regrown() {
         device.resize(SIZE);
         looks_again(&server);
         tells(&server, "grew from 4194304 to 8388608 bytes");
-        // The lanes are told right after that.
+        // The lanes learn it right after that.
         let begin = std::time::Instant::now();
         while front.read(THERE).is_err() {
             assert!(begin.elapsed() < LIMIT, "{cache}: {}", server.log());
         }
-        // What was cut off is gone, but for what the page cache has kept of it.
+        // The truncated part is gone, but for pages that the page cache has kept.
         let found = front.read_byte(THERE);
         assert!(found == 0 || (found == 2 && cache != "none"), "{cache}: {found}");
         assert_eq!((front.write(THERE, 4), front.flush()), (OK, OK), "{cache}");
@@ -181,7 +182,7 @@ fn read_only_file_system_fails_writes_not_reads() {
         assert_eq!(front.write(HERE, 2), IOERR, "{cache}");
         tells(&server, "the storage failed");
         assert_eq!(front.read_byte(HERE), 1, "{cache}");
-        // Whether it has everything, it does not say any more.
+        // The image no longer claims to be complete.
         assert_eq!(front.flush(), IOERR, "{cache}");
         drop(front);
         let stopped = server.stop(LIMIT).unwrap();

@@ -1,5 +1,5 @@
-//! A guest goes on with the next back end, of the same image or none. Its write cache is as it was,
-//! and its size is the image's present one.
+//! A guest continues with the next back end, of the same image or none. Its write cache is as it
+//! was, and its size is the image's present one.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// Writes of one step.
 const WRITES: u64 = 50;
 
-/// Does what it is told, line by line: the first word of a line names its result.
+/// Executes commands line by line: the first word of a line names its result.
 const OBEYS: &str = r#"
 echo "RESULT ready=1"
 while read -r key command; do
@@ -195,7 +195,7 @@ fn guest_sees_size_changed_around_restart() {
     server = place.serve();
     guest.sees("between", 16 * MIB);
 
-    // QEMU is told, and its back end is killed before it looks.
+    // QEMU gets the message, and its back end is killed before QEMU acts on it.
     signal(guest.0.id(), Signal::STOP);
     grow(image, 24 * MIB);
     signal(server.id(), Signal::HUP);

@@ -1,7 +1,9 @@
-//! A guest under KVM on a disk of vlane's: what it wrote is there, it goes on after kills, and KVM's exits and eventfds are what its requests need.
+//! A guest under KVM on a disk of vlane's. Its data reach the image, it survives kills of the
+//! server, and its requests need no more of KVM's exits and eventfds than expected.
 //!
-//! Where KVM works, the guests run on this machine. Everywhere (or where this machine's kernel does not let itself be traced),
-//! `in_an_emulated_machine_...` runs this program in a machine whose CPU, with its virtualisation, is emulated by QEMU.
+//! Where KVM works, the guests run on this machine. Everywhere else, or where this machine's kernel
+//! cannot be traced, `kvm_tests_pass_in_emulated_machine` runs this program in a machine whose CPU
+//! is emulated by QEMU, virtualisation included.
 
 #![allow(clippy::unwrap_used)]
 
@@ -125,8 +127,8 @@ fn works(guest: &Guest) {
     wait_for(guest, "more requests are done", |guest| (done(guest) >= before + WORK).then_some(()));
 }
 
-/// One request at a time, and a lane that sleeps between them: each request is one kick, which leaves the guest through KVM's ioeventfd, and one
-/// signal, which comes back through its irqfd.
+/// One request at a time, with a lane that sleeps between them. Each request is one kick, which
+/// leaves the guest through KVM's ioeventfd, and one signal, which returns through its irqfd.
 #[test]
 fn kvm_delivers_every_kick_and_signal() {
     let _turn = one_at_a_time();
@@ -189,7 +191,7 @@ fn each_request_is_a_kick_and_a_signal(counts: &Counts) {
     assert!((requests / 10..=requests + 2).contains(&signals), "{requests} requests: {counts:?}");
     // Each kick is an exit; what else there is of MMIO is not of the data path.
     assert!((counts.kicks..=counts.kicks + requests / 2).contains(&counts.mmio()), "{counts:?}");
-    // What comes to a kick: the timer, interrupts of the host, a sleep, the console.
+    // Other causes of exits beside a kick: the timer, interrupts of the host, a sleep, the console.
     assert!(counts.exits.values().sum::<u64>() < 20 * requests, "{counts:?}");
 }
 
@@ -262,7 +264,8 @@ guest_kvm --nocapture --test-threads=1 {only} 2>&1
         .program_at("vlane", vlane.path())
         .program_at("guest_kvm", this.path());
     let outer = kvm::furnish(outer, &bed.host, &bed.program, &kernel);
-    // A guest that computes can make emulation lose an interrupt of the CPU: with a tick that always comes, it is missed for 4 ms, not for good.
+    // A computing guest can make emulation lose an interrupt of the CPU. With a tick that always
+    // comes, the interrupt is missed for 4 ms only.
     let append = "highres=off nohz=off".to_string();
     let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append };
     let mut machine = Qemu::new(bed.program.clone(), Accel::Tcg, boot, Disk::at("/nowhere"));

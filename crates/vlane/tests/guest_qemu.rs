@@ -232,7 +232,7 @@ fn holds(backend: &Backend) -> (usize, usize) {
     (descriptors.len(), of_memory)
 }
 
-/// Each of them lives through an upgrade, and leaves nothing of itself in the back end.
+/// Each guest survives an upgrade, and leaves no state in the back end.
 #[test]
 fn guests_in_turn_share_one_socket() {
     let _turn = one_at_a_time();

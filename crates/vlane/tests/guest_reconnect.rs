@@ -1,4 +1,5 @@
-//! The back end goes away and comes back under a running guest: QEMU connects again, and the guest's work goes on.
+//! The back end goes away and comes back under a running guest: QEMU reconnects, and the guest's
+//! work continues.
 //!
 //! `VLANE_GUEST_RECONNECTS=50` takes it away that often in each test.
 
@@ -27,7 +28,7 @@ fn times() -> u32 {
     std::env::var("VLANE_GUEST_RECONNECTS").map_or(TIMES, |given| given.parse().unwrap())
 }
 
-/// Until it is told to stop, fio writes a file, held to a rate, and verifies it, again and again.
+/// fio writes a file at a fixed rate and verifies it, repeatedly, until it is stopped.
 const WORK: &str = r#"
 set -e
 mkfs.ext4 -q -F /dev/vda
@@ -52,7 +53,7 @@ echo "RESULT file=$(sha256sum /mnt/work.0.0 | cut -d' ' -f1)"
 umount /mnt
 "#;
 
-/// Takes the back end away, killed or stopped in turns, and checks that nothing was lost.
+/// Takes the back end away, killed or stopped in turns, and checks that no data were lost.
 fn goes_on(change: impl Fn(&mut Qemu)) {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
@@ -95,9 +96,9 @@ fn restarted_back_end_loses_no_data() {
     goes_on(|_| ());
 }
 
-/// A packed ring has no index in memory that says how far the back end came, and QEMU gives the new
-/// one the position at which the guest once started. That memory alone tells where the ring of one
-/// that was killed stands; one that stopped left the true position in the ring.
+/// A packed ring has no index in memory that shows the back end's progress, and QEMU gives the new
+/// back end the position of the guest's first start. After a kill, that memory alone shows the
+/// ring's position. A stopped back end left the true position in the ring.
 #[test]
 fn restarted_back_end_loses_no_packed_data() {
     goes_on(|machine| machine.disks[0].packed = true);
@@ -139,8 +140,8 @@ fn guest_survives_ninety_seconds_without_back_end() {
 /// Queues of a guest with 2 CPUs: a queue for each CPU that it could have.
 const MANY: u16 = 64;
 
-/// Upgrades a guest's back end under load. QEMU notices nothing of it: no connection ends, none is
-/// made, and no request of the guest fails.
+/// Upgrades a guest's back end under load. QEMU sees no effect: no connection ends, none is made,
+/// and no request of the guest fails.
 struct Upgraded<'a> {
     backend: &'a Backend,
     /// Files that the test itself was started with.
@@ -153,7 +154,7 @@ impl Upgraded<'_> {
         std::thread::sleep(PAUSE / 3);
         let answer = common::upgrade(self.backend);
         assert!(answer.contains(words), "{words}: {answer}");
-        // Nothing of the guest's would survive the next upgrade by itself.
+        // The guest's objects would not survive the next upgrade by themselves.
         assert_eq!(vlane_testing::inherited(self.backend.id()), self.passed);
     }
 
@@ -201,7 +202,7 @@ fn upgrades_are_invisible_with_many_queues() {
     let unused = volume.beside("unused");
     let change = |bed: &QemuBed, machine: &mut Qemu| {
         machine.disks[0].queues = Some(MANY);
-        // Memory of which the guest uses nothing.
+        // Memory that the guest leaves unused.
         let append = "memhp_default_state=offline".to_owned();
         machine.boot = Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
         let object =
@@ -271,7 +272,7 @@ umount /mnt
 e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || { cat /tmp/fsck; exit 1; }
 "#;
 
-/// The guest was told of discard. It trims on when an upgrade, and then a new server, finds a
+/// The guest was offered discard. It trims on when an upgrade, and then a new server, finds a
 /// device without it.
 #[test]
 fn guest_keeps_disk_without_discard() {
@@ -280,8 +281,8 @@ fn guest_keeps_disk_without_discard() {
     let volume = Volume::new(64 * MIB);
     let Some(device) = LoopDevice::over(&volume.image, &[]) else { return };
     let path = device.0.display().to_string();
-    // A real device would keep the limit for whoever uses it next. So the server alone sees another
-    // one.
+    // A real device would keep the limit for its next user. So the server alone sees another
+    // device.
     let limit = volume.beside("discard_max_bytes");
     std::fs::write(&limit, "1073741824\n").unwrap();
     let seen = device.in_sys().join("queue/discard_max_bytes").display().to_string();

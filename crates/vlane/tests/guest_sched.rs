@@ -15,7 +15,7 @@ use vlane_sched::discover::{self, Machine};
 use vlane_sched::link::{Link, Notice, Registered};
 use vlane_sched::{Classes, ErrorKind, Mark, now};
 
-/// The scheduler's socket beside a volume, and what `vlane serve` is told of it.
+/// The scheduler's socket beside a volume, and the option that names it to `vlane serve`.
 fn scheduler(volume: &Volume) -> (Link, String) {
     let path: PathBuf = volume.beside("sched.sock");
     (Link::bind(&path, 0o600).unwrap(), format!("--sched={}", path.display()))
@@ -34,7 +34,7 @@ fn joined(link: &mut Link) -> Registered {
     panic!("no session registered");
 }
 
-/// Per lane, what was told until the guest printed `key`: signals and answers, in turns.
+/// Marks per lane until the guest printed `key`: signals and answers, in turns.
 fn told(link: &mut Link, guest: &mut Guest, key: &str) -> BTreeMap<u16, (u64, u64)> {
     let mut lanes: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
     let mut last: BTreeMap<u16, u64> = BTreeMap::new();
@@ -208,7 +208,8 @@ read -r go
     stop(backend);
 }
 
-/// The whole way, as a user has it: the scheduler is a process of its own, and is told nothing of the guest.
+/// The complete setup of a user: the scheduler is a process of its own, and has no information
+/// about the guest.
 #[test]
 fn served_guest_is_scheduled_and_restored() {
     let _turn = one_at_a_time();
@@ -254,7 +255,7 @@ kill $hog
     assert!(vcpu.tids.len() >= 2, "{vcpu:?}");
     assert!(vcpu.events >= 20 && vcpu.responses >= 20, "{vcpu:?}");
     assert!(vcpu.boosts + vcpu.wake_boosts > 0, "{vcpu:?}");
-    // The guest goes on without it.
+    // The guest continues without it.
     guest.send("go\n").unwrap();
     finished(guest);
     stop(backend);

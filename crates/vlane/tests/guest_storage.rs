@@ -245,7 +245,7 @@ done
     tried.unwrap_or_else(|why| std::panic::resume_unwind(why));
 }
 
-/// A mount that ends when it is dropped, after whoever has it open for a moment longer.
+/// A mount that ends when it is dropped, once processes that still have it open are gone.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -278,7 +278,7 @@ fn guest_data_on_btrfs_use_page_cache() {
     let backend = volume.serve(&[]);
     let log = backend.log();
     assert!(log.contains("using --cache writeback") && !log.contains(warning), "{log}");
-    // A page is written from the guest's page cache while a program goes on changing it.
+    // A page is written from the guest's page cache while a program keeps changing it.
     let script = r#"
 set -e
 mkfs.ext4 -q -F /dev/vda

@@ -18,8 +18,8 @@ fn guest_files_match_on_the_host() {
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(512 * MIB);
     let backend = volume.serve(&[]);
-    // No direct writes below ext4's block of 4 KiB: the kernel pads those from its zero page, which in User-Mode
-    // Linux is not part of the memory that it shares.
+    // No direct writes below ext4's block of 4 KiB. The kernel pads those from its zero page, which
+    // User-Mode Linux does not share.
     let report = bed.run(
         &volume.socket,
         r#"
@@ -201,8 +201,9 @@ fn is_partial(recorder: Child, trace: &Path) {
     assert!(summary.contains("requests in") && !summary.contains(" 0.0 % writes"), "{summary}");
 }
 
-/// The back end is killed under a guest that writes files and syncs them: the guest's file system is as after a power failure, and has each file that
-/// was synced. A recorder of that back end says that it has a part. `VLANE_GUEST_KILLS=50` does it so often in each cache mode.
+/// The back end is killed under a guest that writes files and syncs them. The guest's file system
+/// is as after a power failure, and has each file that was synced. A recorder of that back end
+/// reports a partial recording. `VLANE_GUEST_KILLS=50` kills that often in each cache mode.
 #[test]
 fn synced_data_survive_killed_back_end() {
     let _turn = one_at_a_time();

@@ -1,4 +1,4 @@
-//! QEMU guests that vlane cannot serve as they are: the lack is told, with what to do.
+//! QEMU guests that vlane cannot serve as they are: the message names the lack and the remedy.
 
 #![allow(clippy::unwrap_used)]
 
@@ -114,7 +114,7 @@ sleep 2
     );
 }
 
-/// Memory that only the guest sees: whatever of it is in a request, the disk itself must go on.
+/// Memory that only the guest sees. The disk must survive any use of it in a request.
 const USES_PLUGGED_MEMORY: &str = r#"
 total() { awk '/MemTotal/ { print $2 }' /proc/meminfo; }
 before=$(total)

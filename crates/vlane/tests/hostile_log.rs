@@ -1,5 +1,5 @@
-//! A front end cannot fill the log: whatever it does, the lines stay under a bound, and the number
-//! of those left out is told.
+//! A front end cannot fill the log. The number of lines stays under a bound for all behaviour, and
+//! the log gives the number of suppressed lines.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -86,7 +86,7 @@ fn harass(socket: &Path, noise: &mut u64) -> (u64, u64) {
     }
 }
 
-/// Lines that have `part`, and how many like them were left out, by what is told.
+/// Lines that have `part`, and the logged number of similar suppressed lines.
 fn told(log: &str, part: &str) -> (u64, u64) {
     let (mut lines, mut left_out) = (0, 0);
     for line in log.lines().filter(|line| line.contains(part)) {
@@ -121,7 +121,7 @@ fn hostile_front_end_cannot_fill_the_log() {
         let (refusals, stops) = harass(&place.socket, &mut noise);
         (refused, stopped) = (refused + refusals, stopped + stops);
     }
-    // The number left out is told while it serves, too.
+    // The number of suppressed lines is logged during service, too.
     let read = || std::fs::read_to_string(&log).unwrap();
     let begin = Instant::now();
     while told(&read(), "refused a message").1 == 0 {
@@ -134,7 +134,7 @@ fn hostile_front_end_cannot_fill_the_log() {
     assert!(refused > 1000 && stopped > 200, "{refused} {stopped}");
     let lines = log.lines().count();
     assert!(lines < PLACES * OF_A_PLACE, "{lines} lines:\n{log}");
-    // Each message is told or counted.
+    // Each message is logged or counted.
     for (part, caused) in [("refused a message", refused), ("queue 0 is stopped", stopped)] {
         let (told, left_out) = told(&log, part);
         assert!(

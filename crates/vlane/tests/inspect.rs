@@ -1,4 +1,4 @@
-//! `vlane inspect`: what is told of an image, to people and to programs.
+//! `vlane inspect`: its description of an image, for people and for programs.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -20,7 +20,7 @@ fn inspect(words: &[&str]) -> Output {
     Command::new(vlane()).arg("inspect").args(words).env_remove("VLANE_LOG").output().unwrap()
 }
 
-/// What it prints, when all is well.
+/// Its output, after success.
 fn said(words: &[&str]) -> String {
     let output = inspect(words);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -73,7 +73,7 @@ fn findings_appear_as_text_and_json() {
     // It has only read.
     assert!(std::fs::read(&place.image).unwrap() == before, "the image was written to");
 
-    // A newer result takes the place of an older one, and of nothing else.
+    // A newer result replaces an older one, and no other file.
     said(&[&name, "--json", &json]);
     std::fs::write(&file, "mine").unwrap();
     let output = inspect(&[&name, "--json", &json]);
@@ -92,7 +92,7 @@ fn missing_journal_is_explained() {
     if mkfs(&place.image, MIB, 60).is_none() {
         return;
     }
-    // A partition for it, one for LVM, and one that nobody knows.
+    // A partition for it, one for LVM, and one of an unknown type.
     let image = std::fs::File::options().write(true).open(&place.image).unwrap();
     let mut sector = [0; 512];
     for (n, (start, sectors)) in

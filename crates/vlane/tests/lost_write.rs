@@ -1,6 +1,6 @@
-//! Storage that fails, as the operator of `vlane serve` sees it: a lost write is told once, shown at the control socket, and met by every
-//! flush of every queue after it, or ends the process; failed requests are told while the session goes on, a few lines for
-//! thousands of them.
+//! Storage that fails, as the operator of `vlane serve` sees it. A lost write is logged once, shown
+//! at the control socket, and fails every later flush of every queue, or ends the process. Failed
+//! requests are logged during the session, a few lines for thousands of them.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

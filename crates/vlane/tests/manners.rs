@@ -1,4 +1,5 @@
-//! How commands behave towards whoever started them: a shell, a service manager, a person who presses Ctrl-C or gives the wrong file.
+//! How commands behave towards their callers: a shell, a service manager, a person who presses
+//! Ctrl-C or gives the wrong file.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -152,7 +153,7 @@ fn log_level_and_format_can_be_chosen() {
     assert_eq!((code(&output), object["level"].as_str()), (1, Some("ERROR")));
 }
 
-/// What `head -1` leaves behind: a pipe without a reader.
+/// The pipe that `head -1` leaves behind: one without a reader.
 fn gone() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -413,7 +414,7 @@ fn service_manager_is_notified_of_state_changes() {
     let ready = hears();
     assert!(ready.lines().any(|line| line == "READY=1"), "{ready}");
     assert!(ready.contains("STATUS=serving"), "{ready}");
-    // Ready is ready: nobody has to try again.
+    // The server is ready when it says so: no client has to retry.
     drop(place.connect(&SessionOptions::default()));
     std::fs::File::options().write(true).open(&place.image).unwrap().set_len(2 * MIB).unwrap();
     signal(&child, Signal::HUP);
@@ -471,7 +472,7 @@ fn completions_and_manual_cover_every_option() {
     assert_eq!(written, pages);
     let text = std::fs::read_to_string(dir.join("vlane-serve.1")).unwrap();
     assert!(text.contains(".TH vlane") && text.contains("\\-\\-poll\\-max"), "{text}");
-    // What is not vlane's is not replaced, and then nothing is.
+    // A foreign file is not replaced, and then no file is written.
     std::fs::write(dir.join("vlane-work.1"), "mine").unwrap();
     std::fs::remove_file(dir.join("vlane.1")).unwrap();
     let output = run(&["man", &name]);
@@ -541,9 +542,9 @@ fn limits_change_while_serving_and_hold() {
     assert_eq!(code(&output), 0, "{}", said(&output));
     let done = control.counters().unwrap().sum["reads"] - before;
     let most = (begin.elapsed() + Duration::from_millis(10)).as_secs_f64() * 2000.0;
-    // What is under way when a session ends is not waited for: as many as it had out.
+    // A session's end does not wait for requests in flight: the number out may be left.
     assert!(done as f64 <= most + 32.0, "{done} of {most}");
-    // What is not named stays.
+    // Limits that are not named stay.
     let shown = told(&["--bandwidth", "1M"]);
     assert!(shown.contains("2000 requests per second and 1 MiB per second"), "{shown}");
     assert_eq!(told(&["--iops", "none", "--bandwidth", "none"]).trim(), "no limits");

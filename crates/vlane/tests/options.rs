@@ -1,5 +1,6 @@
-//! Every option of every command, from the definition of the command line itself: a value that cannot be is a usage error (exit
-//! status 2) that names the option, in words and not in those of a parser of numbers.
+//! Every option of every command, from the definition of the command line itself. An impossible
+//! value is a usage error (exit status 2) that names the option. The message is plain words, not
+//! those of a parser of numbers.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -72,7 +73,7 @@ const ZERO: [(&str, &str); 48] = [
     ("power-cut", "seed"),
 ];
 
-/// What a user must not have to read.
+/// Parsers' words that no user must have to read.
 const PARSERS_WORDS: [&str; 5] =
     ["invalid digit", "invalid float", "cannot parse integer", "number too", "out of range"];
 
@@ -101,7 +102,8 @@ fn all(command: &clap::Command, path: &[String], found: &mut Vec<Valued>) {
     }
 }
 
-/// Whether the definition refuses a value for what it is. Nothing is run: a value that is taken might begin to do something.
+/// True if the definition refuses a value for itself. The command is never run: an accepted value
+/// might start something.
 fn is_refused(valued: &Valued, value: &str) -> bool {
     let words = ["vlane".to_owned()].into_iter().chain(valued.command.clone());
     let words = words.chain([format!("--{}={value}", valued.option)]);
@@ -113,7 +115,7 @@ fn is_refused(valued: &Valued, value: &str) -> bool {
     about && matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue)
 }
 
-/// What the program itself says to it, which must be a usage error that names the option.
+/// The program's own answer, which must be a usage error that names the option.
 fn refusal(valued: &Valued, value: &str) -> String {
     let mut command = Command::new(vlane());
     command.args(&valued.command).arg(format!("--{}={value}", valued.option));

@@ -1,4 +1,5 @@
-//! A slip of the hand costs no data: results replace nothing that they should not, and what writes to a volume asks first.
+//! A slip of the hand costs no data. Results replace only files of their own kind. A command that
+//! writes to a volume asks first.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -144,7 +144,7 @@ const OTHERS: [&str; 11] = [
     "topologies",
 ];
 
-/// Those whose interruption has a test of its own, or that measure nothing.
+/// Commands whose interruption has a test of its own, or that do not measure.
 const NO_REPORT: [&str; 8] =
     ["analyze", "bench", "inspect", "replay", "report", "sched run", "sched status", "sched top"];
 
@@ -217,7 +217,8 @@ fn interrupted_replay_keeps_finished_part() {
     let recorder =
         begin(Command::new(vlane()).arg("record").arg(place.path("disk.ctl")).arg("-o").arg(&file));
     until("it records", || file.exists());
-    // Few enough that a slow machine keeps up, for long enough that nobody waits for the end.
+    // Few enough that a slow machine keeps up, and long enough that the test need not wait for the
+    // end.
     let (status, words) = ends(bench(&place, "3s").args(["--rate", "500", "--depth", "1"]));
     assert_eq!(status, Some(0), "{words}");
     kill_process(Pid::from_child(&recorder), Signal::INT).unwrap();

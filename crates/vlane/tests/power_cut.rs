@@ -1,4 +1,5 @@
-//! What a power cut could leave, with a real guest and every cache mode: a sample of what `vlane power-cut` does by command.
+//! Possible states after a power cut, with a real guest and every cache mode: a sample of the
+//! command `vlane power-cut`.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -17,7 +18,7 @@ fn rows(report: &serde_json::Value, section: &str) -> Vec<Vec<serde_json::Value>
     rows.iter().map(|row| row.as_array().unwrap().clone()).collect()
 }
 
-/// Runs the command, which has to find nothing wrong: its report, and what it printed.
+/// Runs the command, which has to find no fault. Returns its report, and its output.
 fn power_cut(words: &[&str]) -> (serde_json::Value, String) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let result = dir.path().join("result.json");

@@ -105,7 +105,8 @@ fn documented_probes_exist_as_nops() {
             true => assert_eq!(code[0], 0x90, "{} is not a nop", note.name),
             false => assert_eq!(code, 0xd503_201f_u32.to_le_bytes(), "{} is not a nop", note.name),
         }
-        // What is free: fields behind the request's address, and at most the status in a register.
+        // Arguments without cost: fields behind the request's address, and at most the status in a
+        // register.
         if note.name.starts_with("request__") {
             let registers = note.arguments.iter().filter(|a| !a.contains(['(', '['])).count();
             let allowed = usize::from(note.name == "request__done");
@@ -124,7 +125,7 @@ fn probes_fire_once_per_request() {
     };
     let place = Place::new(64 << 20);
     let server = place.serve(&["--queues", "2"]);
-    // It says all the time that it is ready: bpftrace 0.17 may sleep through its end if nothing wakes it.
+    // The load repeats that it is ready: bpftrace 0.17 may sleep through its end without an event.
     let program = format!(
         "usdt:{0}:vlane:request__start {{ @start[arg2] = count(); @bytes = sum(arg4); @out[arg0, arg1] = 1; @ioprio[arg5] = count(); }}
          usdt:{0}:vlane:request__submit {{ @submit = count(); }}
@@ -185,7 +186,7 @@ fn probes_fire_once_per_request() {
     );
     assert_eq!(keyed("@lanes", "0") + keyed("@lanes", "1"), made, "{maps:?}");
     assert!(keyed("@lanes", "0") >= 3000 && keyed("@lanes", "1") >= 3000, "{maps:?}");
-    // Every start has its done: nothing is left that is out.
+    // Every start has its done: no request is left out.
     assert!(
         maps.get("@out").is_none_or(|out| out.as_object().is_none_or(serde_json::Map::is_empty)),
         "{maps:?}"

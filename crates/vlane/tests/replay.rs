@@ -1,5 +1,6 @@
-//! A replay is the recorded sequence: against vlane, where it is recorded again, and against qemu-storage-daemon, which tells of each read and write at the
-//! entrance of its block layer (`--trace`), and with its `blklogwrites` driver logs every change when it is done. And other programs read what traces are converted to.
+//! A replay is the recorded sequence. Against vlane it is recorded again. qemu-storage-daemon
+//! reports each read and write at the entrance of its block layer (`--trace`), and its driver
+//! `blklogwrites` logs every finished change. Other programs read converted traces, too.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
@@ -79,7 +80,7 @@ impl Volume {
         Volume { place, backend, control: Control::new(control) }
     }
 
-    /// Records while `work` goes on, until so many requests have come.
+    /// Records during `work`, until so many requests have come.
     fn recorded<T>(&self, name: &str, count: u64, work: impl FnOnce(&Path) -> T) -> (Trace, T) {
         let output = self.place.path(name);
         let options = RecordOptions {
@@ -112,10 +113,10 @@ impl Volume {
     }
 }
 
-/// What a lane was asked for.
+/// The requests of a lane.
 type Asked = (Kind, u64, u32, u32);
 
-/// What each lane was asked for, in order; with the places of the requests in the trace.
+/// The requests of each lane, in order; with the places of the requests in the trace.
 fn sequences(trace: &Trace) -> BTreeMap<u16, Vec<(Asked, usize)>> {
     let mut lanes: BTreeMap<u16, Vec<_>> = BTreeMap::new();
     for at in trace.by_submission() {
@@ -148,8 +149,9 @@ fn wanted(requests: &[ReplayRequest]) -> BTreeMap<u16, Vec<Asked>> {
 /// A request by its lane and its number there: the same in a recording and in a recording of its replay.
 type Name = (u16, usize);
 
-/// Pairs of requests of which the first was answered before the second was sent, where one of them is a flush and the first changes data or is the
-/// flush. `slack` more than zero counts what may have been so; less than zero only what was for certain, between lanes.
+/// Pairs of requests of which the first was answered before the second was sent. One of them is a
+/// flush, and the first changes data or is the flush. A positive `slack` counts possible pairs; a
+/// negative one only certain pairs, between lanes.
 fn order(trace: &Trace, slack: i64) -> BTreeSet<(Name, Name)> {
     let lanes = sequences(trace);
     let named: Vec<(Name, &Request)> = lanes
@@ -214,8 +216,9 @@ fn vlane_replay_matches_the_recording() {
             let slack = i64::try_from(SLACK_NS).unwrap();
             let certain = order(&a, -slack);
             let mut broken: Vec<_> = certain.iter().copied().collect();
-            // Between lanes the times tell, and those of a lane that was taken off its CPU between a request and the clock are off by
-            // milliseconds. That hits other requests each time; an order that is not kept is missing every time.
+            // Between lanes the times decide. A lane that lost its CPU between a request and the
+            // clock has times that are off by milliseconds. That hits other requests each time; a
+            // broken order is missing every time.
             for _ in 0..3 {
                 let (b, ()) = volume.recorded("b", count, |socket| replay_on(&a, socket, timing));
                 prop_assert_eq!(asked(&b), asked(&a), "replayed is not what was recorded");
@@ -235,8 +238,8 @@ fn vlane_replay_matches_the_recording() {
     stop(volume.backend);
 }
 
-/// Without the numbers in the trace, by its times alone, orders would be lost: the property above can fail.
-/// A volume that is never silent for long gives no pause in which somebody would look at the clock.
+/// Without the numbers in the trace, by its times alone, orders would be lost: the property above
+/// can fail.
 #[test]
 fn recording_ends_in_time_with_slow_requests() {
     let volume = Volume::serve();
@@ -289,7 +292,7 @@ fn broken_order_is_noticed() {
     let flush = |at_ns| ReplayRequest { kind: ReplayKind::Flush, sector: 0, sectors: 0, ..write(at_ns, 0) };
     let requests = [write(0, 0), flush(10), write(20, 64), flush(30)];
     let (a, ()) = volume.recorded("a", 4, |socket| drive(&requests, socket));
-    // The same requests, nothing waiting for anything.
+    // The same requests, without any order between them.
     let mut loose = requests;
     loose.iter_mut().for_each(|request| request.done_ns = None);
     let (b, ()) = volume.recorded("b", 4, |socket| drive(&loose, socket));
@@ -298,8 +301,8 @@ fn broken_order_is_noticed() {
     stop(volume.backend);
 }
 
-/// What qemu-storage-daemon was asked for on each lane, as it says at the entrance of its block layer; the last request, which ends
-/// the log, left out.
+/// The requests to qemu-storage-daemon on each lane, from its log at the entrance of its block
+/// layer. The last request, which ends the log, is left out.
 fn arrivals(said: &str, requests: usize) -> BTreeMap<u16, Vec<Asked>> {
     let mut lanes: BTreeMap<u16, Vec<Asked>> = (0..LANES).map(|lane| (lane, Vec::new())).collect();
     for line in said.lines() {
@@ -323,7 +326,8 @@ fn arrivals(said: &str, requests: usize) -> BTreeMap<u16, Vec<Asked>> {
     lanes
 }
 
-/// What qemu-storage-daemon's `blklogwrites` wrote (the format of Linux's dm-log-writes).
+/// Contents of the log of qemu-storage-daemon's `blklogwrites` (the format of Linux's
+/// dm-log-writes).
 fn read_log(path: &Path) -> Vec<Asked> {
     let bytes = std::fs::read(path).unwrap();
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -409,7 +413,7 @@ fn qemu_storage_daemon_replay_matches_recording() {
             let said = peer.stop(LIMIT).unwrap().log;
             let arrived = arrivals(&said, requests.len());
 
-            // Reads, writes and write-zeroes came in each lane's order, all of them and nothing else.
+            // Reads, writes and write-zeroes came in each lane's order, all of them and no others.
             let moves = |kind| matches!(kind, Kind::Read | Kind::Write | Kind::WriteZeroes);
             let mut expected = asked(&a);
             expected.values_mut().for_each(|lane| {
@@ -418,8 +422,8 @@ fn qemu_storage_daemon_replay_matches_recording() {
             });
             prop_assert_eq!(&arrived, &expected);
 
-            // What was logged when it was done: the same changes; and none that came after a flush overtook one that the flush covers. A write
-            // of zeroes is logged as a write.
+            // The log of finished requests has the same changes. No change sent after a flush
+            // precedes a change that the flush covers. A write of zeroes is logged as a write.
             let logged = read_log(&log);
             let mut places: BTreeMap<Asked, VecDeque<usize>> = BTreeMap::new();
             for (place, entry) in logged.iter().enumerate().filter(|(_, entry)| entry.0 != Kind::Flush) {
@@ -447,7 +451,7 @@ fn qemu_storage_daemon_replay_matches_recording() {
             let pairs = order(&a, -i64::try_from(SLACK_NS).unwrap());
             let flushes: BTreeSet<Name> = pairs.iter().map(|(_, later)| *later).collect();
             for flush in flushes {
-                // What it covers, and what came after it.
+                // The changes that the flush covers, and those after it.
                 let covered = pairs
                     .iter()
                     .filter(|(_, later)| *later == flush)

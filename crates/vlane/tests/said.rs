@@ -1,4 +1,4 @@
-//! What the server and its users say when somebody waits, and when the image's size changes.
+//! Messages of the server and its clients when a client waits, and when the image's size changes.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -1,4 +1,5 @@
-//! The sched_ext vehicle in a guest whose kernel has it: fair, charges what is used, leaves nothing behind.
+//! The sched_ext vehicle in a guest whose kernel has it: fair, charges the CPU time used, and
+//! leaves no trace behind.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +15,8 @@ use vlane_boot::{Accel, Boot, Disk, Host, Initramfs, Kernel, Qemu, QemuProgram};
 const NOT_BUILT: &str =
     "built without the feature sched-ext (needs make, pkg-config, libelf-dev, zlib1g-dev)";
 
-/// What such a guest is made of. Nothing, said loudly, where it cannot be had: that is looked for here, so that whatever else goes wrong
-/// in a guest or a command is a failure.
+/// Parts of such a guest. `None`, with a loud message, where it cannot be had. The search happens
+/// here, so that any other fault in a guest or a command is a failure.
 fn machine() -> Option<(Host, QemuProgram, Kernel)> {
     if cfg!(not(feature = "sched-ext")) {
         vlane_testing::skip(NOT_BUILT);
@@ -30,7 +31,8 @@ fn machine() -> Option<(Host, QemuProgram, Kernel)> {
     Some((host, program, kernel))
 }
 
-/// What `vlane sched prove-sched-ext` reports. Nothing, said loudly, where there is no guest for it.
+/// Report of `vlane sched prove-sched-ext`. `None`, with a loud message, where there is no guest
+/// for it.
 fn prove(arguments: &[&str]) -> Option<serde_json::Value> {
     machine()?;
     let dir = tempfile::tempdir().unwrap();
@@ -66,9 +68,10 @@ fn boosts_are_charged_and_killed_loader_unloads() {
     let (used, charged) = (books[3].as_f64().unwrap(), books[4].as_f64().unwrap());
     assert!((charged / used - 1.0).abs() < 0.1, "{charged} ms charged of {used} ms used: {books:?}");
     let responses = row(&report, "responses", "loan");
-    // Of the better turn: what the host takes from an emulated CPU is charged to the thread that ran there, and an account forgets what is
-    // beyond the most that it may have or owe. That is so much CPU time, not such a part of it: the longer the turn, the less it counts. Before
-    // shares held, the farthest was 185 % off.
+    // Of the better turn. CPU time that the host takes from an emulated CPU is charged to the
+    // thread that ran there. An account forgets amounts beyond the most that it may have or owe.
+    // That is a fixed amount of CPU time, so a longer turn reduces its part. Before shares held,
+    // the farthest was 185 % off.
     let farthest = responses[5]["min"].as_f64().unwrap();
     assert!(farthest < 15.0, "a thread's CPU time is {farthest} % off its share: {responses:?}");
     let killed = row(&report, "kills", "kill -9");
@@ -91,7 +94,8 @@ fn starved_vcpus_compete_with_ordinary_threads() {
     let Some(report) = prove(&turns) else { return };
     let books = row(&report, "books", "loan");
     let (farthest, used) = (books[2].as_f64().unwrap(), books[3].as_f64().unwrap());
-    // Either they were ordinary threads for a while, or the ordinary ones left a CPU. Nobody starves, whichever it is.
+    // Either they were ordinary threads for a while, or the ordinary ones left a CPU. No thread
+    // starves in either case.
     assert!(farthest < 90.0, "a vCPU is {farthest} % off its share: {report}");
     // 13 of 17 threads on two CPUs would get 9 s of the 12; none at all without help.
     assert!(used > 1000.0, "the vCPUs got {used} ms of CPU time in 6 s");

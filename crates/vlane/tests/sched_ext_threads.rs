@@ -1,6 +1,7 @@
 //! Threads of the sched_ext vehicle: which are taken, and what they may do to the scheduler and to each other.
 //!
-//! Where the kernel has no sched_ext the tests do nothing; `in_a_guest_...` runs them on one that has.
+//! Where the kernel has no sched_ext the tests return at once; `sched_ext_tests_pass_in_guest` runs
+//! them on a kernel that has it.
 
 #![cfg(feature = "sched-ext")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -24,7 +25,7 @@ use vlane_sched::{VcpuThreads, Vehicle};
 /// Emulated, on a host that does other things besides, everything takes long.
 const LIMIT: Duration = Duration::from_secs(300);
 const EXT: Class = Class::Else(7);
-/// What tells this program that it runs in the guest.
+/// Variable that marks this program as running in the guest.
 const IN_GUEST: &str = "VLANE_TEST_IN_GUEST";
 
 fn is_in_guest() -> bool {
@@ -150,7 +151,8 @@ fn affinity_changes_do_not_eject_scheduler() {
         return;
     }
     let mut vehicle = vehicle(Policy::AlwaysBoost);
-    // Two CPUs on which a boosted thread may displace somebody; on the other two this test is in the way.
+    // Two CPUs on which a boosted thread may displace another; on the other two this test is in the
+    // way.
     let hogs = [Worker::on(&[2]), Worker::on(&[3])];
     let victims: Vec<Worker> = (0..6).map(|_| Worker::on(&[0, 2])).collect();
     let mut add = |worker: &Worker| vehicle.add(&worker.vcpu(), Claim::of(worker.tid)).unwrap();
@@ -208,7 +210,8 @@ fn long_queue_of_excluded_threads_delays_nobody() {
         return;
     }
     let mut vehicle = vehicle(Policy::Loan);
-    // They are entitled to all, and may use the one CPU only: whoever waits for the other one waits behind them.
+    // They are entitled to all CPUs, and may use the one CPU only: threads that wait for the other
+    // CPU wait behind them.
     let many: Vec<Worker> = (0..90).map(|_| Worker::on(&[0])).collect();
     let two = [Worker::on(&[1]), Worker::on(&[1])];
     let claim = |worker: &Worker, weight| Claim { vm: worker.tid, weight, cap_permille: 0 };
@@ -219,7 +222,7 @@ fn long_queue_of_excluded_threads_delays_nobody() {
     // This test itself comes before them, on another CPU.
     pin(tid(), &[2]);
     let used = |vehicle: &SchedExt| ids.map(|id| vehicle.account(id).unwrap().totals.used_ns / 1_000_000);
-    // How much one of them uses in a row while the other one, which waits, uses nothing.
+    // CPU time that one of them uses in a row while the other one waits without any.
     let (mut last, mut alone, mut longest) = (used(&vehicle), [0, 0], [0, 0]);
     let first = last;
     let until = Instant::now() + Duration::from_secs(10);

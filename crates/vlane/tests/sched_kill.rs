@@ -1,4 +1,4 @@
-//! Whatever kills the scheduler, no thread keeps a priority that it gave.
+//! No thread keeps a priority of the scheduler's after the scheduler was killed, in whatever way.
 //!
 //! `VLANE_KILLS=N` sets the number of rounds.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -21,7 +21,7 @@ use vlane_sched::sys::{self, Attr, Class};
 const ROUNDS: usize = 400;
 /// Schedulers at once.
 const WORKERS: usize = 4;
-/// Nothing takes so long, unless it never happens.
+/// No step takes so long, unless it never happens.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tid() -> u32 {
@@ -62,7 +62,7 @@ impl Victims {
         Self { stop, threads, were }
     }
 
-    /// Whether one of them is not as it was; which, and how.
+    /// The first of them that is not as it was, and its difference.
     fn changed(&self) -> Option<String> {
         self.were.iter().find_map(|&(tid, was)| {
             let is = sys::get(tid).unwrap();
@@ -113,7 +113,8 @@ fn wait(mut is: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Whether a scheduler is at work: it tells its state, and has a guard. One whose first guard is killed while it starts says so, and ends.
+/// True if a scheduler is at work: it reports its state, and has a guard. A scheduler whose first
+/// guard is killed while it starts says so, and ends.
 fn is_ready(dir: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(dir.join("socket")) else { return false };
     stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -124,7 +125,8 @@ fn tables(dir: &Path) -> usize {
     std::fs::read_dir(dir.join("state")).map_or(0, Iterator::count)
 }
 
-/// Whether a list names a thread. One without is left when a scheduler is killed before it has a guard; the next removes it.
+/// True if a list names a thread. A list without threads is left when a scheduler is killed before
+/// it has a guard; the next removes it.
 fn is_pending(dir: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(dir.join("state")) else { return false };
     let lists = entries.filter_map(|entry| std::fs::read(entry.ok()?.path()).ok());
@@ -145,8 +147,8 @@ impl Random {
     }
 }
 
-/// Events for all victims, as fast as they are taken, until `until`, or until a thread was seen
-/// that is not as it was if that `suffices`; whether one was.
+/// Sends events for all victims, as fast as they are taken, until `until`. If that `suffices`, the
+/// loop ends at the first thread seen that is not as it was. Returns true if there was one.
 fn boost(dir: &Path, victims: &Victims, until: Instant, suffices: bool) -> bool {
     let mut stream: Option<UnixStream> = None;
     let mut seen = false;
@@ -166,7 +168,8 @@ fn boost(dir: &Path, victims: &Victims, until: Instant, suffices: bool) -> bool 
     seen
 }
 
-/// Whether `repair` leaves no list behind. Guards that live restore what is in theirs in a moment; `repair` leaves those alone.
+/// True if `repair` leaves no list behind. Live guards restore the threads of their lists in a
+/// moment; `repair` leaves those lists alone.
 fn is_repaired(dir: &Path) -> bool {
     wait(|| {
         let repair = Command::new(env!("CARGO_BIN_EXE_vlane"))
@@ -175,7 +178,8 @@ fn is_repaired(dir: &Path) -> bool {
             .stdout(Stdio::null())
             .status();
         let has_succeeded = repair.unwrap().success();
-        // A daemon that was killed before it had made the directory has changed nothing, and `repair` says that it is not there.
+        // A daemon that was killed before it had made the directory has changed no thread, and
+        // `repair` says that the directory is missing.
         tables(dir) == 0 && (has_succeeded || !dir.join("state").exists())
     })
 }
@@ -203,14 +207,14 @@ fn round(dir: &Path, victims: &Victims, number: usize, random: &mut Random) -> b
             std::thread::sleep(Duration::from_micros(random.below(50_000)));
             kill(daemon.id(), Signal::KILL);
         }
-        // Both at once: nothing is left that could restore anything but the next `run` or `repair`.
+        // Both at once: only the next `run` or `repair` could restore anything.
         7 => {
             kill(daemon.id(), Signal::KILL);
             for guard in guards {
                 kill(guard, Signal::KILL);
             }
         }
-        // The daemon; the guard is told to end, which it must not.
+        // The daemon; the guard gets a signal to end, which it must ignore.
         5 => {
             for guard in guards {
                 kill(guard, Signal::TERM);
@@ -355,7 +359,7 @@ fn last_thread_ends_the_scheduler() {
     assert!(success && said.contains("all its threads have ended"), "{said}");
     assert_eq!(tables(dir.path()), 0);
     reaper.join().unwrap().unwrap();
-    // Its number is nobody's now.
+    // No process has its number now.
     let (success, said) = run_to_end(dir.path(), &[tid], &[]);
     assert!(!success && said.contains("no thread") && said.contains("ended"), "{said}");
 }

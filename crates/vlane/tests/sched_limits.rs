@@ -100,7 +100,7 @@ fn missing_descriptors_warn_once() {
     let me = std::process::id().to_string();
     let run = Scheduler::start(&["prlimit", "--nofile=80:80"], &["--pid", &me]);
     wait("the machine is scheduled", || run.vcpus() == 1);
-    // More than it may have, and nobody leaves.
+    // More than it may have, and no client leaves.
     let mut held = Vec::new();
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until {
@@ -113,7 +113,7 @@ fn missing_descriptors_warn_once() {
     wait("others are accepted again", || {
         let Some(socket) = knock(&run.listen()) else { return false };
         std::thread::sleep(Duration::from_millis(30));
-        // One that is turned away is told so, and hung up on.
+        // A refused client gets the reason, and is hung up on.
         let mut byte = [0];
         rustix::net::recv(&socket, &mut byte[..], rustix::net::RecvFlags::empty()).is_err()
     });

@@ -130,7 +130,8 @@ fn boosts_stay_within_real_time_budget() {
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(monotonic_ns()).min(1_000_000)));
     }
     let cpus = std::thread::available_parallelism().unwrap().get() as u128;
-    // 1 % of 95 %, kept for 100 ms, and the boost that went over it; a boost is charged by ticks of up to 10 ms.
+    // 1 % of 95 %, kept for 100 ms, and the boost that exceeded it. A boost is charged by ticks of
+    // up to 10 ms.
     let most = (begin.elapsed() + Duration::from_millis(100)).as_nanos() * cpus / 100 + 12_000_000;
     assert!(u128::from(vehicle.counts().boosted_ns) < most, "{:?} of {most}", vehicle.counts());
 }
@@ -173,7 +174,8 @@ fn weights_hold_under_eevdf() {
         .zip([128, 384].into_iter().cycle())
         .map(|(hog, weight)| vehicle.add(&hog.threads("hog"), claim(hog, weight)).unwrap())
         .collect();
-    // One in two has three times the weight of the other: it has three times the time before long, whoever else computes.
+    // One in two has three times the weight of the other: it has three times the time before long,
+    // beside any other load.
     tick_until(&mut vehicle, "shares follow weights", |vehicle| {
         let used = |first: usize| -> u64 {
             let ids = ids.iter().skip(first).step_by(2);
@@ -229,7 +231,7 @@ fn daemon_takes_marks_and_reports_state() {
         })
     };
     poster.post(Mark::Joined { token: 7, vcpu: hog.threads("the machine"), claim: Claim::of(3) });
-    // What is not there does no harm.
+    // A missing machine does no harm.
     poster.post(Mark::Event { token: 8 });
     poster.post(Mark::Left { token: 9 });
     let until = Instant::now() + PATIENCE;

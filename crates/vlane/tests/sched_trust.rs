@@ -1,5 +1,5 @@
-//! Who may do what to whom through `vlane sched`: other users, other schedulers, files that somebody else has written, and names that
-//! others have given themselves.
+//! The rights of parties that use `vlane sched`: other users, other schedulers, files written by
+//! others, and process names chosen by others.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod scheduler;
@@ -39,14 +39,14 @@ fn vcpus(dir: &Path) -> usize {
     state.ok().flatten().map_or(0, |(_, state)| state.vcpus.len())
 }
 
-/// What a command says on both channels, and how it ended.
+/// A command's output on both channels, and its exit status.
 fn ends(command: &mut Command) -> (Option<i32>, String) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Command words that run the rest as somebody else who has this one capability.
+/// Command words that run the rest as another user who has this one capability.
 fn as_other(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     let (user, bounds) = (OTHER.to_string(), "-all,+sys_nice");
@@ -55,7 +55,7 @@ fn as_other(program: &Path) -> Command {
     command
 }
 
-/// The program where everybody may run it.
+/// The program in a place where all users may run it.
 fn for_all(dir: &Path) -> PathBuf {
     fs::set_permissions(dir, PermissionsExt::from_mode(0o755)).unwrap();
     let program = dir.join("vlane");
@@ -108,7 +108,8 @@ fn forged_file_gives_no_real_time() {
     let (code, said) = ends(vlane().args(["sched", "guard"]).arg(&path));
     assert_eq!(victim.is(), was, "{said}");
     assert_eq!(code, Some(1), "{said}");
-    // What could be right, but somebody else has written it: by owner, by mode, through a link, in somebody's directory.
+    // Content that could be right, but was written by another user: by owner, by mode, through a
+    // link, in a foreign directory.
     let wanted = Attr { nice: 11, slice_ns: 0, ..was };
     let other = tempfile::tempdir().unwrap();
     let path = list(other.path(), victim.pid(), wanted);
@@ -157,7 +158,7 @@ fn repair_keeps_and_names_unreadable_files() {
     assert_eq!(fs::read(dir.path().join("sched-1-0.threads.damaged")).unwrap(), bytes);
     // An empty directory is in order.
     assert_eq!(repair(tempfile::tempdir().unwrap().path()).0, Some(0));
-    // A directory that may not be read: by somebody who is not root.
+    // A directory that may not be read: by a user who is not root.
     let program = for_all(dir.path());
     let closed = tempfile::tempdir().unwrap();
     fs::set_permissions(closed.path(), PermissionsExt::from_mode(0o700)).unwrap();
@@ -234,19 +235,19 @@ fn foreign_lock_does_not_block_scheduling() {
     wait("it has the thread", || vcpus(dir.path()) == 1);
     let (ended, said) = run.end();
     assert!(ended.success() && said.contains("passed over"), "{said}");
-    // What it has started holds the lock as well.
+    // A process that it started holds the lock as well.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", squatter.pid())).unwrap();
     for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap())) {
         let _ = kill_process(child, Signal::KILL);
     }
 }
 
-/// Whether a user with these groups may connect to a packet socket.
+/// True if a user with these groups may connect to a packet socket.
 fn may_connect(path: &Path, user: u32, groups: Vec<u32>) -> bool {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     use rustix::thread::{Gid, Uid};
     let address = SocketAddrUnix::new(path).unwrap();
-    // Only this thread is somebody else, and only as long as it lives.
+    // Only this thread is another user, and only as long as it lives.
     let connect = move || {
         let groups: Vec<Gid> = groups.into_iter().map(Gid::from_raw).collect();
         rustix::thread::set_thread_groups(&groups).unwrap();

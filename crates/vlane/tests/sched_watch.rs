@@ -1,6 +1,7 @@
-//! `--watch-io`: interrupts that others than vlane signal are seen, told apart from the machine's own signals, and boost.
+//! `--watch-io`: interrupts signalled by others than vlane are seen, distinguished from the
+//! machine's own signals, and boost.
 //!
-//! Where the kernel refuses to be traced, the tests say so; `in_a_guest_...` runs them on a kernel that does not.
+//! Where the kernel refuses to be traced, the tests say so; `watch_tests_pass_in_guest` runs them on a kernel that does not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -44,8 +45,8 @@ fn on_one_cpu() {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// Opens the watch. On a host whose kernel refuses to be traced a test is over here and nothing is missed: it runs in the guest of
-/// `watch_tests_pass_in_guest`, which says so when there is no guest.
+/// Opens the watch. On a host whose kernel refuses tracing a test ends here without loss: it runs
+/// in the guest of `watch_tests_pass_in_guest`, which reports a missing guest.
 fn opened() -> Option<(Box<dyn Source>, Box<dyn Silence>)> {
     match watch::open(LONG) {
         Ok(opened) => Some(opened),
@@ -174,7 +175,7 @@ fn count(source: &dyn Source, name: &str) -> u64 {
     source.counters().iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// What comes next, waited for.
+/// Waits for the next event.
 fn next(source: &mut dyn Source) -> Mark {
     let until = Instant::now() + LIMIT;
     let mut marks = Vec::new();
@@ -220,7 +221,7 @@ fn eventfd_signaller_shows_its_purpose() {
     let token = source.meet(&machine.vcpu()).unwrap();
     assert_eq!(source.meet(&machine.vcpu()), Some(token), "it is known");
     wait_for_eventfds(source, 3);
-    // Nobody's: neither before nor while something else happens.
+    // A foreign event: neither before nor while something else happens.
     let strange = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     ring(&strange);
     nothing(source);
@@ -237,14 +238,15 @@ fn eventfd_signaller_shows_its_purpose() {
     assert_eq!((count(source, "watch_kicks"), count(source, "watch_served")), (2, 1));
     nothing(source);
 
-    // The machine's own: what others than its vCPUs signal is no kick, whoever signals it later.
+    // The machine's own eventfd: signals of others than its vCPUs are no kicks, also later.
     ring(&machine.interrupt);
     assert_eq!(next(source), Mark::Event { token });
     machine.has("internal");
     machine.has("vcpu-internal");
     assert_eq!(count(source, "watch_internal"), 2);
     nothing(source);
-    // Its own signal to what others signal is none that anybody has to be told of (without KVM behind it).
+    // The machine's own signal to an eventfd that others signal needs no report (without KVM behind
+    // it).
     machine.has("interrupt");
     assert_eq!((count(source, "watch_internal"), count(source, "watch_interrupts")), (3, 3));
     machine.has("kick");
@@ -259,7 +261,7 @@ fn eventfd_signaller_shows_its_purpose() {
     ring(&machine.interrupt);
     assert_eq!(next(source), Mark::Event { token });
 
-    // It is let go: its eventfds are nobody's.
+    // The machine is released: its eventfds have no owner.
     source.part(token);
     wait_for_eventfds(source, 0);
     let before = count(source, "watch_interrupts");
@@ -308,11 +310,11 @@ fn interrupts_without_eventfd_are_counted() {
     wait_for_eventfds(source, 3);
     machine.has("raise");
     machine.has("raise");
-    // Of one that nobody watches, nothing is told.
+    // Events of an unwatched machine are not reported.
     other.has("raise");
     assert_eq!((count(source, "watch_unseen"), count(source, "watch_interrupts")), (2, 0));
     nothing(source);
-    // Whoever runs it is told once that boosts cannot come from there.
+    // The user learns once that boosts cannot come from there.
     let Some(scheduler) = Scheduler::start(&["--pid", &machine.child.id().to_string(), "--watch-io"]) else {
         return;
     };
@@ -347,7 +349,7 @@ fn unserved_machine_is_boosted_and_detached_cleanly() {
     }
     let machine = Machine::start("computes");
     let pid = machine.child.id().to_string();
-    // Without it, nothing is known of such I/O.
+    // Without it, such I/O is invisible.
     let Some(plain) = Scheduler::start(&["--pid", &pid]) else { return };
     plain.wait("both vCPUs are scheduled", |state| state.vcpus.len() == 2);
     for _ in 0..20 {
@@ -461,8 +463,8 @@ fn vcpu_waiting_for_qemu_disk_is_boosted() {
     backend.wait().unwrap();
 }
 
-/// What an eventfd's signal costs that is nobody's, with and without the programs, in turns. Prints it; how much is for the
-/// documentation to say.
+/// Cost of a signal of a foreign eventfd, with and without the programs, in turns. Prints it; the
+/// documentation judges the amount.
 #[test]
 fn unwatched_eventfd_costs_little() {
     if opened().is_none() {

@@ -6,7 +6,7 @@
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-/// Words of the system's that say nothing to people.
+/// Words of the system's that mean little to people.
 const SYSTEMS_WORDS: [&str; 4] =
     ["os error 11", "temporarily unavailable", "os error 110", "partial message"];
 

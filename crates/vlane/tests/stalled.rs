@@ -1,5 +1,6 @@
-//! Storage that hangs, a frozen file system here, hangs neither the control socket nor the end: it is told, counted and shown, and a stop
-//! names what is left, removes its sockets and ends as soon as the kernel lets it.
+//! Storage that hangs, a frozen file system here, hangs neither the control socket nor the end. The
+//! fault is logged, counted and shown. A stop names the requests in flight, removes its sockets and
+//! ends as soon as the kernel permits.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -107,7 +108,8 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     // However long the kernel keeps the process, and its descriptors with it.
     waiting.set_read_timeout(Some(LIMIT)).unwrap();
     assert_eq!((&waiting).read(&mut [0]).unwrap(), 0, "the one who waits sees a hang-up");
-    // As long as the kernel keeps a thread of it, the image is locked, and whoever serves it next waits.
+    // The image is locked as long as the kernel keeps a thread of the server, and the next server
+    // waits.
     let other = at("other.sock");
     let mut next = serving.0.try_wait().unwrap().is_none().then(|| {
         let log = std::fs::File::create(at("next.log")).unwrap();
@@ -177,7 +179,7 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
         assert!(done.len() == wanted && done.iter().all(|one| one.status == 0), "{done:?}");
     };
     let told = |what: &str| std::fs::read_to_string(&log).unwrap().matches(what).count();
-    // What the page cache has is read whatever the device does.
+    // Data in the page cache are read in any state of the device.
     submit(&mut queues[0], 0, Kind::Read);
     answered(&mut queues[0], 1);
 
@@ -187,7 +189,7 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     for time in 1..=2 {
         rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
         until("it is given up", &log, || told("the storage does not answer requests of 1 queues") == time);
-        // The other queue goes on.
+        // The other queue continues.
         submit(&mut queues[0], 0, Kind::Read);
         answered(&mut queues[0], 1);
     }

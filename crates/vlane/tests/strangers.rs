@@ -20,13 +20,13 @@
 //! These are excused:
 //!
 //! * Changes beside a buffered write, a discard, a zeroing or an fsync. FUSE holds the lock of the
-//!   file (`inode_lock`) for these, so a change waits in the kernel, whoever sends it.
-//! * The lane of a buffered write that nobody foresaw: it holds its own thread
+//!   file (`inode_lock`) for these, so a change from any sender waits in the kernel.
+//! * The lane of a buffered write that no rule foresaw: it holds its own thread
 //!   (`docs/src/engines.md`, "Writes that leave their thread"). A write of another thread leaves
 //!   before it begins.
 //!
-//! Where only a worker of io_uring waits for the lock, with `none`, `writethrough`, and after a
-//! buffered write that is held, the test sends such a change, and its lane goes on with reads.
+//! Only a worker of io_uring waits for the lock with `none`, with `writethrough`, and after a held
+//! buffered write. There the test sends such a change, and its lane continues with reads.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -340,7 +340,7 @@ fn held_sync_delays_only_flushes() {
         let Some(mut bed) = Bed::new(cache, false) else { return };
         bed.goes_on(0, &[Kind::Write]);
         let held = bed.hold(once(|faults| faults.sync = Fault::HangOnce), Kind::Flush, 0);
-        // Nothing was answered since: they need this one, and no other.
+        // No other request was answered since: they need this one alone.
         let flushes = [0, 1].map(|lane| bed.send(lane, Kind::Flush, 0, 0));
         for lane in [0, 1] {
             bed.goes_on(lane, &[Kind::Read, Kind::Read]);

@@ -1,9 +1,11 @@
-//! The server is killed at random moments under a verified load and started again, and the front end goes on with it: each request is answered, once, and
-//! what was acknowledged is there, exactly.
+//! The server is killed at random moments under a verified load and started again, and the front
+//! end stays connected to its successor. Each request is answered once, and the acknowledged data
+//! are there exactly.
 //!
-//! Unlike in `crash.rs` the front end stays: its rings are as the dead server left them, and what was in flight is marked in memory that the front end
-//! keeps. The driver says so if a request is answered twice, or never; and each block holds the last acknowledged write and no older one, though
-//! requests are done again.
+//! Unlike in `crash.rs` the front end stays. Its rings are as the dead server left them, and
+//! requests in flight are marked in memory that the front end keeps. The driver reports a request
+//! that is answered twice, or never. Each block holds the last acknowledged write and no older one,
+//! though requests are repeated.
 //!
 //! `VLANE_SURVIVE_KILLS=1000` kills so often in all; `VLANE_CRASH_SEED` repeats the moments.
 
@@ -26,7 +28,7 @@ const MIB: u64 = 1 << 20;
 /// In the gate.
 const KILLS: u64 = 20;
 
-/// What the server is started with, and where.
+/// The server's options and place.
 struct Case {
     place: Place,
     serve: &'static [&'static str],

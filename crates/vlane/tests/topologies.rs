@@ -66,7 +66,7 @@ fn short_run_measures_every_topology() {
     for what in ["1 job", "1 lane on one CPU", "2 lanes"] {
         assert!(cells.iter().any(|row| row[3] == what && row[5].as_f64().unwrap() > 0.0), "no {what}");
     }
-    // Nothing is predicted of topologies that the model is wrong about.
+    // Topologies that the model gets wrong have no prediction.
     let scaling = report["sections"]
         .as_array()
         .unwrap()

@@ -1,5 +1,5 @@
-//! `vlane serve` is replaced by another program while it serves (SIGUSR2): what the front end sees of it is a moment's wait, or nothing at all when
-//! it cannot be done.
+//! `vlane serve` is replaced by another program while it serves (SIGUSR2). The front end sees a
+//! moment's wait, or no change at all when the upgrade cannot be done.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may")]
 
@@ -58,12 +58,13 @@ fn pauses(server: &Backend) -> Vec<f64> {
     log.lines().filter(|line| line.contains(UPGRADED)).filter_map(waited).collect()
 }
 
-/// Does `load` while the server is upgraded `times` times, one after the other; `load` ends when it is told that this is over.
+/// Runs `load` while the server is upgraded `times` times in sequence; a flag ends `load` when this
+/// is over.
 fn during<T>(server: &Backend, times: usize, load: impl FnOnce(&AtomicBool) -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Whatever happens, the load has its end.
+            // The load ends in every case.
             let _ends = Ends(&over);
             for _ in 0..times {
                 std::thread::sleep(Duration::from_millis(150));
@@ -106,7 +107,7 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
     stop(survives_at(place, 0, serve, session));
 }
 
-/// The same, with the load from a byte of the volume on; the server, which goes on.
+/// The same, with the load from a byte of the volume on. Returns the server, which keeps serving.
 fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOptions) -> Backend {
     let server = place.serve(serve);
     let load = VerifyOptions {
@@ -160,8 +161,8 @@ fn buffered_split_ring_survives_ten_upgrades() {
     );
 }
 
-/// A journal's own device, of which each program in turn finds the journal and takes it out of the page cache, while the load goes on there: all of the
-/// load but its first MiB is direct, or about to become so.
+/// A journal's own device. Each program in turn finds the journal and takes it out of the page
+/// cache under load. All of the load but its first MiB is direct, or about to become so.
 #[test]
 fn direct_regions_survive_ten_upgrades() {
     let place = Place::new(16 * MIB);
@@ -197,7 +198,8 @@ fn direct_regions_survive_ten_upgrades() {
     assert_eq!(written, before.map(|before| before + 16 * 4096), "{info}");
     assert_eq!(info["direct"]["given_up"], serde_json::json!([]), "{info}");
     let image = std::fs::File::open(&place.image).unwrap();
-    // What the system itself had read ahead, across the border, goes some time after flushes that have something to write.
+    // Pages that the system itself had read ahead, across the border, go some time after flushes
+    // that have data to write.
     until(&server, "nothing of the journal is in the page cache", || {
         (0..64).for_each(|block| request(&mut queues[0], Kind::Write, 3 * MIB / 512 + 8 * block));
         request(&mut queues[0], Kind::Flush, 0);
@@ -207,8 +209,8 @@ fn direct_regions_survive_ten_upgrades() {
     stop(server);
 }
 
-/// How long they wait is told, of a load that does not wait for answers before it asks more: the goal is a 99th percentile below 50 ms. It is
-/// not demanded, as a busy machine alone can exceed that.
+/// Reports the waits of a load that does not wait for answers before it sends more. The goal is a
+/// 99th percentile below 50 ms. It is not demanded, as a busy machine alone can exceed that.
 #[test]
 fn steady_requests_survive_ten_upgrades() {
     let place = Place::new(64 * MIB);
@@ -289,7 +291,7 @@ fn failed_takeover_leaves_old_server_serving() {
     std::fs::remove_file(&replaceable.program).unwrap();
     ask(&server, "cannot be executed");
     request(&mut queues[0], Kind::Read, 8);
-    // It is there again, in whatever way.
+    // The program exists again, in another form.
     std::os::unix::fs::symlink(served::vlane(), &replaceable.program).unwrap();
     ask(&server, UPGRADED);
     request(&mut queues[0], Kind::Read, 8);
@@ -297,7 +299,8 @@ fn failed_takeover_leaves_old_server_serving() {
     stop(server);
 }
 
-/// It says that it can, and cannot be executed a moment later: everything goes on from where it was stopped.
+/// The program claims support, and cannot be executed a moment later: service continues where it
+/// was stopped.
 #[test]
 fn vanished_successor_leaves_old_server_serving() {
     let replaceable = Replaceable::new();
@@ -338,12 +341,12 @@ fn successor_serves_every_waiting_front_end() {
     let before = (inode(&place.socket), inode(&control));
     let limited = Command::new(served::vlane()).arg("limit").arg(&control).args(["--iops", "7000"]).output();
     assert!(limited.unwrap().status.success());
-    // Nobody is connected.
+    // No client is connected.
     ask(&server, UPGRADED);
     assert_eq!(get(&control, "volume")["session"], serde_json::Value::Null);
     let shown = Command::new(served::vlane()).arg("limit").arg(&control).output().unwrap();
     assert!(String::from_utf8_lossy(&shown.stdout).contains("7000"), "{shown:?}");
-    // One is connected and has said nothing; another one waits.
+    // One client is connected and silent; another one waits.
     let silent = UnixStream::connect(&place.socket).unwrap();
     until(&server, "it is served", || told(&server, "session 1: front end") == 1);
     let waiting = UnixStream::connect(&place.socket).unwrap();
@@ -462,8 +465,8 @@ fn many_queues_upgrade_within_descriptor_limit() {
     }
 }
 
-/// The limit is lowered while it serves: whatever it is, the upgrade succeeds or is refused, and
-/// the queues are served.
+/// The limit is lowered while it serves. For each limit the upgrade succeeds or is refused, and the
+/// queues are served.
 #[test]
 fn upgrade_without_descriptors_is_refused_early() {
     let place = Place::new(16 * MIB);
@@ -586,7 +589,8 @@ fn unfinished_message_postpones_upgrade() {
     stop(server);
 }
 
-/// Who restarts it is the second line of defence: it is killed, started again, and serves within a second.
+/// A service manager's restart is the second line of defence: the server is killed, started again,
+/// and serves within a second.
 #[test]
 fn restarted_server_serves_within_a_second() {
     let place = Place::new(16 * MIB);

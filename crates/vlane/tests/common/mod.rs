@@ -1,5 +1,5 @@
-//! What the guest tests share: a volume that vlane serves, machines that are found or installed, and the rule that
-//! a test without its machine says so.
+//! Shared parts of the guest tests: a served volume, and machines that are found or installed.
+//! A test without its machine says so.
 
 #![allow(
     dead_code,
@@ -20,8 +20,8 @@ use vlane_boot::{
     Ready, Report, Spec, Stopped, Uml, UmlProgram,
 };
 
-/// A guest that needs longer than this hangs: emulated ones take 5 to 20 s, and on a host that does
-/// much else ten times as long.
+/// A guest that needs longer than this hangs. Emulated guests take 5 to 20 s, and ten times as long
+/// on a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 /// How long a back end may take to drain and flush.
 pub const STOP: Duration = Duration::from_secs(20);
@@ -38,8 +38,9 @@ pub fn host() -> Host {
     Host::new(Install::Allowed).unwrap()
 }
 
-/// What guests and back ends print goes, line by line as it comes, to where the test harness keeps a test's own
-/// output: a test that fails shows all of it, in its order. `VLANE_LOG=debug` makes the back ends tell more.
+/// Output of guests and back ends goes, line by line, to the place where the test harness keeps a
+/// test's own output. A failing test shows all of it in order. `VLANE_LOG=debug` makes the back
+/// ends log more.
 fn show(line: &str) {
     eprintln!("{line}");
 }
@@ -171,8 +172,8 @@ impl Volume {
     }
 }
 
-/// Small files that are made, fsynced and removed, as a mail server does, on an ext4 with a journal of so many MiB. Prints `mailed` when that is done, and
-/// unmounts when it is told to go on.
+/// Script that makes, fsyncs and removes small files, as a mail server does, on an ext4 with a
+/// journal of so many MiB. Prints `mailed` when that is done, and unmounts on request.
 pub fn mail(files: u32, journal: u64) -> String {
     format!(
         r#"
@@ -190,10 +191,11 @@ e2fsck -fn /dev/vda > /tmp/fsck 2>&1 || {{ cat /tmp/fsck; exit 1; }}
     )
 }
 
-/// What the programs need that [`mail`] calls.
+/// Programs that [`mail`] calls.
 pub const MAIL_PROGRAMS: &[&str] = &["fio", "mkfs.ext4", "e2fsck"];
 
-/// The volume of a guest that has mailed, after its journal came round: its journal is known, and little of it is in the page cache.
+/// The volume of a guest that has sent mail after its journal wrapped. The journal is known, and
+/// little of it is in the page cache.
 pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     let control = vlane_host::control::Control::new(control);
     let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
@@ -205,7 +207,7 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
         |ways: &serde_json::Value| ways.as_object().unwrap().values().filter_map(|v| v.as_u64()).sum::<u64>();
     let (written, dropped) = (sum(&info["journal_written_bytes"]), sum(&info["dropped_bytes"]));
     assert!(written > (journal * 5 / 4) << 20, "the journal did not come round: {info}");
-    // What is written more than once between two drops is dropped once.
+    // Blocks written more than once between two drops are dropped once.
     assert!(dropped > written / 4, "{info}");
     let few = (journal / 2).min(8) << 20;
     match info["cached_bytes"].as_u64() {
@@ -224,7 +226,8 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     assert!(pages * 4096 <= few, "{pages} pages of the journal are in the page cache: {info}");
 }
 
-/// What is direct of the journal of a guest that mails: nothing of it is in the page cache, not even for a moment. False: nothing can be here.
+/// Checks that direct parts of a mailing guest's journal are never in the page cache, not even for
+/// a moment. False if no part can be direct here.
 pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
     let control = vlane_host::control::Control::new(control);
     let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
@@ -243,7 +246,8 @@ pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
     true
 }
 
-/// Pages of a file's range (start, length) that are in the page cache; nothing when the kernel cannot tell (before 6.5).
+/// Pages of a file's range (start, length) that are in the page cache. `None` if the kernel cannot
+/// say (before 6.5).
 fn cached_pages(file: &std::fs::File, [start, len]: [u64; 2]) -> Option<u64> {
     vlane_engine::pages::cached(file, &(start..start + len))
 }
@@ -296,10 +300,9 @@ pub fn sha256_of(bytes: &[u8]) -> String {
     sha256(file.path())
 }
 
-/// How many requests queue `queue` carried in the last session that `vlane serve` told the end of:
-/// `session 1 ended: front end hung up; 2 of 64 offered queues had requests; queue 0: 123 requests;
-/// queue 1: 4 requests`. Queues that carried none are
-/// not mentioned.
+/// Number of requests that queue `queue` carried in the last session whose end `vlane serve`
+/// logged: `session 1 ended: front end hung up; 2 of 64 offered queues had requests; queue 0: 123
+/// requests; queue 1: 4 requests`. Queues without requests are not mentioned.
 pub fn requests(log: &str, queue: usize) -> u64 {
     let told = |line: &&str| line.contains(": session ") && line.contains(" ended: ");
     let line = log.lines().rfind(told).unwrap_or_else(|| panic!("no session ended:\n{log}"));
@@ -389,8 +392,8 @@ impl Scheduler {
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
         let socket = at("state.sock");
-        // The kernel looks at BPF programs before there is a socket: that takes an emulated CPU seconds, and several times as long if
-        // others use it, too.
+        // The kernel verifies BPF programs before a socket exists. That takes an emulated CPU
+        // seconds, and several times as long if others use the CPU.
         let backend = Backend::start_within(LIMIT, &spec, &socket, Ready::Socket, Some(show))
             .unwrap_or_else(|e| panic!("{e}"));
         // The socket's file is there a moment before that.
@@ -402,8 +405,8 @@ impl Scheduler {
         Some(Self { backend, socket, _directory: directory })
     }
 
-    /// Its state now, read from its socket: in an emulated machine, to start `vlane sched top` for
-    /// it would cost the CPU time of what is tested.
+    /// Its present state, read from its socket. Starting `vlane sched top` for it would, in an
+    /// emulated machine, cost the CPU time under test.
     pub fn state(&self) -> vlane_sched::live::state::DaemonState {
         let client = vlane_sched::live::socket::Client::connect(&self.socket, false);
         let told = client.and_then(|mut client| client.next_state());
@@ -433,7 +436,7 @@ impl Scheduler {
         self.backend.id()
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     pub fn said(&self) -> String {
         self.backend.log()
     }
@@ -471,7 +474,7 @@ impl LoopDevice {
         Path::new("/sys/block").join(self.0.file_name().unwrap())
     }
 
-    /// Times that the device was told to keep what was written to it.
+    /// Number of requests to the device to keep the data written to it.
     pub fn flushes(&self) -> u64 {
         let stat = std::fs::read_to_string(self.in_sys().join("stat")).unwrap();
         // Documentation/block/stat.rst: the sixteenth number, from Linux 5.5 on.

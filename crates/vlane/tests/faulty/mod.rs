@@ -1,4 +1,4 @@
-//! A file system of the test's own (FUSE) with one file in it, the image, that fails when and as it is told to.
+//! A file system of the test's own (FUSE) with one file in it, the image, which fails on command.
 
 #![allow(
     dead_code,
@@ -19,7 +19,7 @@ use fuser::{
 };
 use tempfile::TempDir;
 
-/// What the kernel may remember of the file: nothing.
+/// How long the kernel may remember the file's attributes: not at all.
 const TTL: Duration = Duration::ZERO;
 const NAME: &str = "disk.raw";
 const FILE: INodeNo = INodeNo(2);
@@ -34,7 +34,7 @@ pub enum Fault {
     Error(i32),
     /// Half of it is done, in whole blocks of 4 KiB; a single one is done whole.
     Half,
-    /// Nothing is done, and that is no error.
+    /// The operation transfers zero bytes, and that is no error.
     Nothing,
     /// Not at all, until [`Faulty::answer`].
     Hang,
@@ -42,7 +42,7 @@ pub enum Fault {
     HangOnce,
 }
 
-/// What is wrong with which operations.
+/// A fault, and the operations that it hits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     pub read: Fault,
@@ -94,7 +94,7 @@ impl Faulty {
         let file = OneFile { state: Arc::clone(&self.state), is_late: self.is_late };
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("vlane-faulty".to_owned())];
-        // It may hang, and then nobody else may.
+        // The operation may hang, and then no other may.
         let session = fuser::spawn_mount(file, self.dir.path(), &config);
         self.sessions.push(session.map_err(|error| format!("no FUSE file system can be mounted: {error}"))?);
         Ok(())
@@ -104,7 +104,7 @@ impl Faulty {
         self.dir.path().join(NAME)
     }
 
-    /// What is wrong from now on.
+    /// Sets the fault from now on.
     pub fn set(&self, faults: Faults) {
         self.state.lock().unwrap().faults = faults;
     }
@@ -114,7 +114,7 @@ impl Faulty {
         self.state.lock().unwrap().met
     }
 
-    /// Nothing is wrong any more, and what was held is answered.
+    /// Removes the fault, and answers the held operations.
     pub fn answer(&self) {
         let mut state = self.state.lock().unwrap();
         state.faults = Faults::default();
@@ -123,7 +123,8 @@ impl Faulty {
         }
     }
 
-    /// It is gone, whatever is under way: everything fails from now on for those who have the file open.
+    /// Takes the storage away in any state: from now on everything fails for processes that have
+    /// the file open.
     pub fn vanish(&mut self) {
         // Ends the connection although it is busy, and then refuses because it is.
         let _ = Command::new("umount").arg("--force").arg(self.dir.path()).output();
@@ -136,7 +137,7 @@ impl Faulty {
         self.mount().unwrap();
     }
 
-    /// What the storage has.
+    /// Contents of the storage.
     pub fn bytes(&self, sector: u64, len: usize) -> Vec<u8> {
         let at = usize::try_from(sector * 512).unwrap();
         self.state.lock().unwrap().bytes[at..at + len].to_vec()
@@ -199,7 +200,8 @@ impl OneFile {
 
 impl Filesystem for OneFile {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Without the first, Linux (6.18) goes on with a direct write in part of an io_uring at its beginning, and says that all is written.
+        // Without the first, Linux (6.18) continues a partial direct write of io_uring at its
+        // beginning, and reports that all is written.
         let mut wanted = InitFlags::FUSE_ASYNC_DIO;
         if self.is_late {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
@@ -251,7 +253,7 @@ impl Filesystem for OneFile {
     }
 
     fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        // Around the page cache, a read in part is told as one.
+        // Around the page cache, a partial read is reported as partial.
         let is_direct = flags.0 & libc::O_DIRECT != 0;
         let how = if is_direct { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
         reply.opened(FileHandle(0), how);

@@ -38,7 +38,8 @@ impl Front {
         Front { session, queue: queues.remove(0), done: Vec::new() }
     }
 
-    /// Submits a request of [`LEN`] bytes in a slot and does not wait. What is written has this byte everywhere.
+    /// Submits a request of [`LEN`] bytes in a slot and does not wait. Each byte of a write has
+    /// this value.
     pub fn begin(&mut self, slot: u16, kind: Kind, sector: u64, byte: u8) {
         self.begin_of(LEN, slot, kind, sector, byte);
     }
@@ -110,7 +111,7 @@ impl Front {
         }
     }
 
-    /// What a whole request reads, if that is one byte everywhere.
+    /// The byte that a whole request reads, if all bytes are equal.
     pub fn read_byte(&mut self, sector: u64) -> u8 {
         let bytes = self.read(sector).unwrap_or_else(|status| panic!("sector {sector}: status {status}"));
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector} is torn");

@@ -1,7 +1,7 @@
 //! A file system that can be frozen under an image: ext4 on a loop device.
 //!
-//! One that stays frozen would harm everybody on the machine: it is unfrozen when the test ends in whatever way, and by a process
-//! of its own after a minute.
+//! A file system that stays frozen would harm the whole machine. It is unfrozen at every end of the
+//! test, and by a process of its own after a minute.
 
 #![allow(
     dead_code,
@@ -28,7 +28,7 @@ pub fn run(program: &str, words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// ext4 on a loop device, in a file on the disk; frozen if it is told to be, and never when it is dropped.
+/// ext4 on a loop device, in a file on the disk; frozen on request, and never when it is dropped.
 pub struct Ext4 {
     _backing: TempDir,
     pub device: String,
@@ -54,8 +54,7 @@ impl Ext4 {
         self.dir.path().to_str().unwrap()
     }
 
-    /// Takes it off its place, which works only while nobody has a file of it open, and mounts it
-    /// again.
+    /// Unmounts it, which works only while no process has a file of it open, and mounts it again.
     pub fn remount(&mut self) -> Result<(), String> {
         run("umount", &[self.at()])?;
         run("mount", &[&self.device, self.at()]).map(drop)
@@ -89,7 +88,7 @@ impl Drop for Ext4 {
     fn drop(&mut self) {
         self.unfreeze();
         let begin = Instant::now();
-        // What was killed lets go of its files a moment later.
+        // A killed process releases its files a moment later.
         while run("umount", &[self.at()]).is_err() && begin.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -1,4 +1,5 @@
-//! VM exits by kind, and KVM's eventfds: counted by the kernel, in a tracing instance of our own, so that nobody else's tracing is disturbed.
+//! VM exits by kind, and KVM's eventfds. The kernel counts them in a tracing instance of our own,
+//! so that other tracing is not disturbed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ const INTERRUPT: &str = "irqfd_wakeup";
 
 /// Requests of each kind.
 pub const REQUESTS: u64 = 2000;
-/// Waits before and after each kind, one request at a time, past the page cache; then does nothing for two seconds.
+/// Waits before and after each kind, one request at a time, past the page cache; then sleeps for
+/// two seconds.
 pub const STEPS: &str = r#"
 set -e
 echo "RESULT ready=1"
@@ -60,7 +62,7 @@ impl Counting {
         self.instance.join("events").join(event)
     }
 
-    /// What was counted so far of the threads of QEMU and vlane.
+    /// Counts so far of the threads of QEMU and vlane.
     pub fn take(&self, qemu: u32, vlane: u32) -> Counts {
         let (qemu, vlane) = (threads(qemu), threads(vlane));
         let sum = |event: String, threads: &[u64]| -> u64 {
@@ -121,7 +123,7 @@ fn entries_parse_as_kernel_writes() {
     assert_eq!(entries(text), [(vec![119, 1024], 26132), (vec![7], 3)]);
 }
 
-/// What was counted.
+/// Counts of one step.
 #[derive(Debug, Clone)]
 pub struct Counts {
     /// VM exits by the CPU's number of their reason.
@@ -130,7 +132,7 @@ pub struct Counts {
     pub kicks: u64,
     /// irqfds that were signalled by vlane.
     pub interrupts: u64,
-    /// What vlane says of itself.
+    /// vlane's own counters.
     pub vlane: BTreeMap<String, u64>,
 }
 
@@ -140,7 +142,7 @@ impl Counts {
         Self { vlane, ..self }
     }
 
-    /// What came since.
+    /// Difference to an earlier state.
     pub fn since(&self, before: &Self) -> Self {
         let minus = |now: &BTreeMap<u64, u64>, then: &BTreeMap<u64, u64>| {
             let rest = now.iter().map(|(k, v)| (*k, v - then.get(k).unwrap_or(&0)));
@@ -194,7 +196,7 @@ fn is_amd() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").unwrap().contains(" svm")
 }
 
-/// What the exit's number means: AMD's manual, volume 2, appendix C; Intel's, volume 3, appendix C.
+/// Meaning of an exit's number: AMD's manual, volume 2, appendix C; Intel's, volume 3, appendix C.
 fn name(reason: u64) -> String {
     let known = if is_amd() { AMD } else { INTEL };
     let known = known.iter().find(|(number, _)| *number == reason);

@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 /// Blocks of each worker.
 const BLOCKS: usize = 64;
 
-/// Works with so many requests at once until it is told to stop. Prints how much it has done as it goes on.
+/// Keeps so many requests in flight until it is stopped. Prints its progress.
 pub fn run(depth: usize) {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
@@ -80,7 +80,7 @@ impl Worker<'_> {
         assert!(wrong.is_none(), "worker {} block {block}: {wrong:?} instead of {stamp:?}", self.number);
     }
 
-    /// What each word of a block is: whose it is, which, and how often it was written.
+    /// Meaning of each word of a block: its owner, its number, and the count of its writes.
     fn stamp(&self, block: usize) -> u64 {
         (self.number as u64) << 56 | (block as u64) << 40 | self.written[block]
     }

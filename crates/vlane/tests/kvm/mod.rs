@@ -22,10 +22,10 @@ const INITRAMFS: &str = "/guest/initramfs";
 /// A guest that has what `Bed::kernel_words` say needs no more.
 const MEMORY_MIB: u32 = 256;
 
-/// What the guest does: `/steps/NAME`, by the word `steps=NAME` of its kernel's command line.
+/// The guest's job: `/steps/NAME`, by the word `steps=NAME` of its kernel's command line.
 const SCRIPT: &str = r#". "/steps/$(sed 's/.*steps=\([a-z]*\).*/\1/' /proc/cmdline)""#;
 
-/// Whether this process runs in the emulated machine: what runs there finds the program so.
+/// True if this process runs in the emulated machine, where `VLANE_PROGRAM` names the program.
 pub fn is_inside() -> bool {
     std::env::var_os("VLANE_PROGRAM").is_some()
 }
@@ -36,7 +36,8 @@ pub fn vcpus() -> u16 {
     number.filter(|vcpus| *vcpus > 0).unwrap_or(1)
 }
 
-/// Whether guests run under this machine's own KVM, by a timed boot of one. The bed is none, and that is said, where there are no guests at all.
+/// Finds out by a timed boot if guests run under this machine's own KVM. Without any guests at all the
+/// bed is `None`, and a message says so.
 pub fn works_here() -> Option<(QemuBed, bool)> {
     let bed = QemuBed::find()?;
     let works = bed.accel.accel == Accel::Kvm;
@@ -53,7 +54,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// The bed of this machine. None where its KVM does not work: then the tests run in the emulated machine of `in_an_emulated_machine_...`,
+    /// The bed of this machine. None where its KVM does not work: then the tests run in the emulated machine of `kvm_tests_pass_in_emulated_machine`,
     /// which says so when there is none.
     pub fn find() -> Option<Self> {
         if is_inside() {
@@ -81,7 +82,7 @@ impl Bed {
     }
 }
 
-/// What every guest here is made of.
+/// Contents of every guest here.
 fn initramfs(host: &Host, kernel: &Kernel) -> TempPath {
     let this = common::stripped(host, &std::env::current_exe().unwrap());
     let guest = Initramfs::new(SCRIPT)
@@ -112,7 +113,8 @@ fn show(line: &str) {
     eprintln!("{line}");
 }
 
-/// Writes a pattern past the page cache and reads it back, then makes a file system, and finds in its files what was written to them.
+/// Writes a pattern past the page cache and reads it back. Then it makes a file system, and reads
+/// back the data written to its files.
 const WRITE: &str = r#"
 set -e
 dd if=/dev/urandom of=/pattern bs=64k count=16 2>/dev/null
@@ -131,7 +133,7 @@ echo "RESULT file=$(sha256sum /mnt/2 | cut -d' ' -f1)"
 umount /mnt
 "#;
 
-/// Works on a file from when it is told until it is told to stop; how deep is what it is told first.
+/// Works on a file between two commands; the first gives the depth.
 const LOAD: &str = r#"
 set -e
 mkfs.ext4 -q -F /dev/vda

@@ -1,4 +1,5 @@
-//! What the tests of `vlane serve` share: an image, its server as a process of its own, and runs that have to fail.
+//! Shared parts of the tests of `vlane serve`: an image, its server as a process of its own, and
+//! runs that have to fail.
 
 #![allow(
     dead_code,
@@ -124,8 +125,8 @@ pub fn ends(command: &mut Command) -> (Option<i32>, String) {
     (status.code(), words)
 }
 
-/// Runs a command that must fail with exit code 1, and with one line that has all of `parts`: what it is about, what
-/// is wrong with it, what to do.
+/// Runs a command that must fail with exit code 1, and with one line that has all of `parts`:
+/// object, fault, remedy.
 pub fn fails(command: &mut Command, parts: &[&str]) {
     fails_with(1, command, parts);
 }
