@@ -39,7 +39,7 @@ impl Appear {
         (!this.is_blind).then_some(this)
     }
 
-    /// Something may appear without being told.
+    /// True if a socket may appear without an event.
     pub(crate) fn is_blind(&self) -> bool {
         self.is_blind
     }

@@ -34,7 +34,7 @@ pub const MAX_LANES: u16 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"vlanesch");
 const VERSION: u64 = 1;
 const PAGE: usize = 4096;
-/// What the volume's requests may be.
+/// The word for the classes of the volume's requests.
 const ABOUT: usize = 2;
 const HAS_EXPRESS: u64 = 1;
 const LINE: usize = 16;
@@ -47,7 +47,7 @@ const SLOTS: usize = 4 * LINE;
 pub struct Classes(pub u64);
 
 impl Classes {
-    /// Nothing.
+    /// No class.
     pub const NONE: Classes = Classes(0);
     /// Every request.
     pub const ALL: Classes = Classes(u64::MAX);
@@ -57,7 +57,7 @@ impl Classes {
     pub const WRITES: Classes = Classes(0xf0);
     /// Flushes: somebody waits until data is safe.
     pub const FLUSHES: Classes = Classes(1 << 8);
-    /// Everything that is neither of these.
+    /// All requests of no other class.
     pub const OTHERS: Classes = Classes(1 << 9);
     /// Reads whose class in the volume is express: the lane's decision, not the guest's priority.
     pub const EXPRESS_READS: Classes = Classes(1 << 10);
@@ -88,13 +88,14 @@ impl Classes {
         Classes(self.0 | other.0)
     }
 
-    /// Whether any is in both.
+    /// True if a class is in both.
     pub const fn meets(self, other: Classes) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether these are express requests and no others. Then only an express request is the guest's answer: with others the guest
-    /// shows that it runs, but not that it runs for who waits.
+    /// True if these are express requests and no others. Then only an express request is the
+    /// guest's answer: with others the guest shows that it runs, but not that it runs for who
+    /// waits.
     pub const fn is_express_only(self) -> bool {
         self.0 != 0 && self.0 & !Classes::EXPRESS.0 == 0
     }
@@ -136,7 +137,8 @@ impl Board {
         Ok((Arc::new(board), fd))
     }
 
-    /// Maps a board that somebody sent, who said that it has so many lanes. Nothing in it is trusted.
+    /// Maps a board that somebody sent, who said that it has so many lanes. No value in it is
+    /// trusted.
     ///
     /// # Errors
     /// [`HintError::Memory`] if it is not safe to map, [`HintError::Board`] if it is none.
@@ -156,7 +158,7 @@ impl Board {
         Ok(board)
     }
 
-    /// Whether any of the volume's requests may be express, by the back end's word.
+    /// True if any of the volume's requests may be express, by the back end's word.
     pub fn has_express(&self) -> bool {
         self.word(ABOUT).load(Ordering::Relaxed) & HAS_EXPRESS != 0
     }
@@ -166,7 +168,7 @@ impl Board {
         self.lanes
     }
 
-    /// Whose completions are to be marked from now on; [`Classes::NONE`]: nobody's.
+    /// Sets the classes whose completions are marked from now on; [`Classes::NONE`] for none.
     pub fn arm(&self, classes: Classes) {
         self.word(ARMED).store(classes.0, Ordering::SeqCst);
     }

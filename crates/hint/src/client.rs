@@ -43,20 +43,20 @@ pub fn default_sockets() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whom a session serves.
+/// The guest that a session serves.
 #[derive(Debug, Clone)]
 pub struct Guest {
     /// Its process.
     pub process: ProcessId,
     /// For each lane, the vCPU that waits for its completions.
     pub vcpus: Vec<u32>,
-    /// What people call the volume.
+    /// The volume's name.
     pub name: String,
-    /// Whether any of its requests may be express.
+    /// True if any of its requests may be express.
     pub has_express: bool,
 }
 
-/// Something that lanes must know.
+/// A change that lanes must know.
 #[derive(Debug)]
 pub enum Change {
     /// A scheduler is there: mark this board, and write this eventfd.
@@ -83,12 +83,12 @@ enum State {
     },
 }
 
-/// A session's connection to the scheduler. Nothing in it waits.
+/// A session's connection to the scheduler. Its calls never wait.
 #[derive(Debug)]
 pub struct Client {
     sockets: Vec<PathBuf>,
     guest: Guest,
-    /// Whether people spoke of it: then it is told when it is not there.
+    /// True if the user asked for it: then its absence is reported.
     expected: bool,
     /// How often it is looked for once more before its socket appears again.
     tries: u32,
@@ -97,7 +97,7 @@ pub struct Client {
     /// `None`: the kernel does not tell.
     appear: Option<Appear>,
     state: State,
-    /// What was told last, so that it is told once.
+    /// The last report, so that each is made once.
     told: Option<String>,
 }
 
@@ -274,7 +274,8 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    // Whoever may write to the eventfd's other end can make lanes wait: only root, or whoever could do so anyway.
+    // A process that may write to the eventfd's other end can make lanes wait: only root, or one
+    // that could do so anyway.
     let listener = rustix::net::sockopt::socket_peercred(&socket)?;
     let user = listener.uid;
     if !user.is_root() && user != rustix::process::geteuid() && !has_place_from_root(path, user.as_raw()) {
@@ -289,8 +290,8 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
     Ok((socket, board))
 }
 
-/// Whether root has given a user the directory that a socket is in, as systemd does (`User=`, `RuntimeDirectory=`): it is that user's alone
-/// to write to, in one that is root's alone.
+/// Returns true if root has given a user the directory that a socket is in, as systemd does
+/// (`User=`, `RuntimeDirectory=`). Only that user may write to it, and its parent is root's alone.
 fn has_place_from_root(socket: &Path, user: u32) -> bool {
     let Some(directory) = socket.parent().and_then(|directory| directory.canonicalize().ok()) else {
         return false;
@@ -323,7 +324,7 @@ fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, Unwelcome> {
     }
 }
 
-/// Anything else might make a lane wait.
+/// Another kind of file might make a lane wait.
 fn is_eventfd(fd: &OwnedFd) -> bool {
     use std::os::fd::AsRawFd;
     let is_nonblocking =

@@ -6,7 +6,7 @@ use crate::board::{Board, Classes, Slot};
 use crate::now;
 use crate::sync::{Arc, Ordering, Waker, fence, wake};
 
-/// What a lane tells the scheduler, in its own slot of the board.
+/// A lane's messages to the scheduler, in its own slot of the board.
 ///
 /// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and then the
 /// interrupt finds it. It counts as served when the guest submits again on this queue: whoever waited for the answer has
@@ -24,11 +24,11 @@ pub struct LaneHint {
     served: u64,
     /// Since when the guest has had something that it did not answer; 0: it has nothing.
     since: u64,
-    /// Whether only an express request is the answer to that.
+    /// True if only an express request is the answer to that.
     by_express: bool,
     /// Where only express completions are marked: the guest was signalled, of whatever, and has not submitted anything since.
     is_signalled: bool,
-    /// Of what the guest will be told with the next signal.
+    /// The classes of the completions that the next signal shows to the guest.
     classes: u64,
 }
 
@@ -73,19 +73,20 @@ impl LaneHint {
         }
     }
 
-    /// Whether the scheduler wants to know.
+    /// True if the scheduler wants to know.
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.board.armed() != Classes::NONE
     }
 
-    /// Whether it matters that the guest submits something.
+    /// True if it matters that the guest submits requests.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.since != 0 || self.is_signalled
     }
 
-    /// Whether it depends on what the guest submits if that is the answer: then [`LaneHint::has_come`] is to be told of each request.
+    /// True if the kind of the guest's request decides whether it is the answer: then
+    /// [`LaneHint::has_come`] must see each request.
     #[inline]
     pub fn is_choosy(&self) -> bool {
         self.since != 0 && self.by_express

@@ -1,5 +1,5 @@
-//! What back end and scheduler say to each other when they meet; one packet each on a `SOCK_SEQPACKET` socket, all numbers
-//! little-endian:
+//! Messages between back end and scheduler when they meet; one packet each on a `SOCK_SEQPACKET`
+//! socket, all numbers little-endian:
 //!
 //! | offset | hello: back end to scheduler, with the board | welcome, with an eventfd | refused |
 //! |---|---|---|---|
@@ -13,7 +13,8 @@
 //! | 24 | for each lane its vCPU, u32 | | |
 //! | then | what people call the volume, UTF-8 | | |
 //!
-//! Nothing else is ever said. A packet with anything missing, too much or unknown is an error, and ends the connection.
+//! There are no other messages. A packet with anything missing, too much or unknown is an error,
+//! and ends the connection.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -39,14 +40,14 @@ const MAX: usize = HELLO_HEAD + 4 * MAX_LANES as usize + MAX_TEXT;
 /// Descriptors that are taken out of one message; it must have one at most, more are closed.
 const MAX_FDS: usize = 4;
 
-/// What a back end says first.
+/// The first message of a back end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// The virtual machine's process: the front end of the back end's session.
     pub process: ProcessId,
     /// For each lane, the vCPU that waits for its completions.
     pub vcpus: Vec<u32>,
-    /// What people call the volume.
+    /// The volume's name.
     pub name: String,
 }
 

@@ -1,4 +1,5 @@
-//! What lane and scheduler meet at. The models (crates/models) compile both ends of the board with loom's in its place.
+//! Synchronisation types where lane and scheduler meet. The models (crates/models) compile both
+//! ends of the board with loom's in its place.
 
 pub(crate) use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::Arc;

@@ -137,7 +137,7 @@ fn an_express_completion_counts_although_the_guest_has_not_taken_an_earlier_sign
     assert_eq!(watch.collect(u64::MAX).count(), 0);
 }
 
-/// What a lane, its guest and the scheduler may do.
+/// The possible steps of a lane, its guest and the scheduler.
 #[derive(Debug, Clone)]
 enum Step {
     Signal(u64, bool),
@@ -166,7 +166,7 @@ proptest! {
         let (board, mut watch, wake) = bench(1);
         let mut hint = LaneHint::new(board, 0, wake).unwrap();
         let mut armed = Classes::NONE;
-        // What is unanswered is answered by these; 0: nothing is.
+        // The classes that answer the unanswered completions; 0: there are none.
         let (mut answers, mut events, mut served) = (0, 0_u32, false);
         // A signal while only express counted, and nothing submitted since.
         let mut is_signalled = false;

@@ -1,5 +1,5 @@
-//! The scheduler's end of the board. What it reads was written by a process that may be hostile: any value does no more harm than a
-//! wrong mark, and marks come only as often as somebody looks.
+//! The scheduler's end of the board. Its values were written by a process that may be hostile: any
+//! value does no more harm than a wrong mark, and marks come only as often as the scheduler looks.
 
 use crate::board::{Board, Classes, Slot};
 use crate::sync::{Ordering, fence};
@@ -7,7 +7,7 @@ use crate::sync::{Ordering, fence};
 /// How often a slot is read again that changes meanwhile.
 const TRIES: usize = 4;
 
-/// What a lane told.
+/// A lane's mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// The guest was signalled that I/O is complete, and has not answered.
@@ -50,7 +50,7 @@ impl Watch {
         Watch { board, seen }
     }
 
-    /// Whether any of the volume's requests may be express, by the back end's word.
+    /// True if any of the volume's requests may be express, by the back end's word.
     pub fn has_express(&self) -> bool {
         self.board.has_express()
     }
@@ -65,8 +65,9 @@ impl Watch {
         self.board.arm(classes);
     }
 
-    /// What lanes told since the last look, by lane; of one lane what was served before what came then. Asks to be woken at
-    /// the next mark: what is marked from now on is seen here or wakes.
+    /// Returns the lanes' marks since the last look, by lane; of one lane the served ones before
+    /// those that came then. Asks to be woken at the next mark: what is marked from now on is seen
+    /// here or wakes.
     ///
     /// `now` is `CLOCK_MONOTONIC`, ns.
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (u16, Mark)> + '_ {

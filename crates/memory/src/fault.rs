@@ -1,10 +1,11 @@
 //! Survives a mapped file that is truncated by somebody else.
 //!
-//! Guest memory and mapped images are files of other processes. Who truncates one makes the next access to the lost
-//! pages a SIGBUS, which by default ends the whole process: one hostile front end could end every session. A
-//! [`Guard`] on a mapping makes the handler put a zero page under the access and raise the guard's flag
-//! instead: the access that faulted goes on with zeroes, and the owner of the mapping, who looks at
-//! [`Guard::tripped`], ends the session or falls back to system calls.
+//! Guest memory and mapped images are files of other processes. A process that truncates one makes
+//! the next access to the lost pages a SIGBUS, which by default ends the whole process: one hostile
+//! front end could end every session. A [`Guard`] on a mapping makes the handler put a zero page
+//! under the access and raise the guard's flag instead: the access that faulted goes on with
+//! zeroes, and the owner of the mapping, who looks at [`Guard::tripped`], ends the session or falls
+//! back to system calls.
 //!
 //! Only the page that was touched is replaced. The kernel, which is given pointers into the mapping too, goes on to meet what
 //! is lost with an error (EFAULT), and so a write that is under way fails instead of writing zeroes to the disk.
@@ -44,7 +45,7 @@ pub fn trips() -> u64 {
     TRIPS.load(Ordering::Relaxed)
 }
 
-/// Whether a mapping that holds some of the `len` bytes at `address` has lost pages.
+/// True if a mapping that holds some of the `len` bytes at `address` has lost pages.
 pub fn has_tripped(address: usize, len: usize) -> bool {
     TABLE.iter().any(|entry| {
         let start = entry.start.load(Ordering::SeqCst);
@@ -80,7 +81,7 @@ impl Guard {
         Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many guarded mappings"))
     }
 
-    /// Whether pages of this mapping were lost since it was made.
+    /// True if pages of this mapping were lost since it was made.
     #[inline]
     pub fn tripped(&self) -> bool {
         TABLE[self.index].tripped.load(Ordering::SeqCst)

@@ -77,7 +77,7 @@ pub enum MemoryError {
         guest: u64,
         /// Bytes.
         size: u64,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -89,7 +89,7 @@ pub struct Region {
     spec: RegionSpec,
     /// Host address of the first byte.
     host: NonNull<u8>,
-    /// What `host` points into; nothing for memory that somebody else keeps alive.
+    /// The mapping that `host` points into; none for memory that another owner keeps alive.
     mapping: Option<Arc<Mapping>>,
     /// The file, for a process that takes over.
     file: Option<Arc<File>>,
@@ -211,7 +211,7 @@ impl Window {
     /// Host address of `len` bytes at `guest`, if the region holds them all, and there is at least one.
     #[inline]
     pub fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
-        // What lies before the region wraps around to beyond any, and so does no byte.
+        // An address before the region wraps around to beyond any region, and zero bytes do too.
         let offset = guest.wrapping_sub(self.guest);
         let is_inside = offset < self.size && u64::from(len).wrapping_sub(1) < self.size - offset;
         // An offset inside the region: it fits, because the size was checked against the mapping's length, a usize.
@@ -307,7 +307,7 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Whether there is no region at all.
+    /// True if there is no region at all.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
@@ -317,7 +317,7 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// Whether a file behind a region was truncated under us: its data is gone, and the session with it.
+    /// True if a file behind a region was truncated: its data is gone, and the session with it.
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|r| r.mapping.as_ref().is_some_and(|m| m.is_lost()))
     }
@@ -327,10 +327,11 @@ impl GuestMemory {
         self.regions.iter().map(|region| region.spec.guest)
     }
 
-    /// Whether the `len` bytes at `guest` are all zero, as far as there is memory. For a look now and then: it takes a pass over them.
+    /// True if the `len` bytes at `guest` are all zero, as far as there is memory. For a look now
+    /// and then: it takes a pass over them.
     pub fn is_zero(&self, guest: u64, len: u64) -> bool {
         let mut is_zero = true;
-        // What lies beyond the end does not count.
+        // Bytes beyond the end do not count.
         let _ = self.pieces(guest, len, |host, len| {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             // SAFETY: `pieces` gives addresses inside a region's mapping, which `self` keeps; others may write to it meanwhile, so the

@@ -1,4 +1,5 @@
-//! A mapped file of somebody else's, or an image. (What a driver makes for itself, under Miri from the heap, is `vlane_driver::ring::Arena`.)
+//! A mapped file of somebody else's, or an image. (Memory that a driver makes for itself, under
+//! Miri from the heap, is `vlane_driver::ring::Arena`.)
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -22,7 +23,7 @@ impl Mapping {
     /// Maps `len` bytes of `file` from `offset` on, readable and writable.
     ///
     /// # Errors
-    /// What the system says, or that there are too many guards.
+    /// The system's error, or that there are too many guards.
     pub fn new(file: impl AsFd, offset: u64, len: usize, flags: MapFlags) -> io::Result<Mapping> {
         Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE, flags)
     }
@@ -68,7 +69,8 @@ impl Mapping {
         self.pages.len
     }
 
-    /// Whether pages vanished under it: an access before that may have met zeroes, or have been lost.
+    /// True if pages vanished under it: an access before that may have met zeroes, or have been
+    /// lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.pages.guard.tripped()

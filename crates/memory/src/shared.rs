@@ -48,7 +48,7 @@ pub enum SharedError {
     /// The system refused something.
     #[error("shared memory: cannot {what}")]
     System {
-        /// What was tried.
+        /// The action that was tried.
         what: &'static str,
         /// Why it failed.
         #[source]

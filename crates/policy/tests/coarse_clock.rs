@@ -5,11 +5,11 @@
 use vlane_policy::loan::units::{MS, US};
 use vlane_policy::loan::{Book, Claim, Decision, Doing, Goal, Params, Policy, VcpuId};
 
-/// What passes at once.
+/// The time of one step.
 const STEP: u64 = 100 * US;
 /// The host's tick.
 const TICK: u64 = 4 * MS;
-/// What owes more is held back (nice 19), until it owes no more than the second figure.
+/// A vCPU with a larger debt is held back (nice 19), until it owes no more than the second figure.
 const HOLD: [i64; 2] = [-8_000_000, -2_000_000];
 
 /// Three vCPUs that compute, on one CPU; one has an event whenever it is not boosted. As under the real-time vehicle, which the fair
@@ -19,7 +19,7 @@ struct Host {
     ids: Vec<VcpuId>,
     now: u64,
     used: [u64; 3],
-    /// What the fair scheduler has charged.
+    /// The CPU time that the fair scheduler has charged.
     fair: [u64; 3],
     /// Used by boosts.
     boosted: u64,

@@ -45,7 +45,7 @@ fn examine(path: &Path) -> Findings {
     findings
 }
 
-/// Whether the programs are there; says so if one is not.
+/// Returns true if the programs are there; reports one that is not.
 fn has(programs: &[&str]) -> bool {
     let paths = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let is_there = |name: &str| std::env::split_paths(&paths).any(|dir| dir.join(name).exists());
@@ -67,7 +67,7 @@ fn run(program: &str, words: &str, path: &Path, input: &str) -> String {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{program}: {error}"));
-    // Who has no question may end without reading the answers.
+    // A program without a question may end without reading the answers.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

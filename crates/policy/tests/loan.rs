@@ -1,4 +1,4 @@
-//! What holds for loans whatever happens.
+//! Properties of loans in any course of events.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ enum Step {
     Ran(u64),
     RanBoosted(u64),
     Served,
-    /// What is due, and what of it is given.
+    /// The credits due, and the part of them that is given.
     Allot(u64, u64),
 }
 
@@ -110,7 +110,7 @@ proptest! {
     ) {
         let (mut account, now) = run(&params, &steps, |_| ());
         account.event(now, doing, &params);
-        // Who ends boosts elsewhere (a timer in the kernel) is told this figure.
+        // A timer in the kernel that ends boosts gets this figure.
         let left = account.boost_left_ns();
         prop_assert_eq!(left > 0, account.boosted.is_some());
         if left > 0 {
@@ -150,7 +150,7 @@ proptest! {
 }
 
 /// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute, the first ones have
-/// events too. What each has used.
+/// events too. Returns the CPU time that each has used.
 fn contended(
     params: Params,
     weights: &[u32],
@@ -186,7 +186,8 @@ fn contended(
     (used, book)
 }
 
-/// Whether each has what its weight says, but for a fiftieth and for what it may be ahead of its share.
+/// True if each has its share by weight, but for a fiftieth and for what it may be ahead of its
+/// share.
 fn keeps_shares(
     policy: Policy,
     weights: &[u32],
@@ -461,7 +462,7 @@ fn the_more_of_a_machines_vcpus_are_inactive_the_more_often_the_others_are_boost
                     for &id in &others {
                         book.ran(id, now, whole / 6);
                     }
-                    // What it is due, boosts and all.
+                    // The active vCPUs use all of their due time, with boosts.
                     for &id in &own[..active] {
                         let done = if id == own[0] { std::mem::take(&mut boosted) } else { 0 };
                         book.ran(id, now, whole / 6 / active as u64 - done);

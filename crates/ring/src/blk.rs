@@ -14,12 +14,13 @@ const HEADER: usize = 16;
 const ID: u64 = 20;
 /// Bytes of one `struct virtio_blk_discard_write_zeroes`.
 const RANGE: usize = 16;
-/// A request's lists keep their memory up to this: more than Linux needs with the announced number of segments. What one large request
-/// took beyond it goes back when it is answered, or each slot of a queue would keep its largest for ever.
+/// A request's lists keep their memory up to this: more than Linux needs with the announced number
+/// of segments. Memory that one large request took beyond it goes back when it is answered, or each
+/// slot of a queue would keep its largest for ever.
 const KEPT: usize = 256;
 const KEPT_RANGES: usize = 4;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Read the buffers' length from [`Request::sector`] (`VIRTIO_BLK_T_IN`).
@@ -114,7 +115,8 @@ pub struct Request {
     pub(crate) room: u64,
     pub(crate) ranges: Vec<Range>,
     pub(crate) status: *mut u8,
-    /// What the used entry must name: the head's index (split) or the buffer id (packed).
+    /// The number that the used entry must carry: the head's index (split) or the buffer id
+    /// (packed).
     pub(crate) id: u16,
     /// Ring descriptors that a packed ring's used entry stands for.
     pub(crate) descriptors: u16,
@@ -202,7 +204,7 @@ impl Request {
         }
     }
 
-    /// What is asked for.
+    /// Returns the kind of the request.
     #[inline]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -246,7 +248,7 @@ impl Request {
         &self.ranges
     }
 
-    /// Whether a request for data or ranges lies inside a volume of `sectors` sectors.
+    /// True if a request for data or ranges lies inside a volume of `sectors` sectors.
     #[inline]
     pub fn fits(&self, sectors: u64) -> bool {
         let inside = |first: u64, count: u64| first <= sectors && count <= sectors - first;
@@ -305,7 +307,7 @@ impl Request {
         }
     }
 
-    /// Whether it was taken and not answered.
+    /// True if it was taken and not answered.
     #[inline]
     pub fn is_in_flight(&self) -> bool {
         self.in_flight
@@ -354,7 +356,8 @@ impl Request {
         }
     }
 
-    /// Whether guest memory that the request lies in was lost: what it holds now is not what the guest put there.
+    /// True if guest memory that the request lies in was lost: its present content is not the
+    /// guest's.
     ///
     /// One load, as long as no mapping of this process ever lost anything.
     pub fn is_memory_lost(&self) -> bool {
@@ -427,7 +430,7 @@ impl Request {
         let kind = what as u32;
         self.head = what;
         self.sector = sector;
-        // What is neither header nor status, of which there is all.
+        // The rest is neither header nor status, and both are complete.
         self.len = walk.bytes - (HEADER as u64 + 1);
         let count = self.buffers.len() - self.first;
         // Nor may it have more buffers than one system call takes.

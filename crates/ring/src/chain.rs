@@ -129,7 +129,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one adds nothing, wherever it points.
-    /// Nothing: [`Collector::why`].
+    /// None means an error: [`Collector::why`].
     #[cold]
     pub(crate) fn push_otherwise(
         &mut self,
@@ -199,7 +199,7 @@ impl<'a> Collector<'a> {
         None
     }
 
-    /// What made a step give nothing.
+    /// Returns the reason why a step gave no buffer.
     #[cold]
     pub(crate) fn why(&self) -> Broken {
         self.broken.unwrap_or(Broken::Loop)
@@ -270,7 +270,7 @@ impl Table {
         // SAFETY: so many entries were checked to be mapped.
         (index < self.here).then(|| unsafe { Descriptor::read(self.host.add(index * DESCRIPTOR)) })
     }
-    /// What is wrong with a chain that goes on at `index`.
+    /// Returns the fault of a chain that continues at `index`.
     #[cold]
     pub(crate) fn lacks(self, index: usize) -> Broken {
         let short = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);

@@ -1,4 +1,4 @@
-//! What can be wrong with a virtqueue: with its set-up, and with what its driver puts into it.
+//! Faults of a virtqueue: in its set-up, and in its driver's entries.
 
 /// How a virtqueue lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub enum Broken {
     /// More chains than entries.
     #[error("the available index jumped from {next} to {index}, further than the queue size {size}")]
     AvailIndex {
-        /// What the ring said.
+        /// The index that the ring gave.
         index: u16,
-        /// What was expected next.
+        /// The index that was expected next.
         next: u16,
         /// Entries.
         size: u16,

@@ -6,8 +6,8 @@
 //!
 //! A kill may come between any two stores. The stores of one thread happen in their order, and a kill cuts them off at some point of it; so every
 //! state in between must be one that the successor reads rightly. The one that matters most: the answer is in the ring, and its
-//! mark is still there. That request must not be done again, as the guest may have written something newer since. What shows it is told in [`split`] and
-//! [`packed`].
+//! mark is still there. That request must not be done again, as the guest may have written
+//! something newer since. Its sign is described in [`split`] and [`packed`].
 //!
 //! The layout is the specification's, so that another back end can follow. The front end can write to the memory: what is read from it is
 //! checked, and read only when a queue begins. From then on private copies decide.
@@ -169,7 +169,7 @@ impl InflightRegion {
         InflightPart { base, len, _region: Arc::clone(self) }
     }
 
-    /// Nothing is in flight any more, in any queue, and none goes on where it was: the device was reset.
+    /// Clears the marks of all queues, and none continues where it was: the device was reset.
     pub fn forget(self: &Arc<Self>) {
         (0..self.queues).filter_map(|index| self.part(index)).for_each(|part| part.store16(VERSION_AT, 0));
     }
@@ -221,13 +221,15 @@ impl InflightPart {
     words!(load32, store32, u32, AtomicU32);
     words!(load64, store64, u64, AtomicU64);
 
-    /// Whether it can hold `bytes` bytes.
+    /// True if it can hold `bytes` bytes.
     fn holds(&self, bytes: usize) -> bool {
         bytes <= self.len
     }
 
-    /// Whether a device of version 1 has left something here that a queue with so many entries can go on with. `first` and `stride` are where the marks
-    /// lie. Of a queue of another size nothing may be in flight: a driver that begins anew, as a system does after its firmware, may choose.
+    /// Returns true if a device of version 1 has left marks here that a queue with so many entries
+    /// can continue with. `first` and `stride` are where the marks lie. Of a queue of another size
+    /// nothing may be in flight: a driver that begins anew, as a system does after its firmware,
+    /// may choose.
     fn left_by(&self, size: u16, first: usize, stride: usize) -> Result<bool, Lost> {
         match (self.load16(VERSION_AT), usize::from(self.load16(DESC_NUM))) {
             (0, _) => Ok(false),
@@ -242,11 +244,12 @@ impl InflightPart {
     }
 }
 
-/// What one queue has in flight, as its successor will read it.
+/// The requests in flight of one queue, as its successor will read them.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     pub marks: Marks,
-    /// What the device before left, in the order in which it had taken it; named by its mark.
+    /// The requests that the device before left, in the order in which it had taken them; named by
+    /// their marks.
     pub pending: VecDeque<u16>,
     /// By slot: it is one of those.
     pub replayed: Box<[bool]>,

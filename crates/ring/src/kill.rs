@@ -1,7 +1,8 @@
 //! For tests: kills a device between any two stores that its successor can see.
 //!
-//! A kill is a panic, which the test catches; the device that it met must not be used again. What it had stored is in shared memory, and nothing
-//! after it. Each thread counts for itself.
+//! A kill is a panic, which the test catches; the device that it met must not be used again. The
+//! data that it had stored is in shared memory, and no later store is. Each thread counts for
+//! itself.
 
 use std::cell::Cell;
 
@@ -9,7 +10,7 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// What a killed device panics with.
+/// The panic value of a killed device.
 #[derive(Debug)]
 pub struct Killed;
 

@@ -5,9 +5,10 @@
 //! [`Request`]; [`Queue::complete`] and [`Queue::publish`] give back a whole batch with one store. The
 //! other side, the guest's, is in `vlane-driver`.
 //!
-//! Guest memory is hostile. Nothing read from it is trusted twice, nothing in it makes this crate panic, loop or
-//! touch an address outside the regions of [`GuestMemory`](vlane_memory::GuestMemory); a queue that breaks the rules of the specification is
-//! [`Broken`], with the reason, and its owner stops it.
+//! Guest memory is hostile. No value from it is trusted twice, and no content makes this crate
+//! panic, loop or touch an address outside the regions of
+//! [`GuestMemory`](vlane_memory::GuestMemory). A queue that breaks the rules of the specification
+//! is [`Broken`], with the reason, and its owner stops it.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

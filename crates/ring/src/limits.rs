@@ -1,4 +1,4 @@
-//! What a request may be: one place for what the configuration space announces and for what is checked.
+//! Limits of a request: one place for the configuration space's values and for the checks.
 //!
 //! | | announced | checked |
 //! |---|---|---|

@@ -125,7 +125,7 @@ impl PackedQueue {
         (queue, broken)
     }
 
-    /// Whether it began elsewhere than the front end said.
+    /// True if it began elsewhere than the front end said.
     pub(crate) fn went_on(&self) -> bool {
         self.went_on
     }
@@ -152,7 +152,7 @@ impl PackedQueue {
         self.went_on = false;
     }
 
-    /// Whether the descriptor there is the driver's gift, in the lap of that position.
+    /// True if the descriptor there is the driver's gift, in the lap of that position.
     #[inline]
     pub(crate) fn is_given_at(&self, at: Position) -> bool {
         // Acquire: the descriptor is read after the flags that make it ours.
@@ -198,7 +198,7 @@ impl PackedQueue {
         unsafe { AtomicU32::from_ptr(part.cast()) }
     }
 
-    /// Whether the next descriptor is the driver's gift.
+    /// True if the next descriptor is the driver's gift.
     #[inline]
     pub(crate) fn is_available(&self) -> bool {
         //= virtio 2.8.15
@@ -334,7 +334,7 @@ impl PackedQueue {
         true
     }
 
-    /// Whether the driver wants to be signalled for what was shown since the last time.
+    /// True if the driver wants a signal for the entries shown since the last time.
     #[inline]
     pub(crate) fn wants_signal(&mut self) -> bool {
         let batch = std::mem::take(&mut self.batch);
@@ -377,7 +377,7 @@ impl PackedQueue {
 }
 
 /// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).
-/// Nothing: [`Collector::why`].
+/// None means an error: [`Collector::why`].
 #[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;

@@ -10,7 +10,8 @@
 //! `_.stapsdt.base`, address of a semaphore (none: 0), then provider, name and arguments as `SIZE@OPERAND`. An inlined probe is in the file
 //! several times; tracers attach to all of them.
 //!
-//! What the probes mean is in the book (`docs/src/probes.md`). A build with `RUSTFLAGS='--cfg vlane_no_probes'` has none, to see what they cost.
+//! The probes are described in the book (`docs/src/probes.md`). A build with `RUSTFLAGS='--cfg
+//! vlane_no_probes'` has none, to see what they cost.
 
 #![cfg_attr(
     any(miri, vlane_no_probes, not(any(target_arch = "x86_64", target_arch = "aarch64"))),

@@ -13,7 +13,8 @@ use vlane_memory::DirtyLog;
 use vlane_memory::GuestMemory;
 use vlane_memory::fault;
 
-/// What makes a virtqueue. The three addresses are in the front end's address space (as vhost-user gives them).
+/// The parts of a virtqueue. The three addresses are in the front end's address space (as
+/// vhost-user gives them).
 #[derive(Debug, Clone)]
 pub struct QueueConfig {
     /// Split or packed.
@@ -64,7 +65,8 @@ pub struct Queue {
     free: Vec<u16>,
     log: Option<Arc<DirtyLog>>,
     broken: Option<Broken>,
-    /// What is in flight, for the device after this one, if the front end keeps memory for that.
+    /// The requests in flight, for the device after this one, if the front end keeps memory for
+    /// that.
     tracker: Option<Box<Tracker>>,
     /// Requests are not taken in the usual way: the queue is broken, or it has a tracker.
     takes_otherwise: bool,
@@ -158,7 +160,7 @@ impl Queue {
             }
         };
         if left.is_some() {
-            // What the front end does not know is known.
+            // The position that the front end lacks is known from here.
             self.broken = None;
         }
         let pending = left.unwrap_or_default();
@@ -168,18 +170,19 @@ impl Queue {
         count
     }
 
-    /// Whether what is in flight is marked ([`Queue::track`]).
+    /// True if requests in flight are marked ([`Queue::track`]).
     pub fn is_tracked(&self) -> bool {
         self.tracker.is_some()
     }
 
-    /// Whether there are requests of the device before that were not taken again: they do not wait for the driver, and no base tells of them.
+    /// True if there are requests of the device before that were not taken again: they do not wait
+    /// for the driver, and no base tells of them.
     #[inline]
     pub fn is_replaying(&self) -> bool {
         self.tracker.as_ref().is_some_and(|tracker| !tracker.pending.is_empty())
     }
 
-    /// Nothing is taken any more.
+    /// Stops the queue: it takes no more requests.
     #[cold]
     fn fail(&mut self, broken: Broken) -> Broken {
         self.takes_otherwise = true;
@@ -270,7 +273,7 @@ impl Queue {
             if !self.memory.is_lost() {
                 self.trips = fault::trips();
             } else if request.is_memory_lost() {
-                // What was just read may be the zeroes that are there now.
+                // The bytes just read may be the zeroes that are there now.
                 return Err(Broken::MemoryLost);
             }
         }
@@ -323,7 +326,7 @@ impl Queue {
         self.taken.wrapping_sub(self.requests[usize::from(slot.0)].taken)
     }
 
-    /// Whether [`Queue::pop`] would find something.
+    /// True if [`Queue::pop`] would find a request.
     #[inline]
     pub fn has_available(&mut self) -> bool {
         if self.takes_otherwise && self.is_replaying() {
@@ -436,7 +439,8 @@ impl Queue {
         if self.answers_otherwise { self.published_otherwise(signal) } else { signal }
     }
 
-    /// What follows the showing where it is logged or tracked. Returns whether the driver wants to be signalled.
+    /// Does the rest of showing where it is logged or tracked. Returns whether the driver wants to
+    /// be signalled.
     #[inline(never)]
     fn published_otherwise(&mut self, mut signal: bool) -> bool {
         match (&mut self.ring, self.tracker.as_mut().map(|tracker| &mut tracker.marks)) {
@@ -497,7 +501,8 @@ impl Queue {
         }
     }
 
-    /// Whether the queue began where the last device left it, and not at [`QueueConfig::base`], which cannot be right.
+    /// True if the queue began where the last device left it, and not at [`QueueConfig::base`],
+    /// which cannot be right.
     pub fn went_on(&self) -> bool {
         matches!(&self.ring, Ring::Packed(ring) if ring.went_on())
     }
@@ -516,7 +521,7 @@ impl Queue {
         }
     }
 
-    /// What it was set up with.
+    /// Returns the configuration that it was set up with.
     pub fn config(&self) -> &QueueConfig {
         &self.config
     }
@@ -558,8 +563,8 @@ impl Queue {
         self.config.log_addr = ring;
     }
 
-    /// Whether the memory that the ring itself lies in was truncated under the queue. A request whose data lies in memory that was is another matter:
-    /// it is seen when it is taken.
+    /// True if the memory that the ring itself lies in was truncated under the queue. A request
+    /// whose data lies in memory that was is another matter: it is seen when it is taken.
     pub fn is_memory_lost(&self) -> bool {
         self.memory.is_lost() && self.is_ring_lost()
     }

@@ -54,8 +54,8 @@ impl SplitQueue {
             next_used: 0,
             published: 0,
         };
-        // What was used before this back end came is in the ring; the driver may have restarted the queue at a base
-        // that is not the used index only if nothing is in flight, and then they are equal.
+        // The used index from before this back end is in the ring. The driver may restart the queue
+        // at another base only if no request is in flight, and then they are equal.
         queue.next_used = u16::from_le(queue.used_idx().load(Ordering::Acquire));
         queue.published = queue.next_used;
         queue
@@ -257,7 +257,8 @@ impl SplitQueue {
     }
 }
 
-/// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). Nothing: [`Collector::why`].
+/// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). None means
+/// an error: [`Collector::why`].
 #[inline(always)]
 fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
@@ -287,7 +288,7 @@ fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descr
     }
 }
 
-/// Whether an index that moved from `old` to `new` passed `event` (2.7.10, `vring_need_event`).
+/// True if an index that moved from `old` to `new` passed `event` (2.7.10, `vring_need_event`).
 #[inline]
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -71,7 +71,8 @@ fn pattern(sector: u64, at: usize) -> u8 {
     (sector as u8).wrapping_mul(31).wrapping_add(at as u8)
 }
 
-/// What the device does with a request: a read yields the pattern of its sector, a write must bring it.
+/// Serves a request as the device does: a read yields the pattern of its sector, a write must bring
+/// it.
 fn serve(device: &mut Queue, slot: Slot) {
     let request = device.request(slot);
     let (kind, sector) = (request.kind(), request.sector());

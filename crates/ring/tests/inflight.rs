@@ -118,7 +118,7 @@ impl Guest {
     }
 }
 
-/// What a device does, and what it did before it was killed.
+/// The work of a device, and its progress before it was killed.
 #[derive(Default)]
 struct Work {
     /// In flight, in the order in which it took them.
@@ -185,7 +185,7 @@ fn run(shape: Shape, steps: &[Step], kills: &[u64]) -> bool {
     let mut at = 0;
     let mut killed = 0;
     for stores in kills {
-        // What a device that was killed had read of the ring counts for nothing.
+        // Values that a killed device had read from the ring are discarded.
         let ended = kill::run(*stores, || {
             let mut device = begin(&guest, &mut work, killed > 0);
             while let Some(step) = steps.get(at) {

@@ -63,7 +63,7 @@ struct World<'a> {
     completed: std::collections::VecDeque<(u64, u16)>,
     /// Ring descriptors in `completed` that `publish` has shown.
     shown: usize,
-    /// Whether the device may sleep: it asked for a kick, found nothing, and got none since.
+    /// True if the device may sleep: it asked for a kick, found no request, and got none since.
     asleep: bool,
     /// Where the device's next used descriptor lies.
     used: Place,
@@ -242,7 +242,7 @@ impl<'a> World<'a> {
         // As a lane does.
         self.queue.disable_notify();
         self.asleep = false;
-        // What no device has answered is to be done, in its order, and nothing else.
+        // Requests that no device has answered are to be done, in their order, and no others.
         self.completed.truncate(self.shown);
         self.batch.clear();
         self.used = self.used_shown;
@@ -257,7 +257,7 @@ impl<'a> World<'a> {
         self.taken.clear();
     }
 
-    /// Whether the device knows where the ring stands.
+    /// Returns true if the device knows where the ring stands.
     fn goes_on(&mut self) -> bool {
         match self.queue.enable_notify() {
             Ok(_) => self.queue.disable_notify(),
@@ -267,7 +267,7 @@ impl<'a> World<'a> {
         true
     }
 
-    /// Whether the device stands where the driver waits for it.
+    /// Returns true if the device stands where the driver waits for it.
     fn is_right(&self) -> bool {
         self.queue.base() >> 16 == u32::from(self.used.encode())
     }
@@ -341,7 +341,7 @@ proptest! {
                 }
                 match op {
                     Op::Add { sectors, indirect } => world.add(*sectors, tables.unwrap_or(*indirect)),
-                    // What is answered out of its order cannot be told from what is not, in any ring.
+                    // In no ring can requests answered out of order be told from unanswered ones.
                     Op::Complete(_) if !world.taken.is_empty() => world.complete(0),
                     op => world.step(op),
                 }
@@ -353,7 +353,7 @@ proptest! {
                 return Ok(());
             }
             if !world.is_right() {
-                // Nobody is told; the guest waits for what it lost.
+                // No error is reported; the guest waits for the lost request.
                 let may_be = if kill { sleeps } else { !event_idx };
                 prop_assert!(may_be, "not where the ring stands");
                 return Ok(());
@@ -386,7 +386,8 @@ fn an_idle_ring_survives_the_kill_of_a_device_that_slept() {
     }
 }
 
-/// What a chain of several descriptors leaves behind may look like a request at the position that the front end gives.
+/// The rest of a chain of several descriptors may look like a request at the position that the
+/// front end gives.
 #[test]
 fn what_is_left_of_long_chains_is_no_request() {
     for (event_idx, sleeps) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -42,7 +42,7 @@ const HEADERS: u64 = 0x1_3000;
 struct Chain {
     header: (u32, u32, u64),
     data: Vec<(u64, u32, bool)>,
-    /// Whether the data is in the order of the specification.
+    /// True if the data is in the order of the specification.
     ordered: bool,
     status: bool,
     /// How many descriptors stand in the ring before the rest goes to this indirect table.

@@ -42,7 +42,7 @@ struct Watcher {
     tell: Arc<Tell>,
 }
 
-/// Someone who is told of changes, until this is dropped.
+/// A listener for changes, until this is dropped.
 pub struct Changes {
     hub: Arc<Hub>,
     number: u64,

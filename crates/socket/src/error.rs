@@ -21,17 +21,17 @@ pub enum ListenError {
         /// Bytes.
         len: usize,
     },
-    /// Somebody answers on it.
+    /// A server answers on it.
     #[error("{}: another {what} is listening there; stop it, or choose another path with {option}", path.display())]
     InUse {
         /// As given.
         path: PathBuf,
         /// The option that gave it.
         option: &'static str,
-        /// What listens at such sockets.
+        /// The kind of server at such sockets.
         what: &'static str,
     },
-    /// Something that is no socket is there.
+    /// A file that is no socket is there.
     #[error("{}: exists and is not a socket; choose another path with {option}", path.display())]
     NotASocket {
         /// As given.
@@ -58,16 +58,16 @@ pub enum ListenError {
         path: PathBuf,
         /// Its number.
         group: u32,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("{}: cannot listen there", path.display())]
     Io {
         /// As given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

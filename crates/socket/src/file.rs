@@ -16,7 +16,7 @@ use crate::error::{ListenError, MAX_PATH};
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Who may connect.
+/// The users that may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// As the process's umask says.
@@ -35,7 +35,7 @@ impl Access {
     pub const OWNER: Access = Access::Exactly { mode: 0o600, group: None };
 }
 
-/// What kind of socket.
+/// The kind of socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes.
@@ -56,8 +56,9 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// At `path`, which came from the command line's `option`: a socket of bytes, with the umask's permissions. `what` is
-    /// what listens at such sockets, for messages: "server".
+    /// At `path`, which came from the command line's `option`: a socket of bytes, with the umask's
+    /// permissions. The parameter `what` names the kind of server at such sockets, for messages:
+    /// "server".
     pub fn new(path: &'a Path, option: &'static str, what: &'static str) -> Self {
         Self { path, option, what, kind: Kind::Stream, access: Access::Umask, directory: false }
     }
@@ -106,7 +107,7 @@ impl SocketFile {
         }
         clear_path(place)?;
         let (socket, file) = bind(place).map_err(|error| bind_error(place, error.into()))?;
-        // Nobody can connect before it listens.
+        // No client can connect before it listens.
         file.open_to(place)?;
         rustix::net::listen(&socket, BACKLOG).map_err(|error| bind_error(place, error.into()))?;
         Ok((socket, file))
@@ -205,7 +206,8 @@ fn bind(place: &Place<'_>) -> rustix::io::Result<(OwnedFd, SocketFile)> {
     Ok((socket, file))
 }
 
-/// Device and inode of a socket file. Nobody else can get that number as long as the socket is open.
+/// Device and inode of a socket file. No other file can get that number as long as the socket is
+/// open.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -226,7 +228,7 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
         // Connected, or its queue is full, or it is of another type: somebody is there.
         _ => return Err(ListenError::InUse { path: path.to_owned(), option, what }),
     }
-    // Somebody else may have found it dead, too, and be there by now.
+    // Another process may have found it dead, too, and be there by now.
     if identity(path) != Some((metadata.dev(), metadata.ino())) {
         return Err(ListenError::InUse { path: path.to_owned(), option, what });
     }
@@ -235,7 +237,7 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// Whether somebody listens there. Does not wait for one who is too busy to answer.
+/// Connects to see if a server listens there. Does not wait for one who is too busy to answer.
 fn probe(place: &Place<'_>) -> rustix::io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;

@@ -1,4 +1,4 @@
-//! What others call themselves, made fit to print.
+//! Names of other programs and files, made fit to print.
 //!
 //! Any process chooses its name, the names of its threads and its command line, and a virtual machine's owner that of the machine. On a
 //! terminal some bytes are commands: they move the cursor, change what was printed before, or type an answer. So every name of somebody
@@ -14,8 +14,9 @@ const MOST: usize = 128;
 pub struct Printable<'a>(&'a str);
 
 /// A name of somebody else, for people: one line, no control characters, nothing that reorders or hides the text around it, and no
-/// longer than 128 characters. What is not shown as it is, is shown as Rust writes it: `\n`, `\u{1b}`. Bytes that
-/// are no text are the caller's to turn into some ([`String::from_utf8_lossy`]).
+/// longer than 128 characters. A character that is not shown as it is, is shown as Rust writes it:
+/// `\n`, `\u{1b}`. Bytes that are no text are the caller's to turn into some
+/// ([`String::from_utf8_lossy`]).
 pub const fn printable(name: &str) -> Printable<'_> {
     Printable(name)
 }
@@ -37,7 +38,7 @@ impl Display for Printable<'_> {
     }
 }
 
-/// Whether a character takes its place on a line, and does nothing else.
+/// True if a character takes its place on a line, and has no other effect.
 fn is_plain(c: char) -> bool {
     match c {
         // The sign of what is not shown as it is.

@@ -55,8 +55,8 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// `what` does not go on while descriptors are short, for messages: "/run/x: no connection is
-    /// accepted".
+    /// The parameter `what` names the work that stops while descriptors are short, for messages:
+    /// "/run/x: no connection is accepted".
     pub fn new(what: impl Into<String>) -> Shortage {
         Shortage { what: what.into(), pause: FIRST, refused: None, told: None, untold: 0 }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// kind.
 ///
 /// A read or write that runs into its time limit fails with EAGAIN, which tells people nothing.
-/// `whom` is the server in words, as "the server".
+/// The parameter `whom` is the server in words, as "the server".
 pub fn unanswered(stream: impl AsFd, error: &io::Error, whom: &str, after: Duration) -> Option<String> {
     if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         return None;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What went wrong, to match on.
+/// The kind of a failure, to match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -14,9 +14,9 @@ pub enum ErrorKind {
     Version,
     /// It ends in the middle of the header or of an entry.
     Truncated,
-    /// Something in it cannot be.
+    /// A value in it is impossible.
     Corrupt,
-    /// What was to be written does not fit into the format.
+    /// A value to write does not fit into the format.
     Unfit,
 }
 

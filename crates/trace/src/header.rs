@@ -1,4 +1,4 @@
-//! What stands at a trace's beginning.
+//! The beginning of a trace.
 
 use crate::error::{Error, ErrorKind};
 
@@ -21,7 +21,7 @@ pub const MAX_HEADER: usize = 4096;
 /// Bit of the flags: entries end with a hash of the data.
 const HASHES: u16 = 1;
 
-/// What a trace says about itself.
+/// The description of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Header {
     /// When recording began: nanoseconds since the Unix epoch, UTC. Times in records count from here.

@@ -52,13 +52,13 @@ impl<R: Read> Reader<R> {
         Ok(Reader { from, header, offset: len as u64, entries: 0, is_complete: false, is_over: false })
     }
 
-    /// What the trace says about itself.
+    /// Returns the description of the trace.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Whether the entry that ends a complete trace was met. Without it, a trace that ended between two entries may have
-    /// been cut off there.
+    /// True if the entry that ends a complete trace was met. Without it, a trace that ended between
+    /// two entries may have been cut off there.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }

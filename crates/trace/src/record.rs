@@ -15,7 +15,7 @@ const CHECK_AT: usize = 46;
 const MORE: u8 = 1;
 const UNMAP: u8 = 2;
 
-/// What a request asked for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Whether it changes what the volume holds.
+    /// True if it changes the volume's content.
     pub fn changes_data(self) -> bool {
         matches!(self, Kind::Write | Kind::Discard | Kind::WriteZeroes)
     }
@@ -109,7 +109,7 @@ impl Priority {
 /// One request, or one range of a discard or write-zeroes with several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// What it asked for.
+    /// The kind of the request.
     pub kind: Kind,
     /// How it ended.
     pub status: Status,
@@ -194,9 +194,10 @@ pub struct BlockHead {
 /// A piece of a journal that the volume's layout (partition table, superblocks) names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutPiece {
-    /// When the layout was read, in ns since [`Header::started`]. What it said before does not hold any more.
+    /// When the layout was read, in ns since [`Header::started`]. Earlier layouts are out of date
+    /// from then on.
     pub time: u64,
-    /// Whose journal it is, as a number of its own: 0 ext3's or ext4's, 1 XFS', others as yet unknown.
+    /// The file system of the journal, as a number: 0 ext3 or ext4, 1 XFS, others as yet unknown.
     pub filesystem: u8,
     /// The first sector.
     pub sector: u64,

@@ -67,7 +67,8 @@ impl<W: Write> Writer<W> {
         Ok(self.to)
     }
 
-    /// What it is written to: for one who takes the bytes away as they come. Nothing else may be written there.
+    /// Returns the target, for a caller that takes the bytes away as they come. The caller must not
+    /// write to it.
     pub fn target(&mut self) -> &mut W {
         &mut self.to
     }

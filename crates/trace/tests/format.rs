@@ -1,4 +1,5 @@
-//! What was written is what is read; damage is told with its place, and costs nothing of what is before it.
+//! A read trace equals the written one; damage is reported with its place, and costs no entry
+//! before it.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 

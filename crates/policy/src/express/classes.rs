@@ -80,7 +80,7 @@ pub struct Classes([Class; 32]);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no I/O priority: it is none, rt, rt0 to rt7, be, be0 to be7, be0-2 or idle")]
 pub struct ClassesError {
-    /// What was not understood.
+    /// The word that was not understood.
     pub word: String,
 }
 
@@ -96,9 +96,9 @@ impl Default for Classes {
 }
 
 impl Classes {
-    /// What is express unless configured otherwise.
+    /// The priorities that are express unless configured otherwise.
     pub const EXPRESS: &str = "rt,be0-2";
-    /// What is background unless configured otherwise.
+    /// The priorities that are background unless configured otherwise.
     pub const BACKGROUND: &str = "be5-7,idle";
 
     /// All are normal.

@@ -35,23 +35,23 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether requests have classes at all.
+    /// True if requests have classes at all.
     pub fn classifies(self) -> bool {
         self != Mode::Off
     }
 
-    /// Whether classes decide which request is begun next.
+    /// True if classes decide which request is begun next.
     pub fn orders(self) -> bool {
         matches!(self, Mode::Order | Mode::On)
     }
 
-    /// Whether express requests go to the shortest queue.
+    /// True if express requests go to the shortest queue.
     pub fn hands_over(self) -> bool {
         matches!(self, Mode::Shortest | Mode::On)
     }
 }
 
-/// What a volume does about classes.
+/// A volume's settings for classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Express {
     /// Which mechanisms.

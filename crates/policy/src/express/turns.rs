@@ -1,4 +1,4 @@
-//! Whose turn it is: the class of the request that is begun next.
+//! Turns among classes: the class of the request that is begun next.
 //!
 //! The first class that waits goes first, but one of [`SHARE`] turns is each waiting lower class's. So nobody starves: while a class waits,
 //! at most [`MOST_PASSED`] requests of others are begun before one of its own. Within a class, requests are begun in the order of their
@@ -24,7 +24,7 @@ impl Each<bool> {
 }
 
 impl<T: Copy> Each<T> {
-    /// What a class has.
+    /// Returns a class's value.
     #[inline]
     pub fn of(self, class: Class) -> T {
         self.0[class as usize]
@@ -39,7 +39,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Whose turn it is among those who wait; nobody's if nobody does.
+    /// Returns the class whose turn it is among those that wait; none if none waits.
     #[inline]
     pub fn next(&self, waits: Each<bool>) -> Option<Class> {
         let is_due = |class: Class| waits.of(class) && self.passed[class as usize] >= SHARE - 1;
@@ -52,7 +52,8 @@ impl Turns {
         Class::ALL.into_iter().find(|class| waits.of(*class))
     }
 
-    /// Whether it is that class's turn because it has waited for long enough, whoever waits of the classes before it.
+    /// True if it is that class's turn because it has waited for long enough, even while classes
+    /// before it wait.
     #[inline]
     pub fn is_due(&self, class: Class) -> bool {
         self.passed[class as usize] >= SHARE - 1
@@ -90,7 +91,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever comes and goes, whenever: a class that waits sees at most so many of the others begun before one of its own.
+        /// In any schedule, a class that waits sees at most so many of the others begun before one
+        /// of its own.
         #[test]
         fn no_class_starves_in_any_schedule(schedule in prop::collection::vec((any::<[bool; 3]>(), 1u8..40), 1..60)) {
             let mut turns = Turns::default();
@@ -110,7 +112,7 @@ mod tests {
             }
         }
 
-        /// What is begun goes to a lower class only when that is due.
+        /// Requests of a lower class are begun only when that class is due.
         #[test]
         fn express_is_passed_by_others_two_times_of_sixteen_at_most(waits in prop::collection::vec(any::<[bool; 2]>(), 16..400)) {
             let mut turns = Turns::default();

@@ -1,4 +1,5 @@
-//! What is to be done about a volume's journals: a [`Detector`], what was written, and what is to go from the page cache.
+//! Actions on a volume's journals: a [`Detector`], the written ranges, and the ranges to drop from
+//! the page cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl ByWay {
     }
 }
 
-/// What a guest wrote, as far as the detector was told of it.
+/// A guest's written bytes, as far as the detector heard of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Traffic {
     /// Bytes written.
@@ -69,12 +70,12 @@ pub struct Bypass {
     is_dirty: bool,
     /// Where what lies in the cache was looked at as a whole.
     swept: Arc<Map>,
-    /// What was told of last.
+    /// The journals in the last [`Change`].
     told: Vec<Journal>,
     known: Arc<Map>,
 }
 
-/// What became of the journals that are known.
+/// The changes of the known journals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
     /// Those that are known now and were not.
@@ -124,8 +125,9 @@ impl Bypass {
         self.sweep();
     }
 
-    /// What of journals has become known as such may have been written to before, and be in the cache: it is to go after the next flush. Not before: a page whose
-    /// writing has failed counts as clean, too.
+    /// Newly known parts of journals may have been written to before, and be in the cache: they are
+    /// to go after the next flush. Not before: a page whose writing has failed counts as clean,
+    /// too.
     fn sweep(&mut self) {
         if Arc::ptr_eq(&self.swept, self.detector.map()) {
             return;
@@ -189,12 +191,12 @@ impl Bypass {
         self.trailing.due()
     }
 
-    /// What is to be dropped now.
+    /// Returns the ranges to drop now.
     pub fn take(&mut self) -> Vec<Drop> {
         self.trailing.take(self.detector.map())
     }
 
-    /// Something of this range was not dropped.
+    /// A part of this range was not dropped.
     pub fn keep(&mut self, range: &Range<u64>) {
         self.trailing.keep(range);
     }
@@ -204,7 +206,7 @@ impl Bypass {
         self.trailing.folio()
     }
 
-    /// What changed since the last call, if something did.
+    /// Returns the changes since the last call, if there are any.
     pub fn change(&mut self) -> Option<Change> {
         if Arc::ptr_eq(&self.known, self.detector.map()) {
             return None;
@@ -229,7 +231,7 @@ impl Bypass {
         self.detector.journals()
     }
 
-    /// What was written so far.
+    /// Returns the written bytes so far.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             footprint: self.all.bytes(),
@@ -240,7 +242,7 @@ impl Bypass {
     }
 }
 
-/// Whether two descriptions are of one journal, of which one may know more than the other.
+/// True if two descriptions are of one journal, of which one may know more than the other.
 fn is_same(one: &Journal, other: &Journal) -> bool {
     let known = Map::new(std::slice::from_ref(other));
     (one.filesystem, one.kind, one.way) == (other.filesystem, other.kind, other.way)

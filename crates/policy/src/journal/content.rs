@@ -1,9 +1,10 @@
 //! Journals by content: magic numbers in what is written.
 //!
-//! Who writes to the volume tells [`Content`] of each write, and of those of its blocks that begin with the magic number of JBD2 (ext3, ext4)
-//! or of an XFS log record ([`scan`] finds them). A magic number alone proves nothing: a guest may write any block, and a copy of a disk's image has
-//! real ones in it. What is believed is a *chain* of them that a running journal leaves and hardly anything else does; `content/jbd2.rs` and `content/xfs.rs`
-//! say which.
+//! The volume's writer reports each write to [`Content`]. It also reports the blocks that begin
+//! with the magic number of JBD2 (ext3, ext4) or of an XFS log record ([`scan`] finds them). A
+//! magic number alone proves nothing: a guest may write any block, and a copy of a disk's image has
+//! real ones in it. The proof is a *chain* of them that a running journal leaves and hardly any
+//! other writer does; `content/jbd2.rs` and `content/xfs.rs` say which.
 //!
 //! Memory: [`MOST_CHAINS`] chains of `pieces.rs` pieces at most (24 KiB), whatever the volume's size. Time: a write without a head is compared with
 //! the end of each chain and with its pieces; a head costs a few dozen comparisons more. No chain, no cost but one comparison.
@@ -46,7 +47,7 @@ impl Head {
     /// Bytes of a head.
     pub const LEN: usize = 32;
 
-    /// Whether a block that begins with these bytes is worth a head.
+    /// True if a block that begins with these bytes is worth a head.
     #[inline]
     pub fn is_magic(first: [u8; 4]) -> bool {
         // JBD2's and XFS's log record's, both big-endian.
@@ -61,7 +62,8 @@ impl Head {
 }
 
 /// Finds the heads in the data of a write of `len` bytes at `offset` of the volume. `word` gives the four bytes from a place of the data on, and is asked for
-/// rising places; `head` gives as many as a head has. What is found goes to `each`, at most [`MOST_HEADS`] of them.
+/// rising places; `head` gives as many as a head has. Each head found goes to `each`, at most
+/// [`MOST_HEADS`] of them.
 ///
 /// Looked at is each 1 KiB from the beginning of the write on: JBD2's blocks have 1 KiB or more, and a file system writes whole blocks, so this is
 /// right wherever its partition begins. XFS' records have any number of sectors: the first is looked for at the beginning, the next behind each one.
@@ -139,7 +141,7 @@ impl Content {
         self.runs.add(range, self.clock);
         let is_of_jbd2 = jbd2::follow(self, range, heads);
         let is_of_xfs = xfs::follow(self, range, heads);
-        // Whoever else writes into a journal: it is none, or none any more.
+        // Another writer into a journal means that it is none, or none any more.
         let changed = &mut self.is_changed;
         if !is_of_jbd2 {
             self.jbd2.retain_mut(|chain| !chain.is_written_over(range) || !std::mem::replace(changed, true));
@@ -157,7 +159,7 @@ impl Content {
         self.is_changed |= before != self.jbd2.len() + self.xfs.len();
     }
 
-    /// Whether [`Content::journals`] has others than when this was asked last.
+    /// True if [`Content::journals`] has changed since the last call.
     pub fn take_change(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }

@@ -50,7 +50,8 @@ impl Detector {
         self.needs_layout = true;
     }
 
-    /// Whether the layout is to be read (again): at first, and since the guest wrote over a part of it.
+    /// True if the layout is to be read (again): at first, and since the guest wrote over a part of
+    /// it.
     pub fn needs_layout(&self) -> bool {
         self.needs_layout
     }
@@ -87,7 +88,7 @@ impl Detector {
         self.look_for_change();
     }
 
-    /// What is known now. The same [`Arc`] as long as nothing changes.
+    /// Returns the present map. The same [`Arc`] as long as nothing changes.
     pub fn map(&self) -> &Arc<Map> {
         &self.map
     }

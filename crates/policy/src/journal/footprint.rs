@@ -39,7 +39,8 @@ impl Footprint {
         self.blocks * self.block
     }
 
-    /// A range was written. What lies beyond the size of the beginning is not counted once there is no memory left for it.
+    /// A range was written. Bytes beyond the size of the beginning are not counted once there is no
+    /// memory left for them.
     pub fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;

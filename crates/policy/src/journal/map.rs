@@ -22,7 +22,7 @@ pub struct Map {
 pub struct Piece {
     /// Bytes of the volume.
     pub range: Range<u64>,
-    /// What they are.
+    /// The verdict on the bytes.
     pub verdict: Verdict,
 }
 
@@ -63,12 +63,12 @@ impl Map {
         &self.pieces
     }
 
-    /// Whether nothing is known.
+    /// True if no range is known.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// What is known of one byte.
+    /// Returns the verdict on one byte.
     pub fn at(&self, offset: u64) -> Option<Verdict> {
         self.overlapping(offset..offset.saturating_add(1)).next().map(|piece| piece.verdict)
     }

@@ -44,7 +44,7 @@ pub enum Way {
     Pattern,
 }
 
-/// What a cyclic range is.
+/// The kind of a cyclic range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -54,7 +54,7 @@ pub enum Kind {
     Log,
 }
 
-/// Whose journal it is.
+/// The file system of a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileSystem {
@@ -69,9 +69,9 @@ pub enum FileSystem {
 /// A journal that was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Journal {
-    /// Whose it is.
+    /// The file system that it belongs to.
     pub filesystem: FileSystem,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// How it was found.
     pub way: Way,
@@ -85,24 +85,25 @@ impl Journal {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Whether it has no pieces.
+    /// True if it has no pieces.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 }
 
-/// What is known of a place: which of [`Map`]'s pieces it lies in.
+/// The verdict on a place: which of [`Map`]'s pieces it lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// What is there.
+    /// The kind of the piece.
     pub kind: Kind,
     /// How that is known.
     pub way: Way,
 }
 
-/// What a layout is read from: the volume, as a guest would read it.
+/// The source of a layout: the volume, as a guest would read it.
 pub trait Disk {
-    /// Fills `buffer` from `offset` on; says whether it could. What lies outside the volume cannot be read.
+    /// Fills `buffer` from `offset` on; says whether it could. Bytes outside the volume cannot be
+    /// read.
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool;
 }
 

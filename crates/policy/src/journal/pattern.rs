@@ -1,7 +1,8 @@
 //! Journals by pattern: ranges that are written in order and cyclically. All that is left where the guest encrypts.
 //!
 //! Kim and Lee remember the last address of each group of 128 MiB (ext4's block groups) and take a group for the journal's that is written sequentially and
-//! again and again. Here as there, the last runs of each 128 MiB are remembered, and a verdict comes with the second loop. What differs, and why:
+//! again and again. Here as there, the last runs of each 128 MiB are remembered, and a verdict
+//! comes with the second loop. The differences, and their reasons:
 //!
 //! - The unit of a verdict is a *track*, a run that grew to [`LONG`], and not a group. A group is 128 MiB only with 4 KiB blocks; a journal fills a part of a
 //!   group or several of them; and what else lies in its group would be called journal with it.
@@ -13,7 +14,8 @@
 //! - A journal in several pieces is several tracks. Each remembers which one had stopped when it began; where the first is written again when the last one has stopped, they
 //!   are one. Only tracks that are written as JBD2 writes are put together: files are written one after the other, too.
 //!
-//! What the order and the sizes of writes and flushes tell of *whose* log it is (`pattern/track.rs`), as often as its writes have doubled:
+//! The order and the sizes of writes and flushes show *which* writer's log it is
+//! (`pattern/track.rs`). The verdict is made each time that its writes have doubled:
 //!
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
 //!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
@@ -22,7 +24,9 @@
 //! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
 //!   same places. But XFS commits without files, and no file is made without a commit. So a track *waits* for another one if it never commits twice without it, while the other does; what waits is
 //!   no journal.
-//! - What has neither is [`Kind::Log`](super::Kind::Log): a ring of recorded video; files that a journal writes home in bursts; whatever goes round on a volume that is never flushed.
+//! - A track without either mark is [`Kind::Log`](super::Kind::Log): a ring of recorded video;
+//!   files that a journal writes home in bursts; any cyclic writes on a volume that is never
+//!   flushed.
 //!
 //! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one.
 //!
@@ -48,7 +52,8 @@ pub const LONG: u64 = 512 << 10;
 pub const ROUND: u64 = 128 << 10;
 /// The shortest track that gets a verdict: the smallest journal that mke2fs makes has 1024 blocks.
 pub const SHORTEST: u64 = 1 << 20;
-/// What must be written over, in order, before a track is believed to be cyclic; or a 64th of it.
+/// The bytes that must be written over, in order, before a track is believed to be cyclic; or a
+/// 64th of it.
 pub const REPLAYED: u64 = 256 << 10;
 /// Bytes written to the volume that make no pause in a track.
 pub const PAUSE: u64 = 1 << 20;
@@ -75,7 +80,7 @@ pub struct Pattern {
     is_changed: bool,
 }
 
-/// What was written last in 128 MiB.
+/// The last runs in 128 MiB.
 #[derive(Debug, Default)]
 struct Group([Run; SLOTS]);
 
@@ -152,7 +157,7 @@ impl Pattern {
         });
     }
 
-    /// Whether [`Pattern::journals`] has others than when this was asked last.
+    /// True if [`Pattern::journals`] has changed since the last call.
     pub fn take_change(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
@@ -171,7 +176,8 @@ impl Pattern {
         let Some(track) = self.tracks.get_mut(place) else { return };
         let (before, since) = (track.at, track.last);
         let is_commit = track.step(range, now, flushes, is_tight);
-        // What was told earlier though it came later: requests of several lanes have no exact order.
+        // A run may be reported earlier though it came later: requests of several lanes have no
+        // exact order.
         if let Some(group) = Self::group(&mut self.groups, track.at)
             && let Some(run) = group.0.iter_mut().find(|run| run.range.start == track.at && run.first > since)
         {
@@ -260,7 +266,7 @@ impl Pattern {
             None => Run { range: range.clone(), first: now - (range.end - range.start), last: now },
         };
         if run.range.end - run.range.start <= TAIL {
-            // What was written before it long ago (a superblock) says nothing of when it began.
+            // An earlier write just before it (a superblock) does not show when it began.
             run.first = now - (range.end - range.start);
         }
         run.range.end = run.range.end.max(range.end);
@@ -281,7 +287,7 @@ impl Pattern {
         }
     }
 
-    /// Whether a run is the next loop of a track.
+    /// True if a run is the next loop of a track.
     fn goes_round(&mut self, run: &Run) -> bool {
         let begun = |track: &&Track| track.is_begun_by(&run.range).is_some();
         let Some(id) = self.tracks.iter().find(begun).map(|track| track.id) else { return false };
@@ -299,8 +305,9 @@ impl Pattern {
         self.tracks.iter().filter(stopped).max_by_key(|track| track.last).map(|track| track.id)
     }
 
-    /// Whether the writer of a track goes on at its beginning, where somebody began at `begin`: it stopped then itself; or the track `last` did, which began
-    /// where another one had stopped, and so on, the first of them where this one had. Those are its pieces from now on.
+    /// True if the track's writer continued at its beginning, where a run began at `begin`. Then
+    /// the track had stopped, or its last piece had: the track `last` began where another one had
+    /// stopped, and so on, the first of them where this one had. Those are its pieces from now on.
     fn closes(&mut self, id: u64, begin: u64, last: Option<u64>) -> bool {
         let track_of = |id: u64| self.tracks.iter().find(|track| track.id == id);
         if track_of(id).is_some_and(|track| track.can_go_on_at(begin)) {
@@ -334,7 +341,7 @@ impl Pattern {
         if self.tracks.iter_mut().any(|track| track.is_taken_up(&range, now)) {
             return;
         }
-        // Whoever writes there now is not who wrote there before.
+        // The writer there now is not the earlier one.
         let changed = &mut self.is_changed;
         self.tracks.retain(|track| track.verdict.is_some() || !track.overlaps(&range));
         if self.tracks.len() >= MOST_TRACKS {

@@ -62,12 +62,13 @@ impl Regions {
         &self.ranges
     }
 
-    /// Whether there are none.
+    /// True if there are no regions.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Whether a byte lies in a region, and where the next border behind it is: at the end of all numbers, if there is none.
+    /// Returns true if a byte lies in a region, and the place of the next border behind it: the
+    /// largest number, if there is none.
     pub fn at(&self, offset: u64) -> (bool, u64) {
         let next = self.ranges.partition_point(|range| range.end <= offset);
         match self.ranges.get(next) {
@@ -77,7 +78,7 @@ impl Regions {
         }
     }
 
-    /// Whether some byte of a range lies in a region.
+    /// True if a byte of a range lies in a region.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         let next = self.ranges.partition_point(|region| region.end <= range.start);
         !range.is_empty() && self.ranges.get(next).is_some_and(|region| region.start < range.end)
@@ -90,17 +91,17 @@ impl Regions {
         touched.map(|region| region.end.min(range.end).saturating_sub(region.start.max(range.start))).sum()
     }
 
-    /// What lies in one of the two and not in the other one: what a change from one to the other changes.
+    /// Returns the ranges in exactly one of the two: a change from one to the other changes them.
     pub fn difference(&self, other: &Regions) -> Regions {
         self.combine(other, |own, others| own != others)
     }
 
-    /// What lies in this and not in the other one.
+    /// Returns the ranges in this and not in the other one.
     pub fn without(&self, other: &Regions) -> Regions {
         self.combine(other, |own, others| own && !others)
     }
 
-    /// What lies in one of the two.
+    /// Returns the ranges in either of the two.
     pub fn with(&self, other: &Regions) -> Regions {
         self.combine(other, |own, others| own || others)
     }

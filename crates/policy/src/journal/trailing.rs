@@ -82,7 +82,7 @@ impl Trailing {
         }
     }
 
-    /// Nothing is written for now: what is dropped next may go up to where the last write ended, and beyond.
+    /// Writes have paused: the next drop may go up to where the last write ended, and beyond.
     pub fn rests(&mut self) {
         self.tail = None;
     }
@@ -98,7 +98,7 @@ impl Trailing {
         self.due_bytes
     }
 
-    /// What is to be dropped now: all that is durable. In order, none overlaps another.
+    /// Returns the ranges to drop now: all that is durable. In order, none overlaps another.
     ///
     /// From the page in which the last write ended, 2 MiB are left out, and come next time. The next write begins there. It would have to read the page; and once it has made one dirty, the system writes that back before it drops the others, which can
     /// wait for seconds for who else writes.
@@ -137,7 +137,7 @@ impl Trailing {
         drops.sort_by_key(|drop| drop.range.start);
     }
 
-    /// Something of this range is in the cache after all: it comes again.
+    /// A part of this range is in the cache after all: it is returned again.
     pub fn keep(&mut self, range: &Range<u64>) {
         if !range.is_empty() {
             self.due_bytes = self.due_bytes.saturating_add(range.end - range.start);
@@ -156,7 +156,7 @@ fn remember(folios: &mut BTreeSet<u64>, range: &Range<u64>, folio: u64) {
     }
 }
 
-/// What of a run of folios is a journal's.
+/// Adds the parts of a run of folios that are a journal's.
 fn drops_of(run: Option<Range<u64>>, map: &Map, drops: &mut Vec<Drop>) {
     let Some(run) = run else { return };
     for piece in map.overlapping(run.clone()) {
@@ -260,7 +260,7 @@ mod tests {
         trailing.keep(&(0..1));
         assert_eq!(trailing.fresh.len(), MOST);
         trailing.flushed();
-        // Nothing but arithmetic: no range is beyond the end of the numbers.
+        // The arithmetic saturates: no range is beyond the end of the numbers.
         assert!(ranges(&mut trailing, &map(vec![0..u64::MAX])).is_sorted_by(|a, b| a.end <= b.start));
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::params::{Params, Payment, Policy, Redemption};
 use super::units::{PERMILLE, PPM, mul_div};
 
-/// What a vCPU does at the moment when its I/O completes.
+/// A vCPU's state at the moment when its I/O completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Doing {
@@ -17,7 +17,7 @@ pub enum Doing {
     Running,
 }
 
-/// What follows from an event.
+/// The decision that follows from an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decision {
@@ -48,7 +48,7 @@ pub enum Denial {
     Overdrawn,
 }
 
-/// What a vCPU competes with.
+/// A vCPU's priority in the competition for a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Priority {
@@ -60,7 +60,7 @@ pub enum Priority {
     Over,
 }
 
-/// What pays for the boost that is on.
+/// The payer of the present boost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Boosted {
@@ -68,11 +68,11 @@ pub enum Boosted {
     Wake,
     /// Its loan.
     Loan,
-    /// Nobody ([`Policy::AlwaysBoost`]).
+    /// No account is charged ([`Policy::AlwaysBoost`]).
     Free,
 }
 
-/// What has come of an account since it was opened; nanoseconds of CPU time and numbers of events.
+/// Totals of an account since it was opened; nanoseconds of CPU time and numbers of events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// CPU time given out to it.
@@ -112,7 +112,7 @@ pub struct Loan {
     pub line_ns: u64,
     /// Charged since the loan was opened.
     pub spent_ns: u64,
-    /// What of that was owed already when it was opened.
+    /// The part of that which was owed already when it was opened.
     pub carried_ns: u64,
     /// Redeemed since then.
     pub redeemed_ns: u64,
@@ -146,12 +146,12 @@ impl Loan {
         }
     }
 
-    /// What is owed.
+    /// Returns the debt.
     pub const fn debt_ns(&self) -> u64 {
         self.spent_ns.saturating_sub(self.redeemed_ns)
     }
 
-    /// What may still be spent.
+    /// Returns the part that may still be spent.
     pub const fn left_ns(&self) -> u64 {
         if self.redeeming { 0 } else { self.line_ns.saturating_sub(self.debt_ns()) }
     }
@@ -194,11 +194,11 @@ pub struct Account {
     pub boost_max_ns: u64,
     /// The boost that is on.
     pub boosted: Option<Boosted>,
-    /// What pays for the last boost, on or not.
+    /// The payer of the last boost, on or not.
     last_boosted: Option<Boosted>,
     /// CPU time that the last boost has used.
     pub boost_used_ns: u64,
-    /// What has come of it.
+    /// Its totals.
     pub totals: Totals,
 }
 
@@ -233,7 +233,7 @@ impl Account {
         }
     }
 
-    /// What the vCPU competes with.
+    /// Returns the vCPU's priority.
     pub const fn priority(&self) -> Priority {
         if self.boosted.is_some() {
             Priority::Boost
@@ -253,7 +253,8 @@ impl Account {
         if self.boosted.is_some() {
             return Decision::Already;
         }
-        // Who sleeps and has credits is boosted as in the Credit scheduler, whatever the policy: it costs nobody.
+        // A sleeper with credits is boosted as in the Credit scheduler, whatever the policy: no
+        // other vCPU pays for it.
         if doing == Doing::Blocked && self.credit_ns > 0 {
             self.totals.wake_boosts += 1;
             return self.boost(Boosted::Wake);
@@ -296,7 +297,7 @@ impl Account {
         }
     }
 
-    /// Whether the vCPU's credits pay for the boost that is on, at once.
+    /// True if the vCPU's credits pay for the present boost, at once.
     pub fn boost_is_charged(&self, params: &Params) -> bool {
         self.boosted.is_some_and(|kind| is_charged(kind, params))
     }
@@ -372,8 +373,8 @@ impl Account {
         u64::try_from(ceiling - i128::from(self.credit_ns)).unwrap_or(0)
     }
 
-    /// What an allotment of `due_ns`, that is before the ceiling cuts it, redeems of the loan: a share of it. So who is idle redeems, and
-    /// nobody of the same weight redeems faster.
+    /// Returns how much of the loan an allotment of `due_ns` redeems: a share of it, before the
+    /// ceiling cuts it. So who is idle redeems, and nobody of the same weight redeems faster.
     pub(super) fn redeems_ns(&self, due_ns: u64, params: &Params) -> u64 {
         if !self.loan.redeeming && params.redemption == Redemption::WhenSpent {
             return 0;

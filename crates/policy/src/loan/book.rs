@@ -39,7 +39,7 @@ impl Claim {
 /// A vCPU in the book.
 #[derive(Debug, Clone)]
 pub struct Vcpu {
-    /// What its machine may claim.
+    /// Its machine's claim.
     pub claim: Claim,
     /// Its credits and its loan.
     pub account: Account,
@@ -49,7 +49,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Whether it has used most of `due_ns` since the last accounting: it hardly sleeps.
+    /// True if it has used most of `due_ns` since the last accounting: it hardly sleeps.
     const fn contends(&self, due_ns: u64) -> bool {
         self.account.totals.used_ns.saturating_sub(self.used_before_ns) >= due_ns / 2
     }
@@ -80,7 +80,7 @@ impl Book {
         Self { params, goal, vcpus: Vec::new(), plan: Plan::new() }
     }
 
-    /// What it was made with.
+    /// Returns the parameters that it was made with.
     pub const fn params(&self) -> &Params {
         &self.params
     }
@@ -180,9 +180,12 @@ impl Book {
 
     /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
     ///
-    /// What an account cannot take (it would expire, or no CPU could run it) goes to the others, so that who sleeps
-    /// does not keep the others from what it leaves; of one that contends, a quarter of what expires goes to nobody. The pool is what the vCPUs
-    /// have used together since the last accounting: the host may have other work, and shares are then shares of the rest. It is levelled ([`Params::level_permille`]), so that those who contend neither own nor owe much together.
+    /// Credits that an account cannot take go to the others: they would expire, or no CPU could run
+    /// them. So a sleeper does not keep the others from the credits that it leaves. Of an account
+    /// that contends, a quarter of the expired credits is given to no account. The pool is what the
+    /// vCPUs have used together since the last accounting: the host may have other work, and shares
+    /// are then shares of the rest. It is levelled ([`Params::level_permille`]), so that those who
+    /// contend neither own nor owe much together.
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
         let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
@@ -202,7 +205,8 @@ impl Book {
     /// The pool without what the contenders own together, or with what they owe; half of it or one and a half at the most.
     fn levelled(&self, pool_ns: u64) -> u64 {
         let ceiling = i64::try_from(self.params.credit_max_ns).unwrap_or(i64::MAX);
-        // Who has more than half of what it may save sleeps more than it contends, or has more weight than it can use yet.
+        // An account with more than half of its ceiling sleeps more than it contends, or has more
+        // weight than it can use yet.
         let credits = self.vcpus.iter().flatten().map(|vcpu| vcpu.account.credit_ns);
         let contend = credits.filter(|&credit| credit < ceiling / 2);
         let (number, sum) =
@@ -215,20 +219,21 @@ impl Book {
         u64::try_from(pool - change).unwrap_or(pool_ns)
     }
 
-    /// What the accounts got at the last accounting, by place.
+    /// Returns the accounts' allotments at the last accounting, by place.
     pub fn allotments(&self) -> &[u64] {
         &self.plan.allotments
     }
 }
 
-/// Who gets what at an accounting.
+/// Plans the allotments of an accounting.
 #[derive(Debug, Clone)]
 struct Plan {
-    /// What each would get if no credits expired, by place; of a machine with inactive vCPUs, with what these leave.
+    /// The allotment of each if no credits expired, by place; of a machine with inactive vCPUs,
+    /// with their part.
     due: Vec<u64>,
-    /// What each gets.
+    /// The allotment of each.
     allotments: Vec<u64>,
-    /// What each can take.
+    /// The most that each can take.
     room: Vec<u64>,
     /// Places, those of one machine side by side.
     order: Vec<usize>,
@@ -262,7 +267,8 @@ impl Plan {
             *room = vcpus[place].as_ref().map_or(0, |vcpu| room_of(vcpu, self.due[place], params));
         }
         self.share(vcpus, pool_ns, params);
-        // What inactive vCPUs leave is due to the others of their machine; what other machines leave is due to nobody.
+        // The part of inactive vCPUs is due to the others of their machine; the part that other
+        // machines leave is due to no account.
         for places in self.order.chunk_by(|&a, &b| vm(a) == vm(b)) {
             let machine: u64 = places.iter().map(|&place| self.due[place]).sum();
             for &place in places {
@@ -306,8 +312,9 @@ impl Plan {
     }
 }
 
-/// What a vCPU can take of `due_ns`: up to the limit at which credits expire and what redeems its loan besides, a part of what expires if it
-/// contends, and no more than a CPU can run in a period.
+/// Returns how much of `due_ns` a vCPU can take. That is up to the limit at which credits expire,
+/// and besides what redeems its loan, and a part of what expires if it contends. It is never more
+/// than a CPU can run in a period.
 fn room_of(vcpu: &Vcpu, due_ns: u64, params: &Params) -> u64 {
     let account = &vcpu.account;
     let redeems = match params.payment {
@@ -315,8 +322,9 @@ fn room_of(vcpu: &Vcpu, due_ns: u64, params: &Params) -> u64 {
         Payment::Share => 0,
     };
     let takes = account.to_ceiling_ns(params) + redeems;
-    // Who owns so much although it contends is kept from its share. Given to the others, what expires of it would let them do that for
-    // good; so they come to owe what it owns. More than a part would be a debt to them also for who only sleeps a little.
+    // A vCPU that owns so much although it contends is kept from its share. Given to the others,
+    // what expires of it would let them do that for good; so they come to owe what it owns. More
+    // than a part would be a debt to them also for who only sleeps a little.
     let expires = if vcpu.contends(due_ns) { due_ns.saturating_sub(takes) / 4 } else { 0 };
     (takes + expires).min(params.period_ns)
 }
@@ -334,7 +342,7 @@ struct Share {
 /// Shares `pool` by weight; what is over somebody's limit goes to the others, by their weights. Gives out all of the
 /// pool, unless all are at their limits. Leaves the shares in another order.
 fn fill(pool: u64, shares: &mut [Share]) {
-    // Who is full first comes first, so one pass is enough: nobody after it can be full with less.
+    // The first to be full comes first, so one pass is enough: none after it can be full with less.
     shares.sort_by(|a, b| {
         let left = u128::from(a.limit) * u128::from(b.weight);
         left.cmp(&(u128::from(b.limit) * u128::from(a.weight))).then(a.place.cmp(&b.place))
@@ -367,7 +375,8 @@ mod tests {
             prop_assert_eq!(given, pool.min(room));
             for a in &shares {
                 prop_assert!(a.gets <= a.limit);
-                // Who is not full has at least what anybody else has, by weight (rounding apart).
+                // A share that is not full has at least as much as any other, by weight (rounding
+                // apart).
                 for b in shares.iter().filter(|_| a.gets < a.limit) {
                     let (mine, theirs) = (u128::from(a.gets + 2) * u128::from(b.weight), u128::from(b.gets) * u128::from(a.weight));
                     prop_assert!(mine + u128::from(1000 * a.weight) >= theirs, "{:?} {:?}", a, b);

@@ -30,13 +30,14 @@ const TIMELY_PER_STEP: i64 = 8;
 /// So many late answers that were allowed and have not come are kept.
 const LATE_KEPT: i64 = 4;
 
-/// What [`Policy::Adaptive`](super::Policy::Adaptive) is to reach.
+/// The goal of [`Policy::Adaptive`](super::Policy::Adaptive).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Goal {
     /// 99 of 100 events are served within so many nanoseconds.
     pub response_ns: u64,
-    /// Nobody uses more than its weighted share of the CPU by so much, parts per thousand of the share.
+    /// The most that any vCPU uses beyond its weighted share of the CPU, parts per thousand of the
+    /// share.
     pub tolerance_permille: u64,
 }
 
@@ -67,7 +68,7 @@ impl Goal {
     }
 }
 
-/// What is seen of an account.
+/// The observations of an account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Watch {
     /// When the window began.
@@ -78,7 +79,7 @@ pub(crate) struct Watch {
     answers: u64,
     /// The largest debt seen at an accounting in it.
     peak_debt_ns: u64,
-    /// What had been lent when it began.
+    /// The total lent when it began.
     lent_before_ns: u64,
     /// A boost was denied for want of a loan since the last answer, or ended with its loan.
     was_denied: bool,
@@ -101,7 +102,8 @@ impl Allowance {
         self.0 = self.0.min(LATE_KEPT * TIMELY_PER_LATE);
     }
 
-    /// Whether more have come than were allowed. One of them is answered so; several in a window are, too: they may have had one cause.
+    /// Returns true if more have come than were allowed. One of them is answered so; several in a
+    /// window are, too: they may have had one cause.
     fn is_overdrawn(&mut self) -> bool {
         let is = self.0 < 0;
         if is {
@@ -111,7 +113,7 @@ impl Allowance {
     }
 }
 
-/// Whether an account keeps its share.
+/// Judges if an account keeps its share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct ShareWatch {
     used_ns: u64,
@@ -120,7 +122,7 @@ struct ShareWatch {
     is_exceeded: bool,
 }
 
-/// What a judgement says of a share.
+/// A judgement of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Judged {
     NotYet,
@@ -139,7 +141,8 @@ impl ShareWatch {
         if !is_exceeded && !is_long {
             return Judged::NotYet;
         }
-        // What was allotted and not used does not make up for later: a share is a share of each such time.
+        // Allotted time that was not used does not make up for later: a share is a share of each
+        // such time.
         *self = Self { is_exceeded, ..Self::default() };
         if is_exceeded { Judged::Exceeded } else { Judged::Kept }
     }
@@ -195,7 +198,7 @@ impl Watch {
             redemption /= 2;
             line /= 2;
         } else if self.lending.is_overdrawn() {
-            // What is late while the share is exceeded is what that costs.
+            // Late answers while the share is exceeded are the price of that.
             if !self.share.is_exceeded {
                 redemption += redemption / 4;
                 line += line / 4;

@@ -1,4 +1,5 @@
-//! What holds for the terms that `adaptive` finds, however frequent events are and however large a share is.
+//! Properties of the terms that `adaptive` finds, however frequent events are and however large a
+//! share is.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -44,7 +45,7 @@ impl Host {
     }
 }
 
-/// What a late answer is late for.
+/// The cause of a late answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     Denied,
@@ -234,7 +235,7 @@ fn denied_at_the_end(params: &Params, vcpus: u32, per_second: u64, work_ns: u64)
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever the terms were to begin with.
+    /// The property holds for any terms at the beginning.
     #[test]
     fn who_asks_for_less_than_its_share_is_soon_denied_no_more_than_the_goal_allows(
         vcpus in 2u32..=12, per_second in prop_oneof![5u64..50, 50u64..1000], percent in 5u64..=60,

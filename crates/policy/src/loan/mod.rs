@@ -16,13 +16,13 @@
 //!
 //! All of it but the last two is set back with [`Params::paper`]:
 //!
-//! - A boost ends when its event is served or its time is over ([`Params::boost_max_ns`]), not at a tick. What it really used is charged,
-//!   also what it used after its time because a timer came late.
+//! - A boost ends when its event is served or its time is over ([`Params::boost_max_ns`]), not at a
+//!   tick. The time really used is charged, also after the boost's time because a timer came late.
 //! - The share pays: a boost is charged to the vCPU's own credits at once ([`Payment::Share`]), so that nobody runs ahead of its weight.
 //! - A loan is redeemed all the time ([`Redemption::Always`]), not only from when it is spent: who spends less than it redeems is never denied.
 //! - A line is raised to what one accounting redeems, when it is less than that.
 //! - A loan that is not spent is reviewed after [`Params::review_ns`]: cm is taken then, and the next loan follows it.
-//! - Who owes its share more than the overdraft ([`Params::overdraft_ns`]) is denied.
+//! - A vCPU that owes its share more than the overdraft ([`Params::overdraft_ns`]) is denied.
 //! - Accountings are levelled ([`Params::level_permille`]): what contenders own or owe together does not drift.
 //! - cm has a reference ([`Params::cm_ref_ppm`]), and the next loan limits.
 //! - The pool that an accounting gives out is what the vCPUs have used ([`Book::account_all`]), not the time of all CPUs; what one cannot

@@ -1,16 +1,17 @@
-//! What the policy can be set to, and the presets.
+//! The policy's parameters, and the presets.
 
 use serde::{Deserialize, Serialize};
 
 use super::units::{CREDIT_NS, MS, PERIOD_NS, PERMILLE, PPM, US};
 
-/// Who is boosted when its I/O completes.
+/// The policy that decides whether a vCPU is boosted when its I/O completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Xen's Credit scheduler: only who was blocked and has credits left.
     Credit,
-    /// Everybody, at every event, at nobody's cost: the paper's third scheduler, fast and unfair.
+    /// Boosts every vCPU, at every event, without a charge: the paper's third scheduler, fast and
+    /// unfair.
     AlwaysBoost,
     /// Also who was waiting for its turn, as long as it has a loan.
     Loan,
@@ -32,7 +33,7 @@ impl Policy {
         }
     }
 
-    /// Whether boosts of a waiting vCPU are paid from a loan.
+    /// True if boosts of a waiting vCPU are paid from a loan.
     pub const fn lends(self) -> bool {
         matches!(self, Self::Loan | Self::Adaptive)
     }
@@ -55,7 +56,7 @@ impl std::fmt::Display for Policy {
     }
 }
 
-/// What pays for the time that a vCPU runs boosted.
+/// The payment for the time that a vCPU runs boosted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Payment {
@@ -71,18 +72,18 @@ pub enum Payment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Redemption {
-    /// From the moment when all of it is spent (the paper). Whatever the size of the loan, the share of events that
-    /// are denied is then the same: a larger loan lasts longer and takes longer to redeem.
+    /// From the moment when all of it is spent (the paper). For any size of the loan, the share of
+    /// denied events is then the same: a larger loan lasts longer and takes longer to redeem.
     WhenSpent,
     /// At every accounting: who spends less than it redeems is never denied.
     Always,
 }
 
-/// What the policy is set to. Times are nanoseconds.
+/// The parameters of the policy. Times are nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Params {
-    /// Who is boosted.
+    /// The policy for boosts.
     pub policy: Policy,
     /// Time between two accountings.
     pub period_ns: u64,
@@ -98,7 +99,7 @@ pub struct Params {
     pub redemption_permille: u64,
     /// When it does.
     pub redemption: Redemption,
-    /// What pays for boosted time.
+    /// The payment for boosted time.
     pub payment: Payment,
     /// One boost ends after so much CPU time, served or not. [`Policy::Adaptive`] begins with it.
     pub boost_max_ns: u64,
@@ -109,7 +110,7 @@ pub struct Params {
     /// No boost for who owes its share so much CPU time ([`Payment::Share`] only).
     pub overdraft_ns: u64,
     /// Credits never fall below minus so much CPU time, and no loan owes more than that beyond its line: debts of whoever ran away stay
-    /// redeemable. What is beyond is forgiven, and counted.
+    /// redeemable. Debt beyond it is forgiven, and counted.
     pub credit_min_ns: u64,
     /// How much of what the contenders own together, or owe beyond a period each, an accounting takes back or gives, parts
     /// per thousand. 0: nothing
@@ -127,7 +128,8 @@ impl Default for Params {
 impl Params {
     /// The parameters that this program stands for, with a policy.
     pub const fn sound(policy: Policy) -> Self {
-        // Who adapts begins with what an emulated guest needs, and takes back what is not needed.
+        // An adaptive policy begins with the terms that an emulated guest needs, and takes back the
+        // rest.
         let adapts = matches!(policy, Policy::Adaptive);
         Self {
             policy,

@@ -9,7 +9,8 @@ use super::{TICKS_PER_NS, ticks};
 const FRACTION: u32 = 32;
 /// The most that anything costs: two years, so that sums do not overflow.
 const MOST: u64 = 1 << 60;
-/// What is taken at a time by those who need less: as much as in this time. A lane that waits wakes this often.
+/// The piece for takers that need less: as many tokens as come in this time. A lane that waits
+/// wakes this often.
 const PIECE: Duration = Duration::from_micros(500);
 
 /// A rate and a burst. The level that it works on is somebody else's: see [`super::Level`].
@@ -21,7 +22,7 @@ pub struct Bucket {
     piece: u64,
 }
 
-/// What became of a level when a piece was asked for.
+/// The result of asking a level for a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     /// The level from now on.
@@ -40,7 +41,7 @@ impl Bucket {
         Bucket { cost, burst, piece: ticks(PIECE).min(burst / 4).max(1) }
     }
 
-    /// What so many tokens cost, in ticks.
+    /// Returns the cost of so many tokens, in ticks.
     #[inline]
     pub fn cost(&self, tokens: u64) -> u64 {
         // At most 2^34 * 2^32 for a token, of which there are less than 2^62 in anything that exists.
@@ -48,7 +49,7 @@ impl Bucket {
         u64::try_from(parts >> FRACTION).unwrap_or(MOST).min(MOST)
     }
 
-    /// What is asked for at a time, in ticks, by those who need less.
+    /// Returns the piece for takers that need less, in ticks.
     pub fn piece(&self) -> u64 {
         self.piece
     }
@@ -63,7 +64,7 @@ impl Bucket {
     pub fn ask(&self, level: u64, now: u64, cost: u64) -> Asked {
         // A level that the clock has passed is a full bucket: no more than the burst is saved up.
         let from = level.max(now);
-        // What is larger than the burst passes when the bucket is full.
+        // A request larger than the burst passes when the bucket is full.
         let credit = self.burst.saturating_sub(cost);
         Asked { level: from.saturating_add(cost), due: from.saturating_sub(credit) }
     }

@@ -1,10 +1,11 @@
 //! Limits of a volume: requests per second, bytes per second, and bursts above them.
 //!
 //! Source: the token bucket in its form without a timer that fills it, the virtual scheduling algorithm of ATM (ITU-T I.371, Annex A,
-//! GCRA). A bucket is a single number, the *level*: the time up to which all that was asked for is paid. Whoever asks for a piece moves the
-//! level by what the piece costs, and learns when it is *due*: when the level is no further ahead of the clock than the burst. So a piece
-//! is taken once and nobody asks twice, those who share a bucket are served in the order in which they asked, and one number that several
-//! threads change needs no lock.
+//! GCRA). A bucket is a single number, the *level*: the time up to which all that was asked for is
+//! paid. A taker that asks for a piece moves the level by the piece's cost, and learns when it is
+//! *due*: when the level is no further ahead of the clock than the burst. So a piece is taken once
+//! and nobody asks twice, those who share a bucket are served in the order in which they asked, and
+//! one number that several threads change needs no lock.
 //!
 //! * [`Limits`]: what is wanted.
 //! * [`Bucket`]: one rate, and what can be done to a [`Level`].
@@ -44,20 +45,20 @@ pub const MIN_BANDWIDTH: u64 = 512;
 /// The most bytes per second.
 pub const MAX_BANDWIDTH: u64 = 1 << 50;
 
-/// What a volume may do.
+/// The limits of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Requests per second; none: as many as there are.
     pub iops: Option<NonZeroU64>,
     /// Bytes read and written per second; none: as many as there are.
     pub bandwidth: Option<NonZeroU64>,
-    /// What of both may pass at once after a pause: as much as in this time.
+    /// The tokens of both that may pass at once after a pause: as much as in this time.
     pub burst: Duration,
-    /// What is done about express requests.
+    /// The treatment of express requests.
     pub express: ExpressBudget,
 }
 
-/// Whether express requests are limited. Written in lower case.
+/// The limits' treatment of express requests. Written in lower case.
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpressBudget {
@@ -90,7 +91,7 @@ pub enum LimitsError {
 }
 
 impl Limits {
-    /// Whether they can be kept.
+    /// Checks that the limits can be kept.
     ///
     /// # Errors
     /// [`LimitsError`].
@@ -106,7 +107,7 @@ impl Limits {
         }
     }
 
-    /// Whether there is any.
+    /// True if there is any limit.
     pub fn is_any(&self) -> bool {
         self.iops.is_some() || self.bandwidth.is_some()
     }

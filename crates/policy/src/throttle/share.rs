@@ -1,4 +1,4 @@
-//! What one of several has of a bucket that they share.
+//! One taker's part of a bucket that several share.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ impl Level for Cell<u64> {
     }
 }
 
-/// What was taken from a level and not used, in ticks.
+/// The ticks taken from a level and not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
     /// May be used.
@@ -81,7 +81,7 @@ impl Share {
         }
     }
 
-    /// What it has, due or not, in ticks.
+    /// Returns the ticks that it has, due or not.
     pub fn rest(&self) -> u64 {
         self.held + self.coming
     }

@@ -1,4 +1,4 @@
-//! What the limits promise, over any schedule.
+//! Promises of the limits, over any schedule.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,7 +18,7 @@ fn bucket(rate: u64, burst_ms: u64) -> Bucket {
     Bucket::new(NonZeroU64::new(rate).unwrap(), Duration::from_millis(burst_ms))
 }
 
-/// What a rate gives in a time, in tokens.
+/// Returns the tokens that a rate gives in a time.
 fn tokens(rate: u64, time: u64) -> f64 {
     rate as f64 * time as f64 / SECOND as f64
 }
@@ -79,7 +79,7 @@ enum Act {
     Look(usize),
     /// A taker has nothing to do any more, and gives back what it has.
     Leave(usize),
-    /// Something that was done last is not done after all.
+    /// The last request is undone.
     Undo,
 }
 
@@ -127,7 +127,8 @@ proptest! {
             let used = world.sum(begin, world.now) as f64;
             prop_assert!(used <= most * (1.0 + 1e-9), "{used} of {most}");
         }
-        // Nothing is lost: those who leave have nothing, and after the burst's time the bucket is as full as at the beginning.
+        // No token is lost: takers that leave hold none, and after the burst's time the bucket is
+        // as full as at the beginning.
         for taker in 0..3 {
             world.takers[taker].waiting.clear();
             world.turn(taker);
@@ -157,12 +158,12 @@ proptest! {
             wakes[taker] = loop {
                 world.takers[taker].waiting.push_back(sizes.next().unwrap() * scale);
                 if let Some(due) = world.turn(taker) {
-                    // Whoever is woken comes late, by up to a quarter of the burst.
+                    // A woken taker comes late, by up to a quarter of the burst.
                     break due + lates.next().unwrap() * burst * MS / 4000;
                 }
             };
         }
-        // What somebody has taken, or has come too late for, is used a little later.
+        // Tokens already taken, or asked for too late, are used a little later.
         let slack = takers as f64 * (64 * scale) as f64 + tokens(rate, burst * MS / 4 * 2);
         for from in [begin, begin + SECOND / 2, begin + 2 * SECOND] {
             let (used, want) = (world.sum(from, from + SECOND) as f64, tokens(rate, SECOND));

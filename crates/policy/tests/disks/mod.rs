@@ -19,7 +19,7 @@ pub struct Sparse {
     pub reads: usize,
     /// Bytes of all reads.
     pub bytes: usize,
-    /// What is written before which read.
+    /// Data that is written before a given read.
     pub change: Option<(usize, u64, Vec<u8>)>,
     sectors: BTreeMap<u64, [u8; 512]>,
 }
@@ -202,7 +202,8 @@ pub struct Ext {
     pub checksums: bool,
     pub meta_bg: bool,
     pub mapped: Mapped,
-    /// The journal's pieces: blocks of the file system. What describes it needs the first [`Ext::FREE`] blocks.
+    /// The journal's pieces: blocks of the file system. Its metadata needs the first [`Ext::FREE`]
+    /// blocks.
     pub pieces: Vec<Range<u64>>,
     /// The superblock has a copy of the inode.
     pub copy: bool,

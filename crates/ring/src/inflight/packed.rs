@@ -165,7 +165,8 @@ impl PackedMarks {
         // With the old free list written, the answer was given. Its position may be half written.
         let is_given = new_free == old_free || (new != old && !ring.is_given_at(old));
         let (free, used) = if is_given { (new_free, new) } else { (old_free, old) };
-        // What is in the free list is not in flight. Each entry is met once, or the list is a circle.
+        // Entries in the free list are not in flight. Each entry is met once, or the list is a
+        // circle.
         let (mut index, mut steps) = (free, 0);
         while index < self.size && steps < self.size {
             part.store8(entry(index) + IS_IN_FLIGHT, 0);

@@ -27,7 +27,7 @@ const CACHE: usize = SECTORS + WORD;
 /// Bytes of a name that are kept.
 pub const NAME: usize = 64;
 
-/// Words of the switch of the write cache. Anything else says nothing.
+/// Words of the switch of the write cache. Other values mean that none was noted.
 const ON: u64 = 1;
 const OFF: u64 = 2;
 

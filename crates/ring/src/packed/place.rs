@@ -4,13 +4,15 @@
 //! whose back end vanished (QEMU, up to 10.0 at least) gives the next one the position of an earlier start. Going on
 //! there would be worse than to hang: descriptors of long ago may look available, and be done again.
 //!
-//! What a position says can be checked. The device marks each chain used at its position, in order, with both bits
-//! equal to the wrap counter; the driver overwrites every descriptor that it uses. So with the device at position P, a
-//! descriptor whose bits are equal has the wrap counter if it lies before P, and the other value from P on. A
-//! position from before one that was used since does not pass, if all chains are one descriptor of the ring (Linux uses
-//! indirect tables). Longer ones leave descriptors behind that nobody marks: an old position may pass, and what is left
-//! there look like a request. So where the ring has such descriptors, what the device left counts, and what the front end
-//! says only if the two agree, or if another program was the last device.
+//! A position can be checked against the ring. The device marks each chain used at its position, in
+//! order, with both bits equal to the wrap counter; the driver overwrites every descriptor that it
+//! uses. So with the device at position P, a descriptor whose bits are equal has the wrap counter
+//! if it lies before P, and the other value from P on. A position from before one that was used
+//! since does not pass, if all chains are one descriptor of the ring (Linux uses indirect tables).
+//! Longer ones leave descriptors behind that nobody marks: an old position may pass, and what is
+//! left there look like a request. So where the ring has such descriptors, what the device left
+//! counts, and what the front end says only if the two agree, or if another program was the last
+//! device.
 //!
 //! The true position is found again where the device left it: in the event structure, which the device writes and the
 //! driver reads, as the position at which it wants a kick (section 2.8.10). A lane that sleeps has left it there, and
@@ -19,8 +21,8 @@
 //! long chains it does not even show that nothing is in flight, as the last descriptor before the position is not marked:
 //! such a ring is given up, unless the front end names the same position or the device was stopped.
 //!
-//! What remains: a device of another program that was killed leaves no word that is known here, and after long chains an
-//! old position may pass for it.
+//! One gap remains: a device of another program that was killed leaves no word that is known here,
+//! and after long chains an old position may pass for it.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +36,7 @@ const STOPPED_AT_ZERO: u16 = 0x7ffe;
 /// The same for a lane that sleeps, beside the wish for all kicks.
 const ASLEEP_AT_ZERO: u16 = 0x7ffd;
 
-/// What the last device left in the event structure.
+/// The last device's words in the event structure.
 #[derive(Debug, Clone, Copy)]
 enum Left {
     /// It stopped here.
@@ -47,17 +49,18 @@ enum Left {
     Unknown,
 }
 
-/// What the ring says of a position.
+/// The ring's verdict on a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
     /// The device cannot be there.
     No,
-    /// Nothing speaks for it: chains of several descriptors, answered out of their order, could leave such a ring.
+    /// No entry speaks for it: chains of several descriptors, answered out of their order, could
+    /// leave such a ring.
     Possible,
     Good,
 }
 
-/// Who wrote a descriptor last, and with which wrap counter.
+/// The last writer of a descriptor, and its wrap counter.
 enum Mark {
     /// The device, or nobody yet.
     Used(bool),
@@ -98,7 +101,8 @@ impl PackedQueue {
         Some(other)
     }
 
-    /// Whether nothing in the ring speaks against the device being at `place`, with everything before it used.
+    /// True if no descriptor in the ring speaks against the device being at `place`, with
+    /// everything before it used.
     pub(crate) fn can_be_at(&self, place: Position) -> bool {
         self.fit(place) != Fit::No
     }
@@ -135,7 +139,7 @@ impl PackedQueue {
             EVENT_ENABLE if raw == ASLEEP_AT_ZERO && !self.event_idx => {
                 Left::Asleep(Position::decode(0, self.size))
             }
-            // Nobody wrote it, or another program.
+            // The structure is unwritten, or another program's.
             EVENT_ENABLE if raw == 0 => Left::Unknown,
             _ if place.encode() != raw => Left::Unknown,
             // With event indices only a device that stops asks in this way.
@@ -146,14 +150,15 @@ impl PackedQueue {
         }
     }
 
-    /// Whether nothing is in flight in a device that has taken everything before `place`. What is in flight lies just
-    /// before it, not marked used. (The later descriptors of a chain never are, so the answer may be no too often.)
+    /// True if no request is in flight in a device that has taken everything before `place`.
+    /// Requests in flight lie just before it, not marked used. (The later descriptors of a chain
+    /// never are, so the answer may be no too often.)
     fn is_idle_at(&self, place: Position) -> bool {
         let before = place.index.checked_sub(1).unwrap_or(self.size - 1);
         matches!(self.mark(before), Mark::Used(_))
     }
 
-    /// Whether the device can be at `place`, with everything before it used.
+    /// Judges if the device can be at `place`, with everything before it used.
     fn fit(&self, place: Position) -> Fit {
         let (mut any_used, mut any_odd, mut any_new) = (false, false, false);
         // From behind: the driver goes on meanwhile, and makes chains available from the front.
@@ -180,8 +185,8 @@ impl PackedQueue {
         }
     }
 
-    /// Whether no chain of several descriptors has left anything in the ring: each descriptor is then what was done last
-    /// with it.
+    /// True if no chain of several descriptors has left entries in the ring: each descriptor then
+    /// shows its last use.
     fn has_whole_chains_only(&self) -> bool {
         (0..self.size).all(|index| !matches!(self.mark(index), Mark::Given { indirect: false, .. }))
     }

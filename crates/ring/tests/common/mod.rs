@@ -1,4 +1,4 @@
-//! What the property tests have in common. The fuzz targets use all of it but this file.
+//! Shared by the property tests. The fuzz targets use all of it but this file.
 
 // Every test target compiles this and uses a part of it.
 #![allow(dead_code, unused_imports)]

@@ -1,4 +1,5 @@
-//! What a chain means, said a second time: slowly, simply, from the specification, on the test's own memory.
+//! A second definition of a chain's meaning: slow and simple, from the specification, on the test's
+//! own memory.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -18,7 +19,7 @@ pub struct Piece {
     pub writable: bool,
 }
 
-/// What [`Request`] must say.
+/// The expected values of [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expect {
     pub kind: Kind,
@@ -37,7 +38,7 @@ impl Expect {
         self.data.iter().map(|(_, len)| len).sum()
     }
 
-    /// What the used entry must say.
+    /// Returns the expected length in the used entry.
     pub fn used_len(&self, status: Status) -> u32 {
         let reads = matches!(self.kind, Kind::In | Kind::GetId) && status == Status::Ok;
         let written = if reads { self.len() } else { 0 };
@@ -180,7 +181,7 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     if header.len() < 16 {
         return Err(Broken::ShortHeader { len: header.len() });
     }
-    // What is left is data.
+    // The rest is data.
     pieces.retain(|p| p.len > 0);
     let u32_at = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
     let (reads, writes) = (pieces.iter().any(|p| !p.writable), pieces.iter().any(|p| p.writable));
@@ -249,7 +250,7 @@ fn first(data: &[(u64, u64)], limit: u64) -> Vec<(u64, u64)> {
     cut.filter(|(_, n)| *n > 0).collect()
 }
 
-/// Everything at once for a split ring.
+/// Does all steps at once for a split ring.
 pub fn split_request(ram: &Ram, table: u64, size: u16, head: u16) -> Result<Expect, Broken> {
     let (descs, fault) = walk_split(ram, table, size, head);
     let (pieces, hole) = collect(ram, &descs)?;

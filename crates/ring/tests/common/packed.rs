@@ -30,7 +30,7 @@ impl Place {
     }
 }
 
-/// What the driver asks of the device about signals.
+/// The driver's request to the device about signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
     Always,

@@ -1,4 +1,4 @@
-//! What a record consists of, and its bytes.
+//! The entries of a record, and their bytes.
 
 use crate::error::{Error, ErrorKind};
 
@@ -9,9 +9,9 @@ pub enum Entry {
     Request {
         /// Its number: the first one is 1.
         request: u64,
-        /// Whose it is.
+        /// The lane of the request.
         lane: u16,
-        /// What it asks for.
+        /// The kind of the request.
         kind: RequestKind,
         /// It is to be durable when it is answered.
         durable: bool,
@@ -23,7 +23,7 @@ pub enum Entry {
         /// virtio's status byte.
         status: u8,
     },
-    /// A request was put back into its ring, unanswered. What it has begun may be there or not.
+    /// A request was put back into its ring, unanswered. Its begun operations may be done or not.
     Forgotten {
         /// Its number.
         request: u64,
@@ -34,14 +34,14 @@ pub enum Entry {
         operation: u64,
         /// For which request; 0: for none.
         request: u64,
-        /// What it does.
+        /// The action.
         what: What,
     },
     /// The system has ended an operation.
     End {
         /// Its number.
         operation: u64,
-        /// What the system said: a count of bytes or 0, or a negative error number.
+        /// The system's result: a count of bytes or 0, or a negative error number.
         result: i64,
     },
     /// The record is complete.
@@ -51,7 +51,7 @@ pub enum Entry {
     },
 }
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
     /// To write.
@@ -64,7 +64,7 @@ pub enum RequestKind {
     WriteZeroes,
 }
 
-/// What an operation does.
+/// The action of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// A write.
@@ -75,7 +75,7 @@ pub enum What {
         offset: u64,
         /// It is durable when it has ended well.
         durable: bool,
-        /// What is written.
+        /// The data to write.
         data: Data,
     },
     /// `fdatasync`, or what does the same.
@@ -102,7 +102,7 @@ pub enum Clear {
     Discard,
 }
 
-/// What is written.
+/// The data of a write.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Data {
     /// These bytes.

@@ -21,7 +21,7 @@ const FRAME: usize = 12;
 /// Bit of the flags: the image lies in memory.
 const IN_MEMORY: u16 = 1;
 
-/// What a record says about itself.
+/// The description of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Header {
     /// Size of the volume, bytes.
@@ -149,7 +149,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// What the record says about itself.
+    /// Returns the description of the record.
     pub fn header(&self) -> Header {
         self.header
     }

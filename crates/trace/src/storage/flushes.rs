@@ -1,14 +1,15 @@
-//! Whether each flush kept its promise.
+//! Checks that each flush kept its promise.
 //!
 //! A flush that is answered well promises that every write, discard and zeroing that was answered well before the flush was given to the
 //! storage is durable: each of its operations was a durable write itself, or a successful `fdatasync` began after it had ended, and
-//! ended before the flush was answered. What a program that served the image before has left in the page cache counts as one such write,
-//! from before the record: so the first flush has a sync of its own. A write that was to be durable when it is answered promises as much of itself.
+//! ended before the flush was answered. Data that an earlier program left in the page cache counts
+//! as one such write, from before the record: so the first flush has a sync of its own. A write
+//! that was to be durable when it is answered promises as much of itself.
 
 use super::entry::{RequestKind, What};
 use super::history::{History, Operation};
 
-/// What came of the check.
+/// The findings of the check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Promises that were not kept.
@@ -145,7 +146,7 @@ impl History {
     }
 }
 
-/// Whether an operation has changed the storage.
+/// True if an operation has changed the storage.
 fn changed(operation: &Operation) -> bool {
     operation.what != What::Sync && operation.end.is_some_and(|(_, result)| result >= 0)
 }

@@ -1,4 +1,4 @@
-//! What a record tells of each operation and each request.
+//! The history of each operation and each request in a record.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind};
 pub struct Operation {
     /// For which request, as an index into [`History::requests`].
     pub request: Option<usize>,
-    /// What it does.
+    /// The action.
     pub what: What,
     /// Where it begins.
     pub begin: usize,
@@ -22,7 +22,7 @@ pub struct Operation {
     pub is_lost: bool,
 }
 
-/// What an operation has done to the bytes that it was for.
+/// The effect of an operation on its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// The first so many have become what it was to make of them, and the others were left alone.
@@ -34,9 +34,9 @@ pub enum Effect {
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Whose it is.
+    /// The lane of the request.
     pub lane: u16,
-    /// What it asks for.
+    /// The kind of the request.
     pub kind: RequestKind,
     /// It is to be durable when it is answered.
     pub durable: bool,
@@ -46,7 +46,7 @@ pub struct Request {
     pub answer: Option<(usize, u8)>,
 }
 
-/// What a record tells of each operation and each request.
+/// The history of each operation and each request in a record.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// By their beginning.
@@ -58,7 +58,7 @@ pub struct History {
 }
 
 impl Operation {
-    /// What it has done, as it is known at the end of the record.
+    /// Returns its effect, as it is known at the end of the record.
     pub fn effect(&self) -> Effect {
         let len = self.what.range().map_or(0, |(begin, end)| end - begin);
         match (&self.what, self.end) {
@@ -76,7 +76,7 @@ impl Operation {
     }
 }
 
-/// Whether the system refused only for the moment, and did nothing.
+/// True if the system refused only for the moment, without an effect.
 fn is_momentary(result: i64) -> bool {
     // EINTR, EAGAIN, EBUSY
     matches!(result, -4 | -11 | -16)
@@ -86,7 +86,8 @@ impl History {
     /// Of a whole record.
     ///
     /// # Errors
-    /// What the reader says; [`ErrorKind::Corrupt`] for a record in which something ends that has not begun.
+    /// The reader's error; [`ErrorKind::Corrupt`] for a record in which an operation ends that has
+    /// not begun.
     pub fn new(entries: impl IntoIterator<Item = Result<Entry, Error>>) -> Result<History, Error> {
         let mut history = History::default();
         let (mut operations, mut requests) = (HashMap::new(), HashMap::new());
@@ -176,7 +177,7 @@ impl History {
                 continue;
             }
             if result < 0 {
-                // What it was to write counts as written from now on, and is not.
+                // Its data counts as written from now on, and is not.
                 for (_, index) in open.drain(..) {
                     self.operations[index].is_lost = true;
                 }
@@ -193,7 +194,8 @@ impl History {
     }
 
     /// The same record from storage that does not keep its promise: syncs of which `is_broken` holds, by their number, do nothing and say that
-    /// they went well. What only they made durable is not. To see that who checks a record can find something.
+    /// they went well. Data that only they made durable is not. To see that who checks a record can
+    /// find something.
     pub fn with_broken_syncs(mut self, mut is_broken: impl FnMut(usize) -> bool) -> History {
         let mut number = 0;
         for operation in &mut self.operations {

@@ -1,5 +1,5 @@
-//! What reached the storage: every operation that changes it or makes it durable, with its beginning and its end, and every answer that the
-//! guest was given to such a request.
+//! Changes of the storage: every operation that changes it or makes it durable, with its beginning
+//! and its end, and every answer to such a request that the guest was given.
 //!
 //! A record is a [`Header`] and then [`Entry`]s. Their order is the order in which things happened, across lanes and threads: a beginning
 //! stands in the record before the system call that it announces is made, an end after that call has returned, an answer before the guest

@@ -1,9 +1,11 @@
 //! How many requests a lane has at its device while classes are mixed.
 //!
-//! What the device has cannot be reordered any more: an express request stands behind it. What the device has not cannot keep it busy. The
-//! bound between the two is what the device works on at a time: its rate x the time that it takes for a request that does not wait there
-//! (Little's law; TCP's bandwidth-delay product, as BBR finds it: Cardwell, Cheng, Gunn, Yeganeh, Jacobson, "BBR: Congestion-Based Congestion
-//! Control", ACM Queue 14(5), 2016). Half of it more, and one, keep the device busy while the thread goes round.
+//! Requests at the device cannot be reordered any more: an express request stands behind them.
+//! Requests held back in the lane cannot keep the device busy. The bound between the two is what
+//! the device works on at a time: its rate x the time that it takes for a request that does not
+//! wait there (Little's law; TCP's bandwidth-delay product, as BBR finds it: Cardwell, Cheng, Gunn,
+//! Yeganeh, Jacobson, "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016). Half of
+//! it more, and one, keep the device busy while the thread goes round.
 //!
 //! * **The rate** is what the device answered over some milliseconds, the second highest of the last eight such times. A thread that has no
 //!   CPU for a while sees too little, never too much, so that these times do not count.
@@ -45,7 +47,7 @@ pub const STAYS: Nanos = 10_000 * MS;
 const UNKNOWN: u32 = 16;
 /// More than any device works on at a time.
 const MOST: u32 = 1024;
-/// What the device works on, times this; and one.
+/// The bound is the requests that the device works on, times this; and one.
 const GAIN: f64 = 1.5;
 /// Probes that count.
 const PROBES: usize = 4;
@@ -55,7 +57,7 @@ const PROBES_APART: Nanos = 1000 * MS;
 const ODD: f64 = 2.0;
 const ODD_TIMES: u32 = 4;
 
-/// What happened in a turn of a lane.
+/// The events of a lane's turn.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Turn {
     /// Requests that the lane has at the device.
@@ -68,14 +70,15 @@ pub struct Turn {
     pub probe_at: Nanos,
 }
 
-/// What a lane tells the others of its device: a number that they read whenever they like. See [`Window::told`].
+/// A lane's message to the others about its device: a number that they read whenever they like. See
+/// [`Window::told`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Told(pub u64);
 
-/// What the other lanes of a device told.
+/// The summary of the other lanes' messages about a device.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Shared {
-    /// What a request takes that does not wait at the device.
+    /// The service time of a request that does not wait at the device.
     service: Option<f64>,
     /// One of them has more at the device than it has in a probe.
     drains: bool,
@@ -89,7 +92,7 @@ pub struct Window {
     size: u32,
     probe: Option<Probe>,
     rate: Rate,
-    /// What a request takes that does not wait at the device: what the last probes found.
+    /// The service times, without waiting at the device, that the last probes found.
     found: [f64; PROBES],
     known: usize,
     /// ... and what holds for all lanes.
@@ -138,15 +141,16 @@ impl Told {
     /// Periods are counted modulo this and one: more than a month of them.
     const PERIODS: u64 = (1 << 20) - 1;
 
-    /// Whether it was found in that period, or in one of the two before it.
+    /// True if it was found in that period, or in one of the two before it.
     fn is_of(self, period: u64) -> bool {
         period.wrapping_sub((self.0 & (Told::MEASURES - 1)) >> Told::WHEN) & Told::PERIODS <= 2
     }
 }
 
 impl Shared {
-    /// Of what all lanes told. Of the times that their last probes found, it is the lower quartile: a few lanes that were paused, or late, are
-    /// overruled. A lane that has not probed of late does not count.
+    /// Summarises the messages of all lanes. Of the times that their last probes found, it is the
+    /// lower quartile: a few lanes that were paused, or late, are overruled. A lane that has not
+    /// probed of late does not count.
     pub fn of(told: impl Iterator<Item = Told>, now: Nanos) -> Shared {
         let mut shared = Shared::default();
         let mut times = [0; 64];
@@ -179,8 +183,9 @@ impl Window {
         self.size().max(2)
     }
 
-    /// Whose request is begun next among the classes that wait: as [`Turns`] has it, as far as there is room. `at_device` is how many express
-    /// requests and how many others the lane has there.
+    /// Returns the class whose request is begun next among those that wait: as [`Turns`] has it, as
+    /// far as there is room. `at_device` is how many express requests and how many others the lane
+    /// has there.
     #[inline]
     pub fn next(&self, turns: &Turns, waits: Each<bool>, at_device: [u32; 2]) -> Option<Class> {
         let [express, others] = at_device;
@@ -204,15 +209,15 @@ impl Window {
         }
     }
 
-    /// More than one class is there from now on: until now, requests were begun without a bound. What was known of the rate is old. All lanes
-    /// of the device are to probe at `now`.
+    /// More than one class is there from now on: until now, requests were begun without a bound.
+    /// The known rate is out of date. All lanes of the device are to probe at `now`.
     pub fn closes(&mut self, now: Nanos) {
         *self = Window { size: self.size, service: self.service, closed: now, ..Window::default() };
         self.period = self.period_of(now);
         self.rate = Rate::new(now);
     }
 
-    /// What the other lanes of the device are to know, after a turn.
+    /// Returns the message to the other lanes of the device after a turn.
     pub fn told(&self, turn: Turn) -> Told {
         let found = &self.found[..self.known];
         let mut told = 0;
@@ -265,7 +270,8 @@ impl Window {
         self.works_on().map_or(1, |works_on| (works_on / 2.0) as u32).clamp(1, MOST)
     }
 
-    /// The newest stands first. What two probes running contradict is forgotten: it was another device.
+    /// The newest stands first. A value that two probes running contradict is forgotten: it was
+    /// another device.
     fn remember(&mut self, found: f64) {
         self.found.rotate_right(1);
         self.found[0] = found;
@@ -291,7 +297,7 @@ impl Window {
         self.adapt();
     }
 
-    /// What the device works on for this lane at a time.
+    /// Returns how many requests the device works on for this lane at a time.
     fn works_on(&self) -> Option<f64> {
         Some(self.rate.known()? * self.service?)
     }

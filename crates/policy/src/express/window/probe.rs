@@ -1,4 +1,5 @@
-//! What a request takes that does not wait at the device: measured while the lane has few there.
+//! The service time of a request that does not wait at the device: measured while the lane has few
+//! there.
 
 use super::{MS, Nanos, Turn};
 
@@ -104,7 +105,8 @@ impl Probe {
         self.open += 1;
     }
 
-    /// The median of the groups' means; nothing if nothing was answered. What is not answered yet has taken as long as it has.
+    /// The median of the groups' means; nothing if nothing was answered. A request that is not
+    /// answered yet counts with the time that it has taken so far.
     pub(super) fn service(&self, now: Nanos) -> Option<f64> {
         let mut means = [0.0; GROUPS];
         let mut known = 0;

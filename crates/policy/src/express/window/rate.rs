@@ -18,7 +18,7 @@ pub(super) struct Rate {
     known: usize,
     since: Nanos,
     count: u32,
-    /// What these took together.
+    /// The sum of their service times.
     took: f64,
     /// The lane had always more in this time.
     is_full: bool,

@@ -40,7 +40,7 @@ pub(super) struct Setup {
     /// Lanes lose their CPU: every so often, for so long, on average.
     pub pauses: Option<(Nanos, Nanos)>,
     pub bounded: bool,
-    /// What counts begins here, and all ends there.
+    /// The counted time begins here, and the simulation ends there.
     pub from: Nanos,
     pub until: Nanos,
 }

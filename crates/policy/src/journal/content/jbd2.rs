@@ -10,8 +10,9 @@
 //! - no request has blocks of two transactions. JBD2 begins a transaction when the one before is on the disk, so it never sends such a request. A copy
 //!   of an image does: it is written in pieces of the copier's size.
 //!
-//! What is left to deceive it: a copy of a journal block by block (O_DIRECT, 4 KiB), and a guest that wants to. A verdict by content leads to dropped
-//! page cache and to nothing else, so both get slower reads of what they wrote, and only until something else is written there.
+//! Two cases can still deceive it: a copy of a journal block by block (O_DIRECT, 4 KiB), and a
+//! guest that wants to. A verdict by content leads to dropped page cache and to nothing else, so
+//! both get slower reads of what they wrote, and only until something else is written there.
 //!
 //! Where the chain leaves what it has written so far (the end of the journal, or of a piece of it), the known part ends. It is taken up again where a block
 //! with the right number appears: at once inside what is known or what the superblock names, elsewhere after [`ENOUGH`] transactions.
@@ -36,7 +37,7 @@ const REVOKE: u32 = 5;
 /// A journal, or what may become one.
 #[derive(Debug)]
 pub(super) struct Jbd2 {
-    /// What belongs to it.
+    /// The ranges that belong to it.
     pub(super) pieces: Pieces,
     /// The blocks that were written last, one right behind the other; up to `sure`, they are its own.
     run: Range<u64>,
@@ -62,7 +63,7 @@ pub(super) struct Jbd2 {
     strange: u64,
 }
 
-/// What a superblock names.
+/// The journal that a superblock names.
 #[derive(Debug, Clone)]
 pub(super) struct Named {
     range: Range<u64>,
@@ -141,7 +142,7 @@ fn superblock(content: &mut Content, head: &Head) -> bool {
 fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
     let (kind, sequence) = (head.word(1), head.word(2));
     let Content { jbd2, runs, clock, .. } = content;
-    // Whether the run reaches the block, with what was written behind it meanwhile.
+    // True if the run reaches the block, with the writes behind it meanwhile.
     let reaches = |chain: &Jbd2| {
         let mut end = chain.run.end;
         // More than a few parts out of order are not put together.
@@ -184,7 +185,7 @@ fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
     chain.pieces.add(chain.run.clone());
     if kind == COMMIT {
         chain.commits = chain.commits.saturating_add(1);
-        // What it writes itself outweighs what others do.
+        // Its own writes outweigh those of others.
         chain.strange = chain.strange.saturating_sub(range.end - before);
         if chain.commits == ENOUGH {
             content.is_changed = true;
@@ -250,24 +251,24 @@ fn become_sure(content: &mut Content) {
 }
 
 impl Jbd2 {
-    /// Whether it is believed in.
+    /// True if it is believed in.
     pub(super) fn is_sure(&self) -> bool {
         self.commits >= ENOUGH
     }
 
-    /// Whether a block of this transaction may come next.
+    /// True if a block of this transaction may come next.
     fn is_next(&self, sequence: u32) -> bool {
         sequence.wrapping_sub(self.sequence) == u32::from(!self.is_open)
     }
 
-    /// Whether a block of this transaction means that the journal is written there now.
+    /// True if a block of this transaction means that the journal is written there now.
     fn is_taken_up(&self, at: u64, sequence: u32) -> bool {
         let later = sequence.wrapping_sub(self.sequence);
         let is_its = self.pieces.has(at) || self.named.as_ref().is_some_and(|named| named.contains(&at));
         self.is_sure() && later <= MISSING && (later > 0 || self.is_open) && is_its
     }
 
-    /// Whether a superblock can be its own.
+    /// True if a superblock can be its own.
     fn is_named_by(&self, named: &Named) -> bool {
         match &self.named {
             Some(known) => known.start == named.range.start,
@@ -307,7 +308,7 @@ impl Jbd2 {
         self.strange > FORGIVEN.max(self.pieces.len() / 8)
     }
 
-    /// What is said of it.
+    /// Returns the ranges of the verdict.
     pub(super) fn ranges(&self, size: u64) -> Vec<Range<u64>> {
         let mut pieces = self.pieces.clone();
         let mut end = self.ahead.min(size);

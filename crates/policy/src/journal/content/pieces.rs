@@ -51,7 +51,7 @@ impl Pieces {
         parts.map(|piece| piece.end.min(range.end) - piece.start.max(range.start)).sum()
     }
 
-    /// Whether a byte is in the set.
+    /// True if a byte is in the set.
     pub fn has(&self, at: u64) -> bool {
         self.around(at).is_some()
     }

@@ -40,7 +40,8 @@ impl Runs {
         self.runs[oldest] = Run { range: range.clone(), first: clock, last: clock };
     }
 
-    /// What was written together with the byte at `at`, by writes from the `since`th on.
+    /// Returns the range that was written together with the byte at `at`, by writes from the
+    /// `since`th on.
     pub(super) fn around(&self, at: u64, since: u64) -> Option<Range<u64>> {
         let found = self.runs.iter().filter(|run| run.range.contains(&at) && run.first >= since);
         found.max_by_key(|run| run.last).map(|run| run.range.clone())

@@ -303,7 +303,7 @@ fn heads_are_found_at_each_kib_of_a_write_and_behind_each_record() {
 }
 
 proptest! {
-    /// Whatever is written, it is looked at in bounded time, and what is found lies in the volume.
+    /// All writes are looked at in bounded time, and each found range lies in the volume.
     #[test]
     fn any_heads_are_survived(writes in prop::collection::vec(
         (0..64_u64, 1..20_u64, prop::collection::vec((0..8_usize, prop::collection::vec(any::<u32>(), 8)), 0..3), any::<bool>()), 0..300)

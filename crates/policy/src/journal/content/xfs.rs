@@ -136,7 +136,7 @@ fn begin(content: &mut Content, log: Xfs) {
 }
 
 impl Xfs {
-    /// Whether it is believed in.
+    /// True if it is believed in.
     pub(super) fn is_sure(&self) -> bool {
         self.is_sure
     }
@@ -157,7 +157,7 @@ impl Xfs {
         self.strange > FORGIVEN.max(self.end * BLOCK / 8)
     }
 
-    /// What is said of it.
+    /// Returns the ranges of the verdict.
     pub(super) fn ranges(&self, size: u64) -> Vec<Range<u64>> {
         let end = if self.is_whole { self.end } else { self.end.max(self.ahead) };
         let range = self.start..self.start.saturating_add(end * BLOCK).min(size);

@@ -17,7 +17,7 @@ use super::{Why, merged, overlap};
 const SUPERBLOCK: usize = 1024;
 /// The journal's superblock as far as it matters.
 const JOURNAL_SUPERBLOCK: usize = 1024;
-/// What JBD2 demands of a journal at least.
+/// The least blocks of a journal that JBD2 accepts.
 const LEAST_BLOCKS: u64 = 1024;
 
 const COMPAT_HAS_JOURNAL: u32 = 0x4;
@@ -51,12 +51,13 @@ pub(super) fn is_one(head: &[u8]) -> bool {
     le16(superblock(head), 0x38) == 0xef53 && le16(superblock(head), 0x5a) == 0
 }
 
-/// What people call it.
+/// Returns its common name.
 pub(super) fn name(head: &[u8]) -> &'static str {
     let superblock = superblock(head);
     let (compat, incompat, ro_compat) =
         (le32(superblock, 0x5c), le32(superblock, 0x60), le32(superblock, 0x64));
-    // What ext3 had: recovery, file types, META_BG; sparse superblocks, large files, indexed directories' none.
+    // The features of ext3: recovery, file types, META_BG; sparse superblocks, large files, indexed
+    // directories' none.
     match () {
         () if incompat & INCOMPAT_JOURNAL_DEV != 0 => "ext4 journal",
         () if incompat & !0x16 != 0 || ro_compat & !0x7 != 0 => "ext4",
@@ -94,7 +95,7 @@ pub(super) struct Ext {
     pub first: u64,
     incompat: u32,
     ro_compat: u32,
-    /// What checksums of metadata begin with, if there are any.
+    /// The seed of metadata checksums, if there are any.
     seed: Option<u32>,
 }
 
@@ -103,7 +104,7 @@ struct Inode {
     map: [u8; mapped::ROOT],
     size: u64,
     is_extents: bool,
-    /// What checksums of its extent blocks begin with.
+    /// The seed of its extent blocks' checksums.
     seed: Option<u32>,
 }
 
@@ -169,7 +170,7 @@ impl Ext {
         if self.incompat & INCOMPAT_64BIT == 0 { 32 } else { le16(&self.superblock, 0xfe).into() }
     }
 
-    /// What the kernel checks before it mounts one.
+    /// Makes the kernel's checks before a mount.
     fn check_groups(&self) -> Result<(), Why> {
         let (blocks, inodes) = self.group();
         // With bigalloc a bit of the bitmap stands for more than a block.
@@ -209,7 +210,7 @@ impl Ext {
         Ok(once(range).collect())
     }
 
-    /// Whether a journal of `blocks` blocks begins there.
+    /// Checks that a journal of `blocks` blocks begins there.
     fn check_journal(&self, source: &mut Source, range: &Range<u64>, blocks: u64) -> Result<(), Why> {
         // It is written all the time: once it is there, that is no reason to read again.
         let head = source.peek(range.start, JOURNAL_SUPERBLOCK)?;
@@ -246,7 +247,7 @@ impl Ext {
             false => map.blocks(&inode.map)?,
         }
         let ranges = map.into_ranges()?;
-        // What describes it is none of it.
+        // The metadata that describes it must lie outside.
         if overlap(&merged(own), &ranges) {
             return Err(Why::Wrong("it lies on what describes it"));
         }
@@ -351,7 +352,8 @@ impl Ext {
     }
 }
 
-/// Whether an inode's checksum is right: it has two halves, the upper one where there is room for it.
+/// True if an inode's checksum is right: it has two halves, the upper one where there is room for
+/// it.
 fn inode_is_sound(inode: &[u8], seed: u32) -> bool {
     let extra = if inode.len() > 128 { le16(inode, 0x80) } else { 0 };
     let has_high = extra >= 4;

@@ -22,7 +22,7 @@ const LONGEST: u16 = 32768;
 const DAMAGED: Why = Why::Wrong("the map of its blocks is damaged");
 const HOLE: Why = Why::Wrong("the map of its blocks has a hole");
 
-/// Whether a tree of extents begins there.
+/// True if a tree of extents begins there.
 pub(super) fn is_tree(root: &[u8]) -> bool {
     le16(root, 0) == 0xf30a
 }
@@ -47,7 +47,7 @@ pub(super) struct Map<'a, 'd> {
     /// The logical block that comes next, and the one behind the last.
     next: u64,
     end: u64,
-    /// What was found, in blocks of the file system.
+    /// The found pieces, in blocks of the file system.
     pieces: Vec<Range<u64>>,
     /// Where the map itself lies, in the volume.
     own: &'a mut Vec<Range<u64>>,
@@ -89,7 +89,7 @@ impl<'a, 'd> Map<'a, 'd> {
             return Err(DAMAGED);
         }
         for entry in node.chunks_exact(12).skip(1).take(entries.into()) {
-            // What is allocated beyond its size is not a part of it.
+            // Blocks allocated beyond its size are not a part of it.
             if self.next >= self.end {
                 return Ok(());
             }

@@ -1,18 +1,22 @@
 //! Journals by layout: partition tables and superblocks.
 //!
-//! What is understood: a volume without a partition table, MBR with logical partitions, GPT in sectors of 512 or 4096 bytes (`table`); ext3 and
-//! ext4, with their journal in an inode or as a device of its own (`ext`, `mapped`); XFS with its log inside (`xfs`). LVM, encryption, RAID and
-//! tables of other kinds are not looked into.
+//! Known layouts are a volume without a partition table, MBR with logical partitions, GPT in
+//! sectors of 512 or 4096 bytes (`table`). Known file systems are ext3 and ext4, with their journal
+//! in an inode or on a device (`ext`, `mapped`), and XFS with its log inside (`xfs`). LVM,
+//! encryption, RAID and tables of other kinds are not looked into.
 //!
-//! All of it was written by a guest, so nothing of it is believed that can be checked. What has a checksum must have the right one. Sizes
-//! must fit into each other: the journal into the file system, that into the partition, that into the volume. Partitions that overlap, a
-//! journal with a hole, one that lies on itself or on what describes it, two copies that contradict each other: each of them means no
-//! verdict on that file system, and never a panic.
+//! All of it was written by a guest, so nothing of it is believed that can be checked. Each
+//! checksum must be right. Sizes must fit into each other: the journal into the file system, that
+//! into the partition, that into the volume. Partitions that overlap, a journal with a hole, one
+//! that lies on itself or on what describes it, two copies that contradict each other: each of them
+//! means no verdict on that file system, and never a panic.
 //!
-//! Everything is read twice, and only what both readings say is a verdict: a table or a superblock that the guest changes meanwhile gives none.
-//! Its write is the reason to read again, since what was read is [watched](JournalLayout::watched). An ext4 also writes these blocks for reasons of its
-//! own, every few seconds when it is busy (the descriptor has the number of free blocks, the block of the journal's inode has the root directory's,
-//! too). Reading a volume with one file system again is about twenty reads of at most 4 KiB, and gives an equal [`JournalLayout`].
+//! Each part is read twice, and a verdict is only what both readings say: a table or a superblock
+//! that the guest changes meanwhile gives none. Its write is the reason to read again, since what
+//! was read is [watched](JournalLayout::watched). An ext4 also writes these blocks for reasons of
+//! its own, every few seconds when it is busy (the descriptor has the number of free blocks, the
+//! block of the journal's inode has the root directory's, too). Reading a volume with one file
+//! system again is about twenty reads of at most 4 KiB, and gives an equal [`JournalLayout`].
 //!
 //! # Bounds
 //! [`MOST_READS`] reads of [`MOST_BYTES`] bytes in all, whatever the volume says; one read at a time, of 64 KiB at most, but for the entries of a
@@ -43,13 +47,14 @@ const VOLUME_TAIL: u64 = 4096;
 /// Where a partition's superblock is: XFS's first, ext4's from byte 1024 on.
 const HEAD: usize = 2048;
 
-/// What a volume's layout says.
+/// The findings in a volume's layout.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JournalLayout {
     /// The journals that it names.
     pub journals: Vec<Journal>,
-    /// What was read to find them, or to find that there are none, and where a table or superblock would appear: when the guest writes over
-    /// any of it, the layout is to be read again. In the order of their places; none overlaps another, nor a journal.
+    /// The blocks read to find them, or to find that there are none, and the places where a table
+    /// or superblock would appear. When the guest writes over any of it, the layout is to be read
+    /// again. In the order of their places; none overlaps another, nor a journal.
     pub watched: Vec<Range<u64>>,
 }
 
@@ -58,7 +63,7 @@ pub struct JournalLayout {
 pub struct Findings {
     /// The partition table, if there is one.
     pub label: Option<Label>,
-    /// What was found in each partition; without a table, on the whole volume.
+    /// The findings in each partition; without a table, on the whole volume.
     pub places: Vec<Place>,
     /// The verdict.
     pub layout: JournalLayout,
@@ -71,23 +76,23 @@ pub struct Place {
     pub number: Option<u32>,
     /// Where it lies, bytes.
     pub range: Range<u64>,
-    /// What is in it.
+    /// Its content.
     pub content: Content,
 }
 
-/// What is in a partition.
+/// The content of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A file system, or a journal's device.
     FileSystem {
-        /// What people call it.
+        /// Its common name.
         name: &'static str,
         /// Where its journal lies, or why that is not known.
         journal: Result<Journal, Why>,
     },
-    /// Something that is not looked into.
+    /// A known format that is not looked into.
     Other(&'static str),
-    /// Nothing that is known.
+    /// No known format.
     Unknown,
 }
 
@@ -102,9 +107,9 @@ pub enum Why {
     Unreadable,
     /// To find it would take more reads than are allowed.
     TooMuch,
-    /// What describes it changed while it was read.
+    /// Its metadata changed while it was read.
     Changed,
-    /// What describes it cannot be true.
+    /// Its metadata cannot be true.
     Wrong(&'static str),
 }
 
@@ -121,7 +126,8 @@ impl fmt::Display for Why {
     }
 }
 
-/// Reads the layout of a volume of `size` bytes. What it does not understand, or what contradicts itself, gives no journal.
+/// Reads the layout of a volume of `size` bytes. Layouts that are not understood, or that
+/// contradict themselves, give no journal.
 pub fn read(disk: &mut dyn Disk, size: u64) -> JournalLayout {
     agreed(disk, size).layout
 }
@@ -210,7 +216,8 @@ fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
             place.refuse(Why::Wrong("it lies on the partition table"));
         }
     }
-    // Who makes a table need not remove the superblock of a file system that took the whole disk. Which of the two is in use cannot be told.
+    // Tools that make a table need not remove the superblock of a file system that took the whole
+    // disk. Which of the two is in use cannot be told.
     if findings.label.is_some() && whole.journal().is_some() {
         let why = Why::Wrong("there is a partition table, and a file system that takes the whole disk");
         whole.refuse(why);
@@ -222,7 +229,7 @@ fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
     (findings, source.into_watched())
 }
 
-/// What is in a part of the volume.
+/// Returns the content of a part of the volume.
 fn content(source: &mut Source, range: &Range<u64>) -> Content {
     source.watch(range.start..range.start.saturating_add(HEAD as u64).min(range.end));
     if range.end.saturating_sub(range.start) < HEAD as u64 {
@@ -291,7 +298,8 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     merged
 }
 
-/// Whether any of `ranges` has a part of any of `others`, which are in order and apart from each other.
+/// True if any of `ranges` has a part of any of `others`, which are in order and apart from each
+/// other.
 fn overlap(others: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
     ranges.iter().any(|range| {
         let first = others.partition_point(|other| other.end <= range.start);
@@ -299,8 +307,9 @@ fn overlap(others: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
     })
 }
 
-/// `ranges` without what is a journal's: a journal is written all the time, and says nothing about where it lies. Nothing that a verdict
-/// rests on is in one; what is looked at for a table that is not there may be.
+/// `ranges` without what is a journal's: a journal is written all the time, and says nothing about
+/// where it lies. No evidence for a verdict is in one; the places of a table that is not there may
+/// be.
 fn without(ranges: Vec<Range<u64>>, journals: &[Journal]) -> Vec<Range<u64>> {
     let holes = merged(journals.iter().flat_map(|journal| journal.ranges.iter().cloned()).collect());
     let mut left = Vec::new();

@@ -56,7 +56,7 @@ impl<'a> Source<'a> {
     /// Says that a write to this range is a reason to read again.
     pub fn watch(&mut self, range: Range<u64>) {
         let range = range.start..range.end.min(self.size);
-        // What follows what was read before, or was read before, is the rule.
+        // Reads mostly follow the previous one, or repeat it.
         match self.watched.last_mut() {
             Some(last) if last.start <= range.start && range.start <= last.end => {
                 last.end = last.end.max(range.end);

@@ -55,7 +55,7 @@ pub(super) fn read(source: &mut Source) -> Vec<Table> {
     if entries.iter().all(Entry::is_empty) {
         return Vec::new();
     }
-    // Nothing says in which sectors an old table counts.
+    // An old table does not say in which sectors it counts.
     SECTORS.iter().filter_map(|sector| mbr_in(source, &entries, *sector)).collect()
 }
 
@@ -203,7 +203,7 @@ fn header(source: &mut Source, sector: u64, at: u64) -> Option<Header> {
     if !bytes.starts_with(b"EFI PART") || le64(&bytes, 24) != at || le16(&bytes, 10) != 1 {
         return None;
     }
-    // What is longer than what it had in all versions so far is zeroes, and seldom.
+    // Bytes beyond the header's length in all versions so far are zeroes, and seldom present.
     let length = usize::try_from(le32(&bytes, 12)).ok().filter(|length| (92..=512).contains(length))?;
     let checksum = crc32(&[&bytes[..16], &[0; 4], &bytes[20..length]]);
     let entry = le32(&bytes, 84);

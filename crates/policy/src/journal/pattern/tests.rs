@@ -322,7 +322,7 @@ fn a_log_that_all_others_wait_for_is_a_journal() {
     assert_eq!(verdicts(&pattern).len(), 2, "the mails are a log: {:?}", verdicts(&pattern));
 }
 
-/// What comes after a flush in a few bursts is no journal; what comes after many is.
+/// Writes after a flush in a few bursts are no journal; writes after a flush in many are.
 #[test]
 fn a_verdict_changes_when_the_writes_do() {
     let mut pattern = Pattern::new(SIZE);

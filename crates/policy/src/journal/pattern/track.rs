@@ -17,13 +17,13 @@ const COMMITS: u32 = 4;
 const ENOUGH: u32 = 32;
 /// Writes that are counted: then all counts are halved, so that the last ones weigh most.
 const MOST_WRITES: u32 = 1024;
-/// What must be written over of a large track.
+/// The bytes that must be written over of a large track.
 const MOST_REPLAYED: u64 = 4 << 20;
 
 /// A long run, or several in turn, and whether it goes round.
 #[derive(Debug)]
 pub(super) struct Track {
-    /// Whose place in the others' [`Counts::joined`] it has.
+    /// Its slot in the others' [`Counts::joined`].
     pub(super) slot: usize,
     /// Not the same for any two.
     pub(super) id: u64,
@@ -50,7 +50,7 @@ pub(super) struct Track {
     strange: u64,
 }
 
-/// What its writes were like.
+/// The statistics of its writes.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Counts {
     writes: u32,
@@ -95,18 +95,18 @@ impl Counts {
         self.rewrites < self.writes / 8 + 1
     }
 
-    /// Whether it is written as JBD2 writes.
+    /// True if it is written as JBD2 writes.
     pub(super) fn is_jbd2s(&self) -> bool {
         self.is_append_only() && self.tight >= COMMITS && self.tight > self.commits / 8
     }
 
-    /// Whether it is written as XFS writes its log, as long as nobody else has to do with it.
+    /// True if it is written as XFS writes its log, as long as no other track is connected with it.
     fn is_xfs(&self) -> bool {
         let is_flushed = self.commits > self.writes / 8 || self.odd > self.writes / 2;
         self.is_append_only() && self.commits >= COMMITS && is_flushed && self.large <= self.writes / 8
     }
 
-    /// Whether others may wait for it.
+    /// True if others may wait for it.
     fn can_lead(&self) -> bool {
         self.is_jbd2s() || self.is_xfs()
     }
@@ -163,7 +163,7 @@ impl Track {
         self.pieces.iter().map(|piece| piece.end - piece.start).sum()
     }
 
-    /// Whether a write goes on where it ended, or writes the end again.
+    /// True if a write continues where it ended, or writes the end again.
     #[inline]
     pub(super) fn is_next(&self, range: &Range<u64>) -> bool {
         let start = self.pieces.get(self.piece).map_or(0, |piece| piece.start);
@@ -182,7 +182,8 @@ impl Track {
             .position(|piece| range.start < piece.start.saturating_add(HEAD) && range.end > piece.start)
     }
 
-    /// Whether what began at that time may be where its writer went on: it was silent since, and had no longer pause than it often had.
+    /// True if a run that began at that time may be where its writer continued: it was silent
+    /// since, and had no longer pause than it often had.
     pub(super) fn can_go_on_at(&self, begin: u64) -> bool {
         let mean = self.idle / u64::from(self.counts.writes.max(1));
         let pause = PAUSE.saturating_add(mean.saturating_mul(16));
@@ -270,7 +271,7 @@ impl Track {
         (self.unite() || is_longer) && self.verdict.is_some()
     }
 
-    /// What is written over the border of another piece is one with it; says whether there was such.
+    /// Unites pieces when a write crosses the border of another one; says whether there was such.
     fn unite(&mut self) -> bool {
         let (mut here, count) = (self.here(), self.pieces.len());
         while let Some(other) = (0..self.pieces.len()).find(|other| {
@@ -290,7 +291,8 @@ impl Track {
         self.pieces.len() < count
     }
 
-    /// Whether it is time to say what it is: when it has gone round, and again when it was written as often again.
+    /// True if it is time for a verdict: when it has gone round, and again when it was written as
+    /// often again.
     pub(super) fn is_due(&self) -> bool {
         let len = self.len();
         let enough = (len / 64).clamp(REPLAYED, MOST_REPLAYED);
@@ -300,14 +302,15 @@ impl Track {
         }
     }
 
-    /// Whether it waits for another one, which does not wait for it: it never commits twice without the other, the other does.
+    /// True if it waits for another one, which does not wait for it: it never commits twice without
+    /// the other, the other does.
     fn waits_for(&self, other: &Track) -> bool {
         let (own, its) = (self.counts.alone(other.slot), other.counts.alone(self.slot));
         let is_enough = self.counts.commits >= ENOUGH && other.counts.commits >= ENOUGH;
         is_enough && other.counts.can_lead() && own <= 32 && its > 32.max(own * 4)
     }
 
-    /// What it is, beside these others.
+    /// Returns its kind, compared with these others.
     pub(super) fn kind<'a>(&self, mut others: impl Iterator<Item = &'a Track>) -> Kind {
         let is_journal = self.counts.is_jbd2s()
             || self.counts.is_xfs() && !others.any(|other| other.id != self.id && self.waits_for(other));
