@@ -14,7 +14,7 @@ use crate::say::{print, say};
 use crate::values::{IoPriority, Raise};
 use crate::{daemon, dir, hook, run, status};
 
-/// Raises what you wait for: the foreground process group of each terminal, its nice value and its I/O priority.
+/// Raise the foreground process group of each terminal: nice value and I/O priority
 #[derive(Debug, Parser)]
 #[command(
     name = "vlane-fg",
@@ -28,48 +28,52 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Raise what is in the foreground, as long as it is; restore it exactly.
+    /// Raise each terminal's foreground job while it is there, and restore it afterwards
     Daemon {
         #[command(flatten)]
         raise: RaiseArgs,
-        /// Where the state is kept [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg].
+        /// Directory for the state [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<PathBuf>,
-        /// How often to look where nothing rings.
+        /// Interval between looks at terminals that send no events
         #[arg(long, alias = "look-every", value_name = "TIME", default_value = "200ms", value_parser = time)]
         every: Duration,
-        /// Raise only what is in the foreground of this terminal, such as /dev/pts/3; may be given more than once [default: all].
+        /// Raise only this terminal's foreground, such as /dev/pts/3 [default: all]
+        ///
+        /// May be given several times.
         #[arg(long, value_name = "DEVICE", value_parser = terminal)]
         terminal: Vec<i32>,
-        /// Do not listen to the kernel's process events.
+        /// Do not use the kernel's process events
         #[arg(long)]
         no_events: bool,
     },
-    /// Run a command raised, without a daemon.
+    /// Run a raised command, without a daemon
     Run {
         #[command(flatten)]
         raise: RaiseArgs,
-        /// The command and its arguments.
+        /// Command with its arguments
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Print what a shell evaluates: eval "$(vlane-fg hook bash)" in its start file.
+    /// Print the code that a shell evaluates
+    ///
+    /// Put `eval "$(vlane-fg hook bash)"` into the shell's start file.
     Hook {
-        /// The shell.
+        /// Shell
         shell: Shell,
-        /// The daemon's directory [default: root's, and the user's].
+        /// Directory of the daemon's state [default: root's, and the user's]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<PathBuf>,
     },
-    /// Show what is raised.
+    /// Show the raised processes
     Status {
-        /// The daemon's directory [default: root's, and the user's].
+        /// Directory of the daemon's state [default: root's, and the user's]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<PathBuf>,
     },
-    /// Give back what a daemon that was killed has left raised.
+    /// Restore the processes that a killed daemon left raised
     Restore {
-        /// The daemon's directory [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg].
+        /// Directory of the state [default: /run/vlane-fg, or $XDG_RUNTIME_DIR/vlane-fg]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<PathBuf>,
     },
@@ -77,10 +81,10 @@ enum What {
 
 #[derive(Debug, Args)]
 struct RaiseArgs {
-    /// What is added to nice values, -20 to 0.
+    /// Value added to nice values, -20 to 0
     #[arg(long, default_value = "-10", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=0))]
     nice: i32,
-    /// The I/O priority: be/0 to be/7, rt/0 to rt/7; keep leaves it alone.
+    /// I/O priority: be/0 to be/7, rt/0 to rt/7, or keep to leave it unchanged
     #[arg(long, default_value = "be/0", value_name = "CLASS", value_parser = io_priority)]
     io_priority: Io,
 }

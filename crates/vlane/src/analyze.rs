@@ -10,10 +10,10 @@ use vlane_capture::analyze::analyze;
 use crate::exit::Partial;
 use crate::output::OutputArgs;
 
-/// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes.
+/// Show a trace's sizes, locality, queue depth, latency, priorities and flushes
 #[derive(Debug, Args)]
 pub struct AnalyzeArgs {
-    /// The trace
+    /// Trace file
     trace: PathBuf,
 
     #[command(flatten)]

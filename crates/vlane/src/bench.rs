@@ -24,40 +24,47 @@ use vlane_driver::{
 
 use crate::output::{self, Overwrite};
 
-/// Drive any vhost-user-blk back end from the guest's side, and measure it.
+/// Measure a vhost-user-blk back end from the guest's side
 ///
-/// One job is one thread with one virtqueue. Latencies are the guest's: from the request's way into the ring to
-/// the sight of its completion. CPU time and context switches are those of the process behind the socket.
+/// Each job is one thread with one virtqueue. A latency runs from the request's entry in the ring
+/// until the guest sees its completion. CPU time and context switches are those of the process that
+/// listens on the socket.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The socket that the back end listens on; with --profile, it takes the place of the profile's targets
+    /// Socket of the back end
+    ///
+    /// With --profile, this socket replaces the profile's targets.
     #[arg(required_unless_present_any = ["profile", "list_profiles", "show_profile"])]
     socket: Option<PathBuf>,
 
-    /// Pattern: read, write, rw, trim or zero, `rand` before it for random addresses, `:70` behind rw for 70 % reads;
-    /// or idle, which measures what the back end uses when there is nothing to do
+    /// Access pattern: read, write, rw, trim, zero or idle
+    ///
+    /// A `rand` in front means random addresses, and `:70` after rw means 70 % reads. The pattern
+    /// idle measures the CPU time of a back end without requests.
     #[arg(long, value_name = "PATTERN", default_value = "randread", value_parser = parse_rw, help_heading = "Load")]
     rw: String,
     /// Bytes per request
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = values::block, help_heading = "Load")]
     bs: u64,
-    /// Requests out at once, per job
+    /// Requests in flight per job
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=32768), help_heading = "Load")]
     depth: u16,
-    /// Jobs: threads, each with a virtqueue of its own
+    /// Number of jobs: threads with one virtqueue each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(1..=1024), help_heading = "Load")]
     jobs: u16,
-    /// Time to measure [default: 5s, or the profile's]
+    /// Duration of the measurement [default: 5s, or the profile's]
     #[arg(long, value_name = "TIME", value_parser = values::time, help_heading = "Load")]
     time: Option<Duration>,
-    /// Time before the measurement starts [default: 1s, or the profile's]
+    /// Warm-up time before the measurement [default: 1s, or the profile's]
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none, help_heading = "Load")]
     ramp: Option<Duration>,
-    /// Requests per second, of all jobs together, whether or not the back end keeps up: latencies then count from the moment when a
-    /// request should have been made. `--depth` is how many can be out; those that find no room wait, and that counts
+    /// Requests per second of all jobs, even if the back end does not keep up
+    ///
+    /// Latencies then count from the moment when a request was due. At most `--depth` requests are
+    /// in flight. Later requests wait, and their wait counts as latency.
     #[arg(long, value_name = "IOPS", value_parser = parse_rate, help_heading = "Load")]
     rate: Option<f64>,
-    /// How the requests of a given rate are spaced [default: constant]
+    /// Spacing of the requests of a given rate [default: constant]
     #[arg(long, value_enum, requires = "rate", help_heading = "Load")]
     arrivals: Option<ArrivalsArg>,
     /// End after this many requests per job instead of after a time
@@ -69,23 +76,28 @@ pub struct BenchArgs {
     /// Length of the region to use [default: to the end of the device]
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Load")]
     size: Option<u64>,
-    /// Determines the random addresses and the data
+    /// Seed for the random addresses and the data
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..), help_heading = "Load")]
     seed: u64,
-    /// Flush after every N writes of a job; with a depth, of each of the requests that are out at once
+    /// Flush after every N writes of a job
+    ///
+    /// With a depth, each slot in flight counts its own writes.
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..), help_heading = "Load")]
     flush_every: Option<u32>,
-    /// I/O priority that the requests carry: none, rt/0 to rt/7, be/0 to be/7, idle
+    /// I/O priority of the requests: none, rt/0 to rt/7, be/0 to be/7, idle
     #[arg(long, value_name = "PRIO", default_value = "none", value_parser = parse_ioprio, help_heading = "Load")]
     ioprio: u16,
 
     /// How jobs wait for completions
     #[arg(long, value_enum, default_value_t = WaitArg::Interrupt, help_heading = "Guest")]
     wait: WaitArg,
-    /// Most requests made visible at once; 1 is a guest whose tasks submit one at a time, 0 is all that came back together
+    /// Most requests made visible at once
+    ///
+    /// 1 stands for a guest whose tasks submit one request at a time. 0 submits all that completed
+    /// together.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole::<u16>(0..), help_heading = "Guest")]
     batch: u16,
-    /// CPUs to pin the jobs to, one after the other, as in 0,2
+    /// CPUs to pin the jobs to, in this order, such as 0,2
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::cpu, help_heading = "Guest")]
     cpus: Vec<usize>,
     /// Use packed rings
@@ -94,33 +106,37 @@ pub struct BenchArgs {
     /// Use the ring's own descriptors even if the back end offers indirect tables
     #[arg(long = "no-indirect", help_heading = "Guest")]
     direct: bool,
-    /// Do without the event index
+    /// Do not use the event index
     #[arg(long, help_heading = "Guest")]
     no_event_idx: bool,
     /// Entries of each virtqueue [default: what the depth needs, at least 128]
     #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=32768), help_heading = "Guest")]
     queue_size: Option<u16>,
-    /// Segments that the data of a request is cut into, as a guest's scattered pages are
+    /// Data segments of each request, as a guest's scattered pages make them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(1..=1024), help_heading = "Guest")]
     segments: u16,
-    /// The device's volatile write cache, as a guest sets it
+    /// Volatile write cache of the device, as a guest sets it
     #[arg(long, value_enum, default_value_t = CacheArg::Keep, help_heading = "Guest")]
     write_cache: CacheArg,
 
-    /// Write, read and flush at random blocks that prove themselves, then read back and compare everything; `--rw` may
-    /// be randrw:N for N % reads [default: 33], `--size` is 64M unless given, a flush follows every 64 writes unless `--flush-every` says
-    /// otherwise
+    /// Write, read and flush random self-checking blocks, then compare everything
+    ///
+    /// `--rw` may be randrw:N for N % reads [default: 33]. `--size` is 64M unless given. A flush
+    /// follows every 64 writes unless `--flush-every` is given.
     #[arg(long, help_heading = "Verification")]
     verify: bool,
-    /// Only read back and compare what the state file knows
+    /// Only read back and compare the blocks that the state file lists
     #[arg(long, requires = "state", conflicts_with = "verify", help_heading = "Verification")]
     verify_only: bool,
-    /// Where the knowledge of what was written is kept between runs; it survives the death of the back end
+    /// File that keeps the list of written blocks between runs
+    ///
+    /// The file survives a crash of the back end.
     #[arg(long, value_name = "FILE", help_heading = "Verification")]
     state: Option<PathBuf>,
 
-    /// Yes, what the back end stores may be overwritten: needed for whatever writes, discards or verifies, except on back ends that a
-    /// profile starts by itself
+    /// Allow the back end's content to be overwritten
+    ///
+    /// Every write, discard or verification needs this, except on back ends that a profile starts.
     #[arg(long)]
     yes_overwrite: bool,
 
@@ -130,7 +146,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     overwrite: Overwrite,
 
-    /// Write the results as JSON; - is standard output, which then has no text
+    /// Write the results as JSON; `-` is standard output and replaces the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -145,19 +161,19 @@ enum WaitArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ArrivalsArg {
-    /// Evenly
+    /// At equal intervals
     Constant,
-    /// At random, as those of independent users
+    /// At random intervals, as requests of independent users
     Poisson,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CacheArg {
-    /// Switch it on: writes are stable after a flush
+    /// Enable it: writes are stable after a flush
     On,
-    /// Switch it off: writes are stable when they complete
+    /// Disable it: writes are stable when they complete
     Off,
-    /// Leave it as the back end has it
+    /// Keep the back end's setting
     Keep,
 }
 

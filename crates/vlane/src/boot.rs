@@ -29,23 +29,25 @@ const TICK: Duration = Duration::from_millis(100);
 /// Run a QEMU guest on a volume, or a demonstration
 #[derive(Debug, Args)]
 pub struct BootArgs {
-    /// The volume: a bootable image, or any image together with --kernel. Without it, a demonstration runs
+    /// Volume: a bootable image, or any image with --kernel [default: a demonstration]
     image: Option<PathBuf>,
 
-    /// Run the demonstration: a guest makes a file system on a new volume, works on it, and the host checks it
+    /// Run the demonstration
+    ///
+    /// A guest makes a file system on a new volume and works on it. The host checks the result.
     #[arg(long, conflicts_with_all = ["image", "kernel", "initramfs", "append", "read_only"])]
     demo: bool,
 
-    /// Boot this kernel (vmlinux or vmlinuz) instead of what is on the volume
+    /// Boot this kernel (vmlinux or vmlinuz) instead of the volume's
     #[arg(long, value_name = "FILE", requires = "image")]
     kernel: Option<PathBuf>,
 
-    /// The kernel's initramfs
+    /// Initramfs of the kernel
     #[arg(long, value_name = "FILE", requires = "kernel")]
     initramfs: Option<PathBuf>,
 
-    /// Words for the kernel's command line, such as root=/dev/vda1
-    #[arg(long, value_name = "WORDS", requires = "kernel", allow_hyphen_values = true)]
+    /// Kernel command line, such as root=/dev/vda1
+    #[arg(long, value_name = "ARGUMENTS", requires = "kernel", allow_hyphen_values = true)]
     append: Option<String>,
 
     /// Guest memory; a bare number is in MiB
@@ -68,11 +70,11 @@ pub struct BootArgs {
     #[arg(long)]
     read_only: bool,
 
-    /// The image is raw, whatever it looks like, as in vlane serve
+    /// Take the image as raw, whatever it looks like, as in vlane serve
     #[arg(long, value_enum, value_name = "FORMAT", requires = "image")]
     format: Option<crate::serve::FormatArg>,
 
-    /// The volume's cache mode, as in vlane serve
+    /// Cache mode of the volume, as in vlane serve
     #[arg(long, value_enum, value_name = "MODE")]
     cache: Option<crate::serve::CacheArg>,
 
@@ -80,22 +82,22 @@ pub struct BootArgs {
     #[arg(long, value_enum, value_name = "on|off|keep")]
     discard: Option<crate::serve::DiscardArg>,
 
-    /// How the guest's instructions are executed
+    /// CPU of the guest
     #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
     accel: AccelArg,
 
-    /// Install what is missing: QEMU and busybox by apt-get (as root), a kernel into the cache directory
+    /// Install QEMU and busybox by apt-get (as root), and a kernel into the cache directory
     #[arg(long)]
     install: bool,
 
-    /// Print the command lines and run nothing
+    /// Print the command lines and run no guest
     #[arg(long)]
     dry_run: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AccelArg {
-    /// KVM if a guest boots under it in useful time (tried once per boot of the host), emulation otherwise
+    /// KVM if a guest boots quickly under it (tried once per boot of the host), else emulation
     Auto,
     /// The host's CPU
     Kvm,

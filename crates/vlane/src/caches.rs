@@ -18,86 +18,96 @@ use crate::values;
 /// Modes that are not compared unless they are asked for: what auto is depends on the disk, and writethrough makes every write durable.
 const NOT_USUAL: [&str; 2] = ["auto", "writethrough"];
 
-/// Compare cache modes: what each does to the guest that writes, to a neighbour that reads, and to the host's page cache.
+/// Compare the effects of cache modes on a guest, its neighbour and the page cache
 ///
-/// A neighbour reads its hot set at random through the page cache. Beside it a volume is served in one mode after the other, and a journal is
-/// written on it: by this program, or by a guest with ext4. Both back ends share a memory cgroup, which needs root; while it runs, vm.dirty_bytes
-/// is set for the whole host, and set back at the end. Images are written for it and removed afterwards.
+/// A neighbour reads its hot set at random through the page cache. In parallel, a volume is served
+/// in one mode after the other, and this program or a guest with ext4 writes a journal on it. Both
+/// back ends share a memory cgroup, which needs root. The command sets vm.dirty_bytes for the whole
+/// host and restores it at the end. It makes its own images and removes them.
 #[derive(Debug, Args)]
 pub struct CachesArgs {
-    /// Cache modes, as vlane serve --cache has them; the others are held against the first [default: writeback, none, and what avoids
-    /// the guest's journal]
+    /// Cache modes, as in `vlane serve --cache`; the first is the baseline
+    ///
+    /// [default: writeback, none, and the modes that keep the guest's journal out of the cache]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_mode)]
     modes: Vec<String>,
-    /// Also compare a volume with these options of `vlane serve`, such as "--cache writeback --poll-max 0"; may be given several times
+    /// Also compare a volume with these options of `vlane serve`
+    ///
+    /// Example: "--cache writeback --poll-max 0". May be given several times.
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
-    /// Options of `vlane serve` that the volume has in every mode
+    /// Options of `vlane serve` for the volume in every mode
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
     with: Option<Also>,
-    /// Who writes: commits, mail-replay (this program), or in a guest mail, oltp-rollback, oltp-wal, graph, mobile, fill, kv-compact, plain
+    /// Writers of the journal
+    ///
+    /// commits and mail-replay run in this program. mail, oltp-rollback, oltp-wal, graph, mobile,
+    /// fill, kv-compact and plain run in a guest.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "commits", value_parser = parse_job)]
     jobs: Vec<Job>,
     /// Memory that the back ends share, page cache included
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_cache)]
     cache: u64,
-    /// Limit nothing: needs no root, and shows nothing of what is evicted
+    /// Do not limit memory: needs no root, and shows no evictions
     #[arg(long, conflicts_with = "cache")]
     no_limit: bool,
-    /// The neighbour's hot set
+    /// Size of the neighbour's hot set
     #[arg(long, value_name = "SIZE", default_value = "400M", value_parser = parse_mib)]
     hot: u64,
     /// Sizes of the journal
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64M,256M,1G", value_parser = parse_journal)]
     journals: Vec<u64>,
-    /// Reads per second that the neighbour asks for; unbounded: the next when one is answered
+    /// Reads per second of the neighbour, or unbounded for one after the other
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "unbounded,10000", value_parser = parse_rate)]
     rates: Vec<ReadRate>,
-    /// With the kernel's write-back throttling as it is (on), and without (off: as root, on a disk that has it)
+    /// The kernel's write-back throttling: on is unchanged, off needs root and a disk that has it
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "on")]
     throttling: Vec<Throttling>,
-    /// Let each fdatasync of the volume take longer by these times, to stand for slower devices
+    /// Extra times for each fdatasync of the volume, to simulate slower devices
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = parse_delay)]
     delays: Vec<Duration>,
-    /// Instead of everything with everything: the first of --jobs, --rates, --throttling and --delays on every journal; each other one of these on
-    /// the journal of this size alone, with the first of the other lists
+    /// Vary one list at a time, on the journal of this size
+    ///
+    /// Without this, all combinations are measured. With it, the first of --jobs, --rates,
+    /// --throttling and --delays runs on every journal. Each other value runs on this journal
+    /// alone, with the first values of the other lists.
     #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
     vary_on: Option<u64>,
-    /// How often everything is measured
+    /// Number of measurements of each combination
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
-    /// Time before each measurement that does not count
+    /// Warm-up time before each measurement
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// Time of each measurement
+    /// Duration of each measurement
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = values::time)]
     time: Duration,
-    /// Which CPUs the neighbour and who writes have, each with its back end
-    #[arg(long, value_name = "HOW", value_enum, default_value_t = PinArg::Apart)]
+    /// CPUs of the neighbour and of the writer, each with its back end
+    #[arg(long, value_name = "PLACEMENT", value_enum, default_value_t = PinArg::Apart)]
     pin: PinArg,
-    /// A directory on the disk to be measured [default: the current one or /var/tmp]
+    /// Directory on the measured disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
-    /// Install what is missing: programs by apt-get (as root), User-Mode Linux into the cache directory
+    /// Install missing programs by apt-get (as root), and User-Mode Linux into the cache directory
     #[arg(long)]
     install: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// What the guest does.
+/// Run the job of `vlane caches` inside the guest
 #[derive(Debug, Args)]
 pub struct CachesJobArgs {
-    /// The job
+    /// Job
     #[arg(value_parser = parse_job)]
     job: Job,
-    /// Where it makes its files
+    /// Directory for the job's files
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Time that does not count
+    /// Warm-up time
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// Time that counts
+    /// Measured time
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Duration,
 }
@@ -108,17 +118,17 @@ struct ReadRate(Option<f64>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PinArg {
-    /// Half of them each
+    /// Half of the CPUs each
     Apart,
-    /// Wherever the kernel puts them
+    /// Placed by the kernel
     None,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Throttling {
-    /// As the disk has it
+    /// Unchanged
     On,
-    /// wbt_lat_usec is 0 meanwhile
+    /// Off: wbt_lat_usec is 0 during the measurement
     Off,
 }
 

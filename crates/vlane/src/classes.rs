@@ -6,13 +6,13 @@ use anyhow::Result;
 use clap::Args;
 use vlane_host::control::{ClassCounted, ClassTimes, Control};
 
-/// Show a volume's requests by class, while it is served with --control.
+/// Show a volume's requests by class, while it is served with --control
 ///
-/// How many there were, how long they waited in vlane and at the device (the mean, and what 99 of 100 did not exceed), and how many requests each
-/// lane may have at the device now.
+/// Shows their number and their times in vlane and at the device: the mean and the 99th percentile.
+/// Shows also each lane's present limit of requests at the device.
 #[derive(Debug, Args)]
 pub struct ClassesArgs {
-    /// The volume's control socket: vlane serve ... --control PATH
+    /// Control socket of the volume: vlane serve ... --control PATH
     #[arg(value_name = "CONTROL_SOCKET")]
     control: PathBuf,
 }

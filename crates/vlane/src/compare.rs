@@ -19,14 +19,17 @@ use vlane_report::{stats, text};
 use crate::output::{OutputArgs, Overwrite, command_line};
 use crate::values;
 
-/// Measure what virtualisation costs here: the host directly, a guest on vlane, on QEMU's virtio-blk, on qemu-storage-daemon, and on
-/// emulated disks.
+/// Compare disks: the host, vlane, virtio-blk, qemu-storage-daemon, emulated
 ///
-/// Needs QEMU, fio, busybox and mkfs.ext4, and room for one scratch image per guest disk; no root. Takes less than ten minutes.
+/// Needs QEMU, fio, busybox, mkfs.ext4, and space for one scratch image per guest disk. Needs no
+/// root. Takes less than ten minutes.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// The storage to measure, or the size of the scratch images: a directory, an image (its directory is used, and the image itself
-    /// is neither read nor written), or a size like 512M [default: the current directory, or another one on a disk]
+    /// Storage to measure, or the size of the scratch images
+    ///
+    /// A directory, an image, or a size such as 512M. Scratch images go into an image's directory;
+    /// the image itself is neither read nor written. [default: the current directory, or another
+    /// one on a disk]
     #[arg(value_name = "IMAGE|DIR|SIZE")]
     target: Option<String>,
     /// Size of each scratch image
@@ -36,57 +39,60 @@ pub struct CompareArgs {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// About three minutes: everything once, and shortly; nothing is concluded from that
+    /// Measure everything once, in about three minutes, without conclusions
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// As long as it takes: five times, two seconds each
+    /// Measure everything five times, two seconds each, without a time limit
     #[arg(long)]
     full: bool,
-    /// How often everything is measured [default: 2, and 5 what conclusions are about]
+    /// Number of measurements [default: 2, and 5 where conclusions are drawn]
     #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
-    /// Time of one measurement [default: 700ms]
+    /// Duration of one measurement [default: 700ms]
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(50), Duration::from_secs(600)))]
     time: Option<Duration>,
-    /// The whole is to stay below this: what nothing is concluded from is repeated less, then measurements become shorter [default: 9m; with --full none]
+    /// Upper bound for the whole run [default: 9m; with --full none]
+    ///
+    /// Measurements without conclusions are repeated less first. Then all measurements become
+    /// shorter.
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     limit: Option<Duration>,
-    /// Columns beside the host, as --list names them [default: all that can be had]
+    /// Columns besides the host, as --list names them [default: all available]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_column)]
     columns: Vec<String>,
-    /// Loads, as --list names them; a part of the name takes all that have it [default: all]
+    /// Loads, or parts of their names, as --list names them [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_load)]
     loads: Vec<String>,
-    /// Name the columns and the loads, and end
+    /// List the columns and the loads and exit
     #[arg(long)]
     list: bool,
-    /// The page caches of host and guest
+    /// Page caches of host and guest
     #[arg(long, value_enum, default_value_t = CacheArg::Direct)]
     cache: CacheArg,
-    /// Leave out the back ends alone, without a guest
+    /// Leave out the back ends without a guest
     #[arg(long)]
     no_native: bool,
-    /// Leave out the counting of system calls (needs root anyway)
+    /// Leave out the counts of system calls (they need root)
     #[arg(long)]
     no_count: bool,
 
-    /// Another QEMU than the installed one
+    /// QEMU program to use instead of the installed one
     #[arg(long, value_name = "PROGRAM")]
     qemu: Option<PathBuf>,
-    /// How the guest's instructions are executed
+    /// CPU of the guest
     #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
     accel: AccelArg,
-    /// Install what is missing: programs by apt-get (as root), a kernel for the guest into the cache directory
+    /// Install missing programs by apt-get (as root), and a guest kernel into the cache directory
     #[arg(long)]
     install: bool,
 
-    /// Where the page with the pictures goes
+    /// File for the page with the pictures
     #[arg(long, value_name = "FILE", default_value = "compare.html")]
     html: PathBuf,
     /// Write no page
     #[arg(long)]
     no_html: bool,
-    /// Write the report as JSON, too; - is standard output, which then has no text
+    /// Also write the report as JSON; `-` is standard output and replaces the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
@@ -98,15 +104,15 @@ pub struct CompareArgs {
 enum CacheArg {
     /// Not used: direct I/O everywhere
     Direct,
-    /// Used, and the files are in them: reads measure memory
+    /// Used and filled: reads measure memory
     Warm,
-    /// Used, and emptied before each measurement (root: the host's cache is everybody's)
+    /// Used, and emptied before each measurement (root; empties the cache of the whole host)
     Cold,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AccelArg {
-    /// KVM if a guest boots under it in useful time (tried once per boot of the host), emulation otherwise
+    /// KVM if a guest boots quickly under it (tried once per boot of the host), else emulation
     Auto,
     /// The host's CPU
     Kvm,

@@ -4,10 +4,10 @@ use anyhow::Result;
 use clap::Args;
 use clap_complete::Shell;
 
-/// Print the completions of a shell: commands, options, and the values that they can have.
+/// Print a shell's completions: commands, options and their values
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -16,10 +16,11 @@ use vlane_mechanisms::express::{Mode, Model, Variant, guests, launch, reader};
 use crate::output::{OutputArgs, command_line};
 use crate::values;
 
-/// Measure what the foreground gains by `serve --classes` and `vlane-fg`, and what the background loses.
+/// Measure the foreground's gain and the background's loss with express classes
 ///
-/// A crowd of readers nobody waits for, one request out each, and one that somebody waits for, on a model of a drive with a queue for each
-/// thread of the back end.
+/// Compares `serve --classes` and `vlane-fg` with the baseline. A crowd of background readers has
+/// one request each in flight, and one foreground reader is measured. The device is a model of a
+/// drive with one queue per back-end thread.
 #[derive(Debug, Args)]
 pub struct ExpressArgs {
     #[command(subcommand)]
@@ -29,44 +30,46 @@ pub struct ExpressArgs {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum What {
-    /// The back end alone: this program reads, on many queues
+    /// Measure the back end alone: this program reads on many queues
     Native(NativeArgs),
-    /// A program in a guest, as the foreground job of a shell, in the paper's five variants
+    /// Measure a program in a guest, as a shell's foreground job, in the paper's five variants
     Guests(GuestsArgs),
-    /// How long real programs take to start in a guest with a cold cache
+    /// Measure the start of real programs in a guest with a cold cache
     Launch(LaunchArgs),
 }
 
 #[derive(Debug, Args)]
 struct NativeArgs {
-    /// What `serve --classes` is; the others are held against the first
+    /// Values of `serve --classes`; the first is the baseline
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "off,order,shortest,on", value_parser = parse_mode)]
     modes: Vec<Mode>,
-    /// How the readers are spread over the queues: even, uneven (the last queue has none), greedy (uneven, without --think)
+    /// Distribution of the readers over the queues: even, uneven, greedy
+    ///
+    /// With uneven, the last queue has no reader. greedy is uneven without --think.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even,uneven,greedy", value_parser = parse_load)]
     loads: Vec<Load>,
-    /// Queues of the volume, and threads of the back end
+    /// Queues of the volume and threads of the back end
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
     queues: u16,
     /// Readers in the background
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::whole::<u16>(1..=8192))]
     readers: u16,
-    /// Time for which the foreground does something else between two reads
+    /// Pause of the foreground between two reads
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
     think: Duration,
-    /// How long the drive takes for a request: microseconds, or a time such as 1ms
+    /// Service time of the drive: microseconds, or a time such as 1ms
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: u64,
-    /// Requests that the drive works on at the same time
+    /// Requests that the drive serves in parallel
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
-    /// How often everything is measured
+    /// Number of measurements of each combination
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
-    /// Time before each measurement that does not count
+    /// Warm-up time before each measurement
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// Time of each measurement
+    /// Duration of each measurement
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time)]
     time: Duration,
     #[command(flatten)]
@@ -77,7 +80,7 @@ struct NativeArgs {
 struct GuestsArgs {
     #[command(flatten)]
     guest: GuestArgs,
-    /// Which guests: uml, qemu
+    /// Kinds of guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml,qemu", value_parser = parse_place)]
     places: Vec<Place>,
     /// Readers in the background [default: 240 in uml, 512 in qemu]
@@ -86,7 +89,7 @@ struct GuestsArgs {
     /// Reads of the foreground program [default: 100 in uml, 40 in qemu]
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     reads: Option<u32>,
-    /// How often everything is measured
+    /// Number of measurements of each combination
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<u16>(1..=1000))]
     rounds: u16,
 }
@@ -95,57 +98,59 @@ struct GuestsArgs {
 struct LaunchArgs {
     #[command(flatten)]
     guest: GuestArgs,
-    /// Which guests: uml, qemu
+    /// Kinds of guests: uml, qemu
     #[arg(long = "where", value_name = "LIST", value_delimiter = ',', default_value = "uml", value_parser = parse_place)]
     places: Vec<Place>,
-    /// What is launched
+    /// Programs to start
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "python3,git,sqlite3,gcc,vim", value_parser = parse_program)]
     programs: Vec<Program>,
     /// Readers in the background
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=4096))]
     readers: u16,
-    /// How often each is launched in each variant
+    /// Number of starts of each program in each variant
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<u16>(1..=1000))]
     launches: u16,
 }
 
-/// What both kinds of guests have.
+/// Options of both kinds of guests
 #[derive(Debug, Args)]
 struct GuestArgs {
-    /// What is measured: vanilla, cpu, cpu+io, cpu+size, proposed; the others are held against the first
+    /// Variants: vanilla, cpu, cpu+io, cpu+size, proposed; the first is the baseline
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "vanilla,cpu,cpu+io,cpu+size,proposed", value_parser = parse_variant)]
     variants: Vec<Variant>,
-    /// How long the drive takes for a request: microseconds, or a time such as 1ms [default: 1ms in uml, 2ms in qemu]
+    /// Service time of the drive, such as 1ms [default: 1ms in uml, 2ms in qemu]
+    ///
+    /// A bare number is in microseconds.
     #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: Option<u64>,
-    /// Requests that the drive works on at the same time [default: 2]
+    /// Requests that the drive serves in parallel [default: 2]
     #[arg(long, value_name = "N", requires = "latency", value_parser = values::whole::<u16>(1..))]
     parallel: Option<u16>,
-    /// Time in which the crowd comes to rest
+    /// Time for the background readers to settle
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// vlane-fg [default: beside this program]
+    /// vlane-fg program [default: next to this program]
     #[arg(long, value_name = "FILE")]
     fg: Option<PathBuf>,
-    /// Install what is missing: programs by apt-get (as root), guests' kernels into the cache directory
+    /// Install missing programs by apt-get (as root), and guest kernels into the cache directory
     #[arg(long)]
     install: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// The foreground program in the guest.
+/// Run the foreground program of `express guests` inside the guest
 #[derive(Debug, Args)]
 pub struct ExpressReadArgs {
-    /// The disk
+    /// Disk
     disk: PathBuf,
-    /// Reads
+    /// Number of reads
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..))]
     reads: u32,
-    /// Determines the places
+    /// Seed for the places
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
     seed: u64,
-    /// Stands behind each result's name
+    /// Number after each result's name
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
     mark: u64,
 }

@@ -21,20 +21,22 @@ use crate::serve::FormatArg;
 /// Pieces of a journal that are printed.
 const SHOWN: usize = 8;
 
-/// Show the partitions and file systems of an image, and where their journals lie.
+/// Show an image's partitions, file systems and journals
 ///
-/// Only reads, takes no lock, and may be used while the image is served. What is told is what `vlane serve` finds out by itself from the
-/// layout, without a guest.
+/// Only reads, takes no lock, and may run while the image is served. Shows the same layout that
+/// `vlane serve` finds without a guest.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The image: a raw file or a block device
+    /// Image: a raw file or a block device
     image: PathBuf,
 
-    /// What the image is: raw. Without this, one that looks like another format is refused
+    /// Format of the image: raw
+    ///
+    /// Without this, an image that looks like another format is refused.
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<FormatArg>,
 
-    /// Write what was found as JSON, too: places in bytes
+    /// Also write the layout as JSON, with places in bytes
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 

@@ -21,7 +21,7 @@ fn parse_guest(text: &str) -> Result<String, String> {
     }
 }
 
-/// Show how well guests' journals are found.
+/// Show how well guests' journals are found
 #[derive(Debug, Args)]
 pub struct JournalArgs {
     #[command(subcommand)]
@@ -30,16 +30,20 @@ pub struct JournalArgs {
 
 #[derive(Debug, Subcommand)]
 enum JournalCommand {
-    /// Run guests whose journals go round, record them, and compare what each way finds with where the journals are
+    /// Record guests with wrapping journals, and compare found with true places
     Prove(ProveArgs),
 }
 
-/// Run guests whose journals go round, record them, and compare what each way finds with where the journals are.
+/// Record guests with wrapping journals, and compare found with true places
 ///
-/// Takes ten minutes. Needs User-Mode Linux, fio, e2fsprogs, xfsprogs, fdisk, lvm2 and dmsetup, and 4 GiB of space for temporary files.
+/// Takes ten minutes. Needs User-Mode Linux, fio, e2fsprogs, xfsprogs, fdisk, lvm2 and dmsetup, and
+/// 4 GiB of space for temporary files.
 #[derive(Debug, Args)]
 struct ProveArgs {
-    /// Only these guests: ordered-4, ordered-64, ordered-64-gpt, ordered-64-lvm, ordered-64-crypt, journal-64, journal-1024, journal-1024-gpt, xfs-64
+    /// Run only these guests
+    ///
+    /// ordered-4, ordered-64, ordered-64-gpt, ordered-64-lvm, ordered-64-crypt, journal-64,
+    /// journal-1024, journal-1024-gpt, xfs-64
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_guest)]
     only: Vec<String>,
 
@@ -47,7 +51,7 @@ struct ProveArgs {
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 
-    /// Install what is missing by apt-get (as root)
+    /// Install missing programs by apt-get (as root)
     #[arg(long)]
     install: bool,
 

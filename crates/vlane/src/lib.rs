@@ -65,58 +65,58 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Run a QEMU guest on a volume, or a demonstration
     Boot(boot::BootArgs),
-    /// Drive any vhost-user-blk back end from the guest's side, and measure it
+    /// Measure a vhost-user-blk back end from the guest's side
     Bench(bench::BenchArgs),
-    /// Show a volume's requests by class, while it is served
+    /// Show a served volume's requests by class
     Classes(classes::ClassesArgs),
-    /// Limit what a volume may do per second, while it is served
+    /// Show or set a served volume's limits per second
     Limit(limit::LimitArgs),
-    /// Record every request of a volume while it is served
+    /// Record every request of a served volume
     Record(record::RecordArgs),
-    /// Drive a recorded trace against any vhost-user-blk back end
+    /// Send a recorded trace to a vhost-user-blk back end
     Replay(replay::ReplayArgs),
-    /// Say what a recorded trace consists of: sizes, locality, queue depth, latency, priorities, flushes
+    /// Show a trace's sizes, locality, queue depth, latency, priorities and flushes
     Analyze(analyze::AnalyzeArgs),
-    /// Show the partitions and file systems of an image, and where their journals lie
+    /// Show an image's partitions, file systems and journals
     Inspect(inspect::InspectArgs),
-    /// Turn traces into those of other programs, and back
+    /// Convert traces from and to other programs' formats
     Trace(trace::TraceArgs),
     /// Show how well guests' journals are found
     Journal(journal::JournalArgs),
-    /// Compare vlane with qemu-storage-daemon on this machine, interleaved
+    /// Compare vlane with qemu-storage-daemon on this machine
     Peers(peers::PeersArgs),
-    /// Show a saved report again, or write it in another form
+    /// Show a saved report, or write it in another form
     Report(report::ReportArgs),
-    /// Compare host, virtio and emulated disks in one guest, and see where requests go
+    /// Compare host, virtio and emulated disks in one guest
     Compare(compare::CompareArgs),
-    /// Measure one queue, many queues and many threads on a null device, and predict more CPUs
+    /// Compare one queue, many queues and many threads on a null device
     Topologies(topologies::TopologiesArgs),
     /// Count the work per request: 4K against 512K, back ends and a guest
     Work(work::WorkArgs),
-    /// Compare cache modes: what each does to a guest, its neighbour and the host's page cache
+    /// Compare the effects of cache modes on a guest, its neighbour and the page cache
     Caches(caches::CachesArgs),
-    /// Do what a guest does that `caches` measures; it runs inside the guest
+    /// Run the guest's part of `caches`, inside the guest
     #[command(hide = true)]
     CachesJob(caches::CachesJobArgs),
-    /// Measure what the foreground gains by classes, and what the background loses
+    /// Measure the foreground's gain and the background's loss with express classes
     Express(express::ExpressArgs),
-    /// Read as the foreground program does that `express guests` measures; it runs inside the guest
+    /// Run the foreground program of `express guests`, inside the guest
     #[command(hide = true)]
     ExpressRead(express::ExpressReadArgs),
-    /// Measure nothing, each mechanism alone and all of them in one guest: what the foreground waits, the others lose, the host pays
+    /// Compare the baseline, each mechanism, and all combined in one guest
     Together(together::TogetherArgs),
-    /// Do what the foreground does in the guest that `together` measures; it runs inside the guest
+    /// Run the guest's part of `together`, inside the guest
     #[command(hide = true)]
     TogetherJob(together::TogetherJobArgs),
-    /// Schedule virtual CPUs: boost those whose I/O has completed, and keep that fair
+    /// Schedule virtual CPUs: boost those whose I/O has completed, and keep shares fair
     Sched(sched::SchedArgs),
-    /// Check what a power cut could leave of a guest's file system
+    /// Check the states that a power cut could leave of a guest's file system
     #[command(hide = true)]
     PowerCut(power_cut::PowerCutArgs),
     /// Measure how exactly a volume's limits are kept
     #[command(hide = true)]
     Throttle(throttle::ThrottleArgs),
-    /// Print the completions of a shell
+    /// Print a shell's completions
     Completions(completions::CompletionsArgs),
     /// Write the man pages, one for each command
     Man(man::ManArgs),

@@ -16,13 +16,14 @@ use vlane_report::figure::show_size;
 
 use crate::values;
 
-/// Limit what a volume may do per second, while it is served with --control.
+/// Show or set a served volume's limits per second
 ///
-/// What is not named stays as it is; without options, only shows it. The limits hold for all queues of the volume together. What waited for the
-/// old limits waits for the new ones; they are forgotten when the volume ends.
+/// The volume is served with --control. Without options, the command shows the limits; with
+/// options, it changes only those named. The limits hold for all queues together. Requests that
+/// wait for the old limits wait for the new ones. The limits end with the volume.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// The volume's control socket: vlane serve ... --control PATH
+    /// Control socket of the volume: vlane serve ... --control PATH
     #[arg(value_name = "CONTROL_SOCKET")]
     control: PathBuf,
 
@@ -34,41 +35,42 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE|none", value_parser = or_none(bandwidth))]
     bandwidth: Option<OrNone>,
 
-    /// What may pass at once after a pause: as much as in this time
+    /// Burst after a pause: as much as the limits allow in this time
     #[arg(long, value_name = "TIME", value_parser = burst)]
     burst: Option<Duration>,
 
-    /// Whether express requests (--classes) are limited like others, or never wait and use nothing
+    /// Effect of the limits on express requests (--classes)
     #[arg(long, value_enum, value_name = "exempt|counted")]
     express: Option<ExpressArg>,
 }
 
-/// The limits that a volume begins with.
+/// Initial limits of the volume
 #[derive(Debug, Args)]
 pub struct ServeLimits {
-    /// Let the volume do at most so many requests per second, all queues together; `vlane limit` changes it while the volume is served
-    /// [default: no limit]
+    /// Limit of requests per second, all queues together [default: no limit]
+    ///
+    /// `vlane limit` changes it while the volume is served.
     #[arg(long, value_name = "N", value_parser = iops)]
     limit_iops: Option<NonZeroU64>,
 
-    /// Let the volume read and write at most so many bytes per second, such as 100M [default: no limit]
+    /// Limit of bytes read and written per second, such as 100M [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
     limit_bandwidth: Option<NonZeroU64>,
 
-    /// With a limit: what may pass at once after a pause, as much as in this time [default: 100ms]
+    /// Burst after a pause: as much as a limit allows in this time [default: 100ms]
     #[arg(long, value_name = "TIME", value_parser = burst)]
     limit_burst: Option<Duration>,
 
-    /// With a limit: whether express requests (--classes) are limited like others, or never wait and use nothing [default: counted]
+    /// Effect of the limits on express requests (--classes) [default: counted]
     #[arg(long, value_enum, value_name = "exempt|counted")]
     limit_express: Option<ExpressArg>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ExpressArg {
-    /// They never wait, and use nothing
+    /// Express requests never wait and do not count
     Exempt,
-    /// As all others
+    /// Express requests wait and count like others
     Counted,
 }
 

@@ -16,27 +16,27 @@ use crate::exit::{self, Usage};
 
 pub use limit::{tell_from_now_on, tell_left_out};
 
-/// How much is told, and in which form.
+/// Amount and format of log messages
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Messages")]
+#[command(next_help_heading = "Logging")]
 pub struct LogArgs {
-    /// Tell more on standard error: -v for debug, -vv for trace; instead of VLANE_LOG
+    /// Log more on standard error: -v for debug, -vv for trace; overrides VLANE_LOG
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "quiet")]
     verbose: u8,
-    /// Tell less: -q for warnings and errors only, -qq for errors only; instead of VLANE_LOG
+    /// Log less: -q for warnings and errors, -qq for errors only; overrides VLANE_LOG
     #[arg(short, long, global = true, action = ArgAction::Count)]
     quiet: u8,
-    /// The form of what is told [default: VLANE_LOG_FORMAT, or text]
+    /// Log format [default: VLANE_LOG_FORMAT, or text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     log_format: Option<Format>,
 }
 
-/// The form of what is told.
+/// Log format
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Lines for people
     Text,
-    /// An object of JSON per line, for programs
+    /// One JSON object per line, for programs
     Json,
 }
 

@@ -9,12 +9,13 @@ use clap_mangen::Man;
 
 use crate::manual;
 
-/// Write the man pages into a directory: vlane.1, vlane-serve.1 and so on, one for each command.
+/// Write the man pages into a directory: vlane.1, vlane-serve.1 and so on
 ///
-/// Older pages of vlane are replaced; any other file of such a name is left alone, and an error.
+/// There is one page for each command. Older pages of vlane are replaced. Any other file with such
+/// a name is kept, and reported as an error.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// The directory, such as /usr/local/share/man/man1
+    /// Directory, such as /usr/local/share/man/man1
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }

@@ -1,5 +1,4 @@
-//! The parts of the man pages that the definitions of the commands do not have: signals, exit
-//! status, examples.
+//! Sections of the man pages that the command definitions lack: signals, exit status, examples.
 
 /// Effects of signals on a command.
 pub type Signals = &'static [(&'static str, &'static str)];
@@ -12,11 +11,11 @@ pub type Example = (&'static str, &'static str);
 pub struct Page {
     /// The command's words, as `sched run`; empty for the program itself.
     pub command: &'static str,
-    /// None: a signal ends it, as any program.
+    /// Without an entry, a signal has its default effect.
     pub signals: Signals,
     /// Exit statuses beyond those of all commands, or in place of one of them.
     pub status: &'static [(u8, &'static str)],
-    /// Command lines that are complete, but for the names of files.
+    /// Command lines; only the names of files are made up.
     pub examples: &'static [Example],
 }
 
@@ -24,33 +23,33 @@ pub struct Page {
 pub const STATUS: [(u8, &str); 4] = [
     (0, "done"),
     (1, "failed"),
-    (2, "a mistake in the command line"),
+    (2, "usage error"),
     (
         3,
-        "a result, but of less than what was asked for (interrupted, a damaged trace), or worse than what was demanded (--fail-on-worse)",
+        "partial result (interrupted, damaged trace), or worse than --fail-on-worse allows",
     ),
 ];
 
 const SERVE: Signals = &[
     (
         "SIGTERM, SIGINT",
-        "Takes no more requests, answers those in flight, writes everything to the device, removes the sockets, and ends with status 0. The \
-         status is 1 if something could not be written or was lost, or if the storage does not answer within --stop-timeout.",
+        "Stops taking requests, answers those in flight, flushes the device, removes the sockets, and ends with status 0. The \
+         status is 1 if a write failed or was lost, or if the storage does not answer within --stop-timeout.",
     ),
-    ("SIGHUP", "Looks at the image's size again, and tells the guest of a change."),
+    ("SIGHUP", "Reads the image's size again, and tells the guest of a change."),
     (
         "SIGUSR2",
-        "Has the program that is at its path by now take over. No request fails, and the sockets stay.",
+        "Upgrades to the program that is at the same path now. No request fails, and the sockets stay.",
     ),
 ];
 
 const ENDS: Signals =
-    &[("SIGTERM, SIGINT, SIGHUP", "Ends in order. Everything that it has started ends with it.")];
+    &[("SIGTERM, SIGINT, SIGHUP", "Ends in order, with all processes that it has started.")];
 
 const MEASURES: Signals = &[(
     "SIGTERM, SIGINT, SIGHUP",
-    "Ends the measurement early. Back ends and guests that it has started end with it. Where a part of the result was measured, that part is \
-     given and marked as partial, with status 3.",
+    "Ends the measurement early, with all back ends and guests that it has started. A partial result is reported and marked as \
+     partial, with status 3.",
 )];
 
 const NONE: Signals = &[];
@@ -88,20 +87,20 @@ pub static PAGES: &[Page] = &[
             ),
             (
                 "serve --null 16G --socket null.sock",
-                "Serves a device without media, to measure everything else.",
+                "Serves a device without media, to measure the rest of the path.",
             ),
         ],
     ),
     page(
         "boot",
         &[
-            ("SIGTERM, SIGHUP", "Ends the guest, and then the server, which drains and flushes."),
+            ("SIGTERM, SIGHUP", "Ends the guest, then drains, flushes and ends the server."),
             ("SIGINT", "With a console on the terminal, Ctrl-C goes to the guest; Ctrl-A X ends QEMU."),
         ],
         &[
-            ("boot --install", "Boots a demonstration, and installs what is missing."),
+            ("boot --install", "Runs a demonstration, and installs missing programs."),
             ("boot disk.raw", "Boots a bootable image, with its console on the terminal."),
-            ("boot disk.raw --dry-run", "Prints the command lines, and runs nothing."),
+            ("boot disk.raw --dry-run", "Prints the command lines without running them."),
         ],
     ),
     page(
@@ -115,7 +114,7 @@ pub static PAGES: &[Page] = &[
             ),
             (
                 "bench disk.sock --verify --yes-overwrite",
-                "Verifies what is written. The volume's content is lost.",
+                "Verifies written data. The volume's content is lost.",
             ),
         ],
     ),
@@ -132,7 +131,7 @@ pub static PAGES: &[Page] = &[
         "record",
         &[(
             "SIGTERM, SIGINT, SIGHUP",
-            "Ends the recording. The trace is complete, with status 0: without --time and --count this is how it ends.",
+            "Ends the recording with a complete trace and status 0.",
         )],
         &[("record disk.ctl -o disk.trc --time 30s", "Records all requests of half a minute.")],
     ),
@@ -147,49 +146,49 @@ pub static PAGES: &[Page] = &[
             ),
         ],
     ),
-    page("analyze", NONE, &[("analyze disk.trc --html disk.html", "Makes a page with pictures of a trace.")]),
+    page("analyze", NONE, &[("analyze disk.trc --html disk.html", "Makes a page with charts of a trace.")]),
     page("inspect", NONE, &[("inspect disk.raw", "Shows partitions, file systems and their journals.")]),
     page(
         "trace",
         NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Makes an iolog for fio of a trace.")],
+        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
     ),
     page(
         "trace convert",
         NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Makes an iolog for fio of a trace.")],
+        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
     ),
     page("journal", NONE, &[("journal prove", "Shows how well guests' journals are found.")]),
     page(
         "journal prove",
         MEASURES,
-        &[("journal prove --install", "Boots guests, and shows how well their journals are found.")],
+        &[("journal prove --install", "Runs guests, and shows how well their journals are found.")],
     ),
     page(
         "peers",
         MEASURES,
         &[
             ("peers --install", "Compares vlane with qemu-storage-daemon."),
-            ("peers --rows null,disk-read", "Two rows of it only."),
+            ("peers --rows null,disk-read", "Measures two rows only."),
         ],
     ),
-    page("report", NONE, &[("report result.json --html result.html", "Makes a page of a saved report.")]),
+    page("report", NONE, &[("report result.json --html result.html", "Converts a saved report to a page.")]),
     page(
         "compare",
         MEASURES,
         &[
-            ("compare --quick --install", "A short run that shows that everything works."),
+            ("compare --quick --install", "Checks with a short run that everything works."),
             ("compare 1G --html result.html", "Compares disks on scratch images of 1 GiB."),
         ],
     ),
-    page("topologies", MEASURES, &[("topologies --quick", "A short run of all topologies.")]),
+    page("topologies", MEASURES, &[("topologies --quick", "Measures all topologies shortly.")]),
     page("work", MEASURES, &[("work --html work.html", "Counts the work per request.")]),
     page("caches", MEASURES, &[("caches --modes writeback,none,pdc", "Compares three cache modes.")]),
-    page("express", MEASURES, &[("express native", "Measures readers of this host.")]),
+    page("express", MEASURES, &[("express native", "Measures readers on this host.")]),
     page(
         "express native",
         MEASURES,
-        &[("express native --repeat 5", "Measures readers of this host, in five rounds.")],
+        &[("express native --repeat 5", "Measures readers on this host, in five rounds.")],
     ),
     page(
         "express guests",
@@ -201,13 +200,13 @@ pub static PAGES: &[Page] = &[
         MEASURES,
         &[("express launch --install", "Measures how long programs take to start.")],
     ),
-    page("together", MEASURES, &[("together --quick --install", "A short run of all arms.")]),
+    page("together", MEASURES, &[("together --quick --install", "Measures all variants shortly.")]),
     page(
         "sched",
         NONE,
         &[
             ("sched run", "Schedules the virtual CPUs of this host."),
-            ("sched status", "Says whether a scheduler runs."),
+            ("sched status", "Shows whether a scheduler runs."),
         ],
     ),
     page(
@@ -215,13 +214,13 @@ pub static PAGES: &[Page] = &[
         ENDS,
         &[
             ("sched run", "Schedules the machines whose disks vlane serves."),
-            ("sched run --pid 4242 --weight 256", "Schedules this machine, too, with a weight."),
+            ("sched run --pid 4242 --weight 256", "Also schedules this machine, with a weight."),
         ],
     ),
     Page {
         command: "sched status",
         signals: NONE,
-        status: &[(0, "a scheduler runs"), (3, "no scheduler runs"), (4, "that cannot be found out")],
+        status: &[(0, "a scheduler runs"), (3, "no scheduler runs"), (4, "unknown")],
         examples: &[("sched status --json -", "Writes the state as JSON.")],
     },
     page("sched top", NONE, &[("sched top", "Shows the vCPUs, second by second.")]),
@@ -235,7 +234,7 @@ pub static PAGES: &[Page] = &[
     page(
         "sched prove-sched-ext",
         MEASURES,
-        &[("sched prove-sched-ext --install", "Tries the scheduler in BPF in a guest.")],
+        &[("sched prove-sched-ext --install", "Measures the BPF scheduler in a guest.")],
     ),
     page("completions", NONE, &[("completions bash", "Prints the completions of bash.")]),
     page("man", NONE, &[("man /usr/local/share/man/man1", "Writes all pages.")]),
@@ -282,7 +281,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The words of all commands that people see.
+    /// The words of all visible commands.
     fn commands(command: &clap::Command, words: &str, found: &mut Vec<String>) {
         found.push(words.to_owned());
         for below in

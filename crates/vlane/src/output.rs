@@ -14,21 +14,21 @@ use crate::exit::Partial;
 const WIDTH: usize = 140;
 const NARROWEST: usize = 80;
 
-/// What may be written over.
+/// Permission to replace files
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Overwrite {
-    /// Replace files that exist, whatever is in them; never one that is in use, or a device
+    /// Replace existing files, but never a file in use or a device
     #[arg(long)]
     pub force: bool,
 }
 
-/// Where a report goes.
+/// Destinations of a report
 #[derive(Debug, Args)]
 pub struct OutputArgs {
     /// Write the report as a page with pictures
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write the report as JSON; - is standard output, which then has no text
+    /// Write the report as JSON; `-` is standard output and replaces the text
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]

@@ -14,43 +14,48 @@ use crate::exit::Partial;
 use crate::output::{Overwrite, command_line};
 use crate::values;
 
-/// Compare vlane with qemu-storage-daemon on this machine, interleaved.
+/// Compare vlane with qemu-storage-daemon on this machine
 ///
-/// Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk; a fio with libblkio, if there is one, is a second client. Images of 1 GiB on a RAM disk and 2 GiB on a disk are written
-/// for it and removed afterwards.
+/// Measures both in turns. Needs two CPUs, qemu-storage-daemon, and fio for the row about the disk.
+/// A fio with libblkio, if there is one, is a second client. The command makes images of 1 GiB on a
+/// RAM disk and of 2 GiB on a disk, and removes them.
 ///
-/// With --fixed-load the question is another one: not how much each can do, but what each costs at the same rate. Then the client is fio with
-/// libblkio, and fio in a User-Mode Linux guest and in a QEMU guest.
+/// With --fixed-load, it compares the cost at the same rate instead of the highest rate. The
+/// clients are then fio with libblkio, and fio in a User-Mode Linux guest and in a QEMU guest.
 #[derive(Debug, Args)]
 pub struct PeersArgs {
-    /// CPU time and latency per request at given rates, instead of throughput
+    /// Measure CPU time and latency per request at given rates instead of throughput
     #[arg(long)]
     fixed_load: bool,
-    /// With --fixed-load: also measure vlane with further options of `vlane serve`, such as "--poll-max 0"; may be given several times
+    /// With --fixed-load, also measure vlane with these options of `vlane serve`
+    ///
+    /// Example: "--poll-max 0". May be given several times.
     #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
     /// Measurements of each contender per row [default: 5]
     #[arg(long = "repeat", alias = "pairs", value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
     pairs: Option<u32>,
-    /// Time of each measurement [default: 3s; with --fixed-load: 1.5s]
+    /// Duration of each measurement [default: 3s; with --fixed-load: 1.5s]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
-    /// Time before each measurement that does not count [default: 1s; with --fixed-load: 0.4s]
+    /// Warm-up time of each measurement [default: 1s; with --fixed-load: 0.4s]
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     ramp: Option<Duration>,
-    /// Rows to measure, as --list names them; with --fixed-load also groups of them (null, uml) [default: all]
+    /// Rows to measure, as --list names them [default: all]
+    ///
+    /// With --fixed-load, groups of rows (null, uml) can be named, too.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
     rows: Vec<String>,
-    /// Name the rows and end
+    /// List the rows and exit
     #[arg(long)]
     list: bool,
-    /// Install what is missing through apt-get (as root)
+    /// Install missing programs by apt-get (as root)
     #[arg(long)]
     install: bool,
-    /// Print what matters most as a Markdown table at the end
+    /// Print a Markdown table of the main rows at the end
     #[arg(long)]
     markdown: bool,
-    /// Also print the project's own targets, and which of them are met
+    /// Also print the project's own targets, and whether they are met
     #[arg(long, conflicts_with = "fixed_load")]
     targets: bool,
     /// Write every single measurement to a file, as JSON
@@ -59,19 +64,19 @@ pub struct PeersArgs {
 
     #[command(flatten)]
     overwrite: Overwrite,
-    /// Write a report: a page that holds its own data (.html), or the data alone (.json), or text (.txt)
+    /// Write a report: a page (.html), data (.json), or text (.txt)
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// The CPU for the back ends [default: the first this process may use]
+    /// CPU for the back ends [default: the first CPU that this process may use]
     #[arg(long, value_name = "CPU", value_parser = values::cpu)]
     server_cpu: Option<usize>,
-    /// The CPU for the driver [default: the second]
+    /// CPU for the driver [default: the second CPU that this process may use]
     #[arg(long, value_name = "CPU", value_parser = values::cpu)]
     driver_cpu: Option<usize>,
-    /// A directory on a RAM disk (tmpfs) [default: /dev/shm or another]
+    /// Directory on a RAM disk (tmpfs) [default: /dev/shm or another]
     #[arg(long, value_name = "DIR")]
     ram_dir: Option<PathBuf>,
-    /// A directory on the disk to be measured [default: the current one or /var/tmp]
+    /// Directory on the measured disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
 }

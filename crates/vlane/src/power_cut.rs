@@ -13,42 +13,50 @@ use crate::output::{OutputArgs, command_line};
 use crate::serve::CacheArg;
 use crate::values;
 
-/// Check what a power cut could leave: a guest writes, all that reaches the storage is recorded, and its file system is looked at in many
-/// of the states that a power cut could have left.
+/// Check the states that a power cut could leave of a guest's file system
+///
+/// A guest writes, and everything that reaches the storage is recorded. Its file system is then
+/// checked in many states that a power cut could have left.
 #[derive(Debug, Args)]
 pub struct PowerCutArgs {
-    /// Cache modes, each with a volume of its own, and one more for pdc with --journal direct [default: all but auto]
+    /// Cache modes, each with its own volume [default: all but auto]
+    ///
+    /// There is one more volume for pdc with --journal direct.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     cache: Vec<CacheArg>,
-    /// The guest's file systems, one after the other
+    /// File systems of the guest
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
     file_system: Vec<FileSystemArg>,
-    /// What the guest's programs do, each on volumes of its own
+    /// Loads of the guest's programs, each on its own volumes
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "files")]
     load: Vec<LoadArg>,
-    /// The guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
+    /// Guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
     #[arg(long, value_enum, value_name = "uml|qemu")]
     guest: Option<GuestArg>,
-    /// Programs that write to each volume at once
+    /// Programs that write to each volume in parallel
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u32>(1..=99))]
     workers: u32,
-    /// Steps of each of them: with files, a mail that comes and one that goes, a row of a table, a record of a log; with mail, three mails; with
-    /// sqlite, a transaction
+    /// Steps of each program
+    ///
+    /// With files, a step is a mail that comes and one that goes, a row of a table, and a record of
+    /// a log. With mail, a step is three mails. With sqlite, it is a transaction.
     #[arg(long, value_name = "N", default_value_t = 150, value_parser = values::whole::<u64>(1..=1_000_000))]
     steps: u64,
-    /// States of each volume
+    /// States to check of each volume
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>(1..=1_000_000))]
     states: usize,
-    /// States of each volume as if nothing were ever durable: to see that it would be seen. 0: none
+    /// States of each volume to check with all flushes ignored, or 0 for none
+    ///
+    /// They test that the check finds broken states.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<usize>(0..=1_000_000))]
     broken_states: usize,
-    /// Which states
+    /// Seed for the choice of states
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
     seed: u64,
-    /// A directory on a disk [default: the current one or /var/tmp]
+    /// Directory on a disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
-    /// Install what is missing: programs by apt-get (as root)
+    /// Install missing programs by apt-get (as root)
     #[arg(long)]
     install: bool,
     #[command(flatten)]
@@ -57,21 +65,22 @@ pub struct PowerCutArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FileSystemArg {
-    /// ext4 as it is mounted without options
+    /// ext4, mounted without options
     Ext4,
     /// ext4 with its data in the journal
     Ext4Journal,
-    /// XFS; takes root
+    /// XFS; needs root
     Xfs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LoadArg {
-    /// A bit of everything
+    /// A mix of mails, tables and logs
     Files,
-    /// Deliveries to Maildirs: many small files, each fsynced and renamed into place, and their directory
+    /// Deliveries to Maildirs: small files, each fsynced and renamed, and their directory
     Mail,
-    /// Transactions of SQLite with synchronous=FULL: odd programs with a write-ahead log, even ones with a rollback journal
+    /// SQLite with synchronous=FULL: odd programs with a write-ahead log, even ones with a rollback
+    /// journal
     Sqlite,
 }
 

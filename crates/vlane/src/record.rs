@@ -17,34 +17,34 @@ use crate::output::Overwrite;
 
 use crate::values;
 
-/// Record every request of a volume while it is served with --control.
+/// Record every request of a volume that is served with --control
 ///
-/// Ends after --time or --count, when the volume ends, or with Ctrl-C; each of them leaves a
-/// complete trace. When the server is killed, or the file cannot be written any more, the trace has
-/// what came until then, and the status is 3. The volume goes on being served as before: its lanes
-/// never wait, and requests that they cannot tell of in time are counted as lost.
+/// Ends after --time or --count, with the volume, or with Ctrl-C. Each of them leaves a complete
+/// trace. If the server is killed or the file cannot be written, the trace has the requests until
+/// then, and the status is 3. The volume's lanes never wait for the recording. Requests that they
+/// cannot report in time are counted as lost.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
-    /// The volume's control socket: vlane serve ... --control PATH
+    /// Control socket of the volume: vlane serve ... --control PATH
     #[arg(value_name = "CONTROL_SOCKET")]
     control: PathBuf,
 
-    /// The file to write
+    /// File to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
     #[command(flatten)]
     overwrite: Overwrite,
 
-    /// How long to record [default: until it is ended]
+    /// Duration of the recording [default: until it is stopped]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
 
-    /// How many requests to record [default: all]
+    /// Number of requests to record [default: all]
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(1..))]
     count: Option<u64>,
 
-    /// With a hash of each request's data; costs the volume more
+    /// Record a hash of each request's data; this costs the volume more
     #[arg(long)]
     hash: bool,
 }

@@ -15,31 +15,32 @@ use crate::analyze::whole;
 use crate::output::OutputArgs;
 use crate::{explain, values};
 
-/// Drive a recorded trace against any vhost-user-blk back end.
+/// Send a recorded trace to a vhost-user-blk back end
 ///
-/// Each lane of the trace becomes a queue and gets the same requests in the same order; flushes keep their meaning: none goes out before
-/// the writes that it made durable, and nothing that came after one goes out before it is answered.
+/// Each lane of the trace becomes a queue with the same requests in the same order. A flush is sent
+/// after the writes that it made durable. A request that came after a flush is sent after the flush
+/// is answered.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The trace
+    /// Trace file
     trace: PathBuf,
 
-    /// The socket that the back end listens on
+    /// Socket of the back end
     socket: PathBuf,
 
-    /// How many times as fast as it was recorded
+    /// Speed relative to the recording
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = values::factor, conflicts_with = "as_fast_as_possible")]
     speed: f64,
 
-    /// Not at the recorded times, but as soon as the order allows
+    /// Send requests as soon as the order allows, not at their recorded times
     #[arg(long)]
     as_fast_as_possible: bool,
 
-    /// Most requests out at once, per queue [default: as many as there were in the trace]
+    /// Most requests in flight per queue [default: as many as in the trace]
     #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=32768))]
     depth: Option<u16>,
 
-    /// What the written data are made from; the same number makes the same data
+    /// Seed for the written data
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
     seed: u64,
 
@@ -47,7 +48,9 @@ pub struct ReplayArgs {
     #[arg(long)]
     poll: bool,
 
-    /// Yes, what the back end stores may be overwritten: the trace writes, and its data are not the recorded ones
+    /// Allow the back end's content to be overwritten
+    ///
+    /// The trace writes, and its data are not the recorded data.
     #[arg(long)]
     yes_overwrite: bool,
 

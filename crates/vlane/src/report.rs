@@ -10,22 +10,22 @@ use vlane_report::{Block, Report, is_svg_file, svg_file, text};
 
 use crate::output::{OutputArgs, width};
 
-/// Show a saved report again: in the terminal, or written in another form.
+/// Show a saved report in the terminal, or write it in another form
 ///
-/// Reads the JSON that measuring commands write, and the pages, which hold it.
+/// Reads the JSON of the measuring commands, and their pages, which contain it.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// The report: .json or .html
+    /// Report file: .json or .html
     file: PathBuf,
     #[command(flatten)]
     output: OutputArgs,
-    /// Write every chart as a picture of its own into this directory, named by section and number
+    /// Write every chart as an SVG file into this directory, named by section and number
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Write the single measurements that the figures were made from into this directory, as .csv
+    /// Write the single measurements behind the figures into this directory, as .csv
     #[arg(long, value_name = "DIR")]
     csv: Option<PathBuf>,
-    /// Show it in the terminal, even if it is also written
+    /// Show the report in the terminal even if it is also written
     #[arg(long)]
     text: bool,
 }

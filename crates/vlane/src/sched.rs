@@ -22,22 +22,22 @@ pub struct SchedArgs {
 enum Command {
     /// Schedule virtual CPUs of this host
     Run(run::RunArgs),
-    /// Say whether a scheduler runs, and what it has: machines, budgets
+    /// Show whether a scheduler runs, its machines and its budgets
     Status(status::StatusArgs),
-    /// Show what the running scheduler does
+    /// Show the running scheduler's vCPUs, once a second
     Top(top::TopArgs),
-    /// Measure what the live scheduler does to responses and shares
+    /// Measure the live scheduler's effect on responses and shares
     Prove(prove::ProveArgs),
-    /// Restore threads that a killed scheduler has left
+    /// Restore threads that a killed scheduler left changed
     Repair(guard::RepairArgs),
     /// The scheduler's guard
     #[command(hide = true)]
     Guard(guard::GuardArgs),
-    /// Simulate host schedulers: any number of CPUs, the same result every time
+    /// Simulate host schedulers: any number of CPUs, reproducible results
     Simulate(simulate::SimulateArgs),
-    /// Measure the sched_ext vehicle in a guest whose kernel has sched_ext, against that kernel's own scheduler
+    /// Compare the sched_ext vehicle with the kernel's scheduler in a guest with sched_ext
     ProveSchedExt(sched_ext::ProveArgs),
-    /// What `prove-sched-ext` runs in the guest; also runs on a host with sched_ext
+    /// Run the guest's part of `prove-sched-ext`; also runs on a host with sched_ext
     #[command(hide = true)]
     MeasureSchedExt(sched_ext::MeasureArgs),
 }

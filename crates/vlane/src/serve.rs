@@ -31,106 +31,118 @@ use self::storage::{Opened, model, open};
 use crate::limit::ServeLimits;
 use crate::{exit, logging, notify, values};
 
-/// Serve a volume over vhost-user-blk, to one front end after another.
+/// Serve a volume over vhost-user-blk, to one front end after another
 ///
-/// SIGTERM and SIGINT drain, flush, remove the socket and end it; SIGHUP looks at the image's size again and tells
-/// the guest; SIGUSR2 has the program that is at its path by now take over, without an outage.
+/// SIGTERM and SIGINT drain, flush, remove the socket and end the process. SIGHUP reads the image's
+/// size again and tells the guest. SIGUSR2 upgrades to the program that is at the same path now,
+/// without an outage.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The image: a raw file or a block device
+    /// Image: a raw file or a block device
     #[arg(required_unless_present = "null", conflicts_with = "null")]
     image: Option<PathBuf>,
 
-    /// The unix socket that front ends connect to
+    /// Unix socket for front ends
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
 
     #[command(flatten)]
     doors: doors::DoorArgs,
 
-    /// Serve a device without media instead of an image: reads change nothing, writes are forgotten
+    /// Serve a device without media: reads change no memory, writes are dropped
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     null: Option<u64>,
 
-    /// Serve as a model of a device that takes so long for a request: microseconds, or a time such as 1ms. An image's own time is added
-    /// [default: nothing]
+    /// Simulate a device with this service time: microseconds, or a time such as 1ms
+    ///
+    /// An image's own time is added. [default: no model]
     #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
     latency: Option<u64>,
 
-    /// Requests that the modelled device works on at the same time
+    /// Requests that the simulated device serves in parallel
     #[arg(long, value_name = "N", requires = "latency", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
 
-    /// Which request the modelled device works on next
+    /// Order in which the simulated device serves requests
     #[arg(long, value_enum, value_name = "MODE", requires = "latency", default_value_t = DeviceQueuesArg::Shared)]
     device_queues: DeviceQueuesArg,
 
-    /// What the image is: raw. Without this, one that looks like another format is refused
+    /// Format of the image: raw
+    ///
+    /// Without this, an image that looks like another format is refused.
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "null")]
     format: Option<FormatArg>,
 
-    /// What the host's page cache is used for
+    /// Use of the host's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = CacheArg::Auto)]
     cache: CacheArg,
 
-    /// Effect of the guest's trim on the image. on: the storage is freed; off: the guest is offered
-    /// none; keep: files are zeroed and not freed, devices stay as they are
+    /// Effect of the guest's trim on the image
     #[arg(long, value_enum, value_name = "on|off|keep", default_value_t = DiscardArg::On)]
     discard: DiscardArg,
 
-    /// With --cache pdc: how the guest's journal is kept out of the page cache [default: drop]
-    #[arg(long, value_name = "WAY")]
+    /// How --cache pdc keeps the guest's journal out of the page cache [default: drop]
+    #[arg(long, value_name = "METHOD")]
     journal: Option<JournalArg>,
 
-    /// Let nobody write
+    /// Refuse all writes
     #[arg(long)]
     read_only: bool,
 
-    /// Let each fdatasync of the image take longer by this, to stand for a slower device in experiments: microseconds, or a time such as
-    /// 1ms [default: nothing]
+    /// Delay each fdatasync of the image, to simulate a slower device
+    ///
+    /// Microseconds, or a time such as 1ms. [default: no delay]
     #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
     delay_flush: Option<u64>,
 
-    /// What to do when writes that were answered are lost because the storage failed to write them back: eio answers all later
-    /// writes and flushes with an error (reads go on), stop ends the volume
+    /// Action after the storage failed to write back answered writes
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
     on_lost_write: OnLostWrite,
 
-    /// Virtqueues to offer: a number, or auto for one per CPU of the host, and 64 at least. A VM's
-    /// disk uses as many as it has vCPUs, unless told otherwise
+    /// Virtqueues to offer: a number, or auto
+    ///
+    /// auto offers one per CPU of the host, and at least 64. A VM's disk uses as many as it has
+    /// vCPUs, unless configured otherwise.
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_count)]
     queues: Count,
 
-    /// Threads that serve them: a number, or auto for as many as pay, measured while they serve [default: one per queue, at most one per
-    /// CPU]
+    /// Threads for the virtqueues: a number, or auto
+    ///
+    /// auto measures while it serves, and uses as many threads as improve performance. [default:
+    /// one per queue, at most one per CPU]
     #[arg(long, value_name = "N|auto", value_parser = parse_count)]
     threads: Option<Count>,
 
-    /// CPUs for the threads: none, auto (the first that this process may use), or a list such as 0,2-5
+    /// CPUs for the threads: none, auto, or a list such as 0,2-5
+    ///
+    /// auto takes the first CPUs that this process may use.
     #[arg(long, value_name = "none|auto|LIST", default_value = "none", value_parser = parse_cpus)]
     cpus: CpuChoice,
 
-    /// When threads look for the next request before they sleep: balanced (where that costs no more CPU time than to sleep), latency
-    /// (as long as it makes answers quicker), off
+    /// Busy polling for the next request before a thread sleeps
     #[arg(long, value_enum, value_name = "MODE", default_value_t = PollArg::Balanced)]
     poll: PollArg,
 
-    /// Longest busy polling for the next request, such as 50us; 0 switches it off. How long is really
-    /// polled adapts to the guest: an idle one is not polled for at all
+    /// Longest busy polling for the next request, such as 50us; 0 disables it
+    ///
+    /// The real time adapts to the guest. An idle guest is not polled.
     #[arg(long = "poll-max", alias = "poll-us", value_name = "TIME", default_value = "50us", value_parser = values::time_in::<u64>("us", 0..=1_000_000))]
     poll_us: u64,
 
-    /// Tell a vCPU scheduler (vlane sched run) of completed I/O: auto (one that listens at its usual socket, now or later), off,
-    /// or its socket [default for --sched alone: auto]
+    /// vCPU scheduler (vlane sched run) to notify of completed I/O: auto, off, or its socket
+    ///
+    /// auto uses the scheduler that listens at its usual socket, now or later. [default for --sched
+    /// alone: auto]
     #[arg(long, value_name = "auto|off|PATH", default_value = "auto", default_missing_value = "auto", num_args = 0..=1, require_equals = true, value_parser = parse_schedulers)]
     sched: Schedulers,
 
-    /// What is done about the I/O priorities of the guest's requests: order (express first, in front of a bounded window of requests in
-    /// flight), shortest (express to the submission queue with the fewest), on (both)
+    /// Use of the I/O priorities of the guest's requests
     #[arg(long, value_enum, value_name = "MODE", default_value_t = ClassesArg::Off)]
     classes: ClassesArg,
 
-    /// I/O priorities that are express, instead of rt,be0-2: none, rt, be, idle, rt0 to rt7, be0 to be7, ranges
+    /// I/O priorities that are express, instead of rt,be0-2
+    ///
+    /// none, rt, be, idle, rt0 to rt7, be0 to be7, and ranges.
     #[arg(long, value_name = "LIST", value_parser = parse_priorities)]
     express: Option<String>,
 
@@ -141,61 +153,70 @@ pub struct ServeArgs {
     #[command(flatten)]
     limits: ServeLimits,
 
-    /// How long a stop waits for the storage, with requests in flight and again with what is to be written back; then it says what is left,
-    /// and ends without
+    /// How long a stop waits for the storage
+    ///
+    /// It waits this long for requests in flight, and again for the write-back. Afterwards it logs
+    /// the rest and ends.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time_or_none)]
     stop_timeout: Duration,
 
-    /// How long the start waits, at most, for an image whose last server was killed and left requests that the storage has not ended, which
-    /// could still write [default: as long as it takes]
+    /// Longest wait for requests of a killed server that can still write [default: no limit]
+    ///
+    /// The start waits for an image whose last server was killed and left requests that the storage
+    /// has not ended.
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     lock_timeout: Option<Duration>,
 
-    /// Serial number that the guest sees, at most 20 characters [default: made from the image's path]
+    /// Serial number for the guest, at most 20 characters [default: from the image's path]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
 
-    /// Write down everything that reaches the storage, with the data of all writes: for tests and research. Whoever can read the file can
-    /// read what the guest wrote; the volume is slower, and stops while the file cannot be written fast enough
+    /// Record everything that reaches the storage, with the data of all writes
+    ///
+    /// For tests and research. The file has the guest's data for everyone who can read it. The
+    /// volume is slower, and stops while the file cannot be written fast enough.
     #[arg(long, value_name = "FILE", conflicts_with = "null")]
     danger_record_storage: Option<PathBuf>,
 
-    /// Let a guest go on with this image that had another one, or a longer one, before. If that is
-    /// a mistake, this image is ruined
+    /// Let a guest continue on another or a shorter image than before
+    ///
+    /// By mistake, this ruins the image.
     #[arg(long)]
     danger_other_image: bool,
 
-    /// With --cache pdc, for experiments: a guest's flush writes to the device only its file system's journal, once that is found. Other data
-    /// that the guest was told is flushed can be lost when the host fails, and its file system can be damaged
+    /// Let a guest's flush write only its file system's journal (--cache pdc; loses data)
+    ///
+    /// For experiments. The rule holds once the journal is found. Other flushed data can be lost
+    /// when the host fails, and the file system can be damaged.
     #[arg(long)]
     danger_flush_journal_only: bool,
 
-    /// Say whether this program can take over from one with the same command line
+    /// Report whether this program can take over from one with the same command line
     #[arg(long, value_name = "FORMAT", hide = true, value_parser = values::whole::<u32>(1..))]
     takes_over: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum CacheArg {
-    /// none where the file system can do direct I/O, writeback elsewhere
+    /// none where the file system can do direct I/O, else writeback
     Auto,
     /// Not used: direct I/O
     None,
-    /// Reads and writes go through it; the guest's flush writes it to the device
+    /// Reads and writes use it; the guest's flush writes it to the device
     Writeback,
     /// As writeback, and each write is on the device before it is answered
     Writethrough,
-    /// As writeback, and the journal of the guest's file system is dropped from it once it is flushed
+    /// As writeback, and the journal of the guest's file system is dropped after its flush
     Pdc,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DiscardArg {
-    /// Frees the storage
+    /// Free the storage
     On,
-    /// Not offered to the guest
+    /// Do not offer trim to the guest
     Off,
-    /// Zeroes files without freeing them; does nothing to devices
+    /// Zero files without freeing them; leave devices unchanged
     Keep,
 }
 
@@ -211,7 +232,7 @@ impl From<DiscardArg> for Discard {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum JournalArg {
-    /// Written through it, and dropped from it once it is flushed
+    /// Written through the page cache, and dropped from it after the flush
     Drop,
     /// Read and written around it, on ext4, XFS and block devices; as drop elsewhere
     Direct,
@@ -219,31 +240,31 @@ enum JournalArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PollArg {
-    /// As long as it makes answers quicker, whatever it costs
+    /// Poll while it makes answers quicker, at any cost
     Latency,
-    /// Where it costs no more CPU time than to sleep, which is learnt
+    /// Poll where it costs no more CPU time than sleeping, as measured
     Balanced,
-    /// Never
+    /// Never poll
     Off,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DeviceQueuesArg {
-    /// The first that came, of all lanes
+    /// In order of arrival, over all lanes
     Shared,
-    /// The first of each thread's submission queue in turn, as an NVMe drive does
+    /// Round robin over the threads' submission queues, as an NVMe drive does
     RoundRobin,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ClassesArg {
-    /// Nothing: all requests alike
+    /// Treat all requests alike
     Off,
-    /// Express first
+    /// Express first, before a bounded window of requests in flight
     Order,
-    /// Express to the shortest queue
+    /// Express to the submission queue with the fewest requests
     Shortest,
-    /// Both
+    /// Both order and shortest
     On,
 }
 
@@ -270,7 +291,7 @@ impl From<PollArg> for PollMode {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnLostWrite {
-    /// Answer all later writes and flushes with an error; reads go on
+    /// Answer all later writes and flushes with an error; reads continue
     Eio,
     /// End the sessions and the process, with an error
     Stop,

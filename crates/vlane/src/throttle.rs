@@ -9,13 +9,16 @@ use vlane_mechanisms::throttle::{self, Options};
 use crate::output::{OutputArgs, command_line};
 use crate::values;
 
-/// Measure how exactly limits are kept: IOPS and bandwidth, one lane and two, with vlane's driver and with fio, second by second.
+/// Measure how exactly a volume's limits are kept
+///
+/// Measures IOPS and bandwidth, one lane and two, with vlane's driver and with fio, second by
+/// second.
 #[derive(Debug, Args)]
 pub struct ThrottleArgs {
-    /// Time of each row, in whole seconds
+    /// Duration of each row, in whole seconds
     #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "10s", value_parser = values::time_in::<u32>("s", 1..=3600))]
     seconds: u32,
-    /// Install what is missing: programs by apt-get (as root)
+    /// Install missing programs by apt-get (as root)
     #[arg(long)]
     install: bool,
 

@@ -16,16 +16,18 @@ use crate::express::parse_program;
 use crate::output::{OutputArgs, command_line};
 use crate::values;
 
-/// Measure all mechanisms together: a guest that computes, writes mail and launches a program beside its own readers, on a host with more
-/// vCPUs than CPUs; with nothing, with lanes, pdc, express and loans alone, and with all.
+/// Compare the baseline, each mechanism, and all combined in one guest
 ///
-/// What the foreground waits, what the others lose, what the host pays. Loans need CAP_SYS_NICE; without it they are left out, and the report says so.
+/// The guest computes, writes mail and starts a program, in parallel with its own readers, on a
+/// host with more vCPUs than CPUs. The mechanisms are lanes, pdc, express and loans. The report has
+/// the foreground's times, the losses of the others and the host's cost. Loans need CAP_SYS_NICE.
+/// Without it the report leaves them out and says so.
 #[derive(Debug, Args)]
 pub struct TogetherArgs {
-    /// One short round beside one other guest: shows that it works, draws no conclusions
+    /// Run one short round with one other guest, without conclusions
     #[arg(long)]
     quick: bool,
-    /// What is launched
+    /// Program to start
     #[arg(long, value_name = "NAME", default_value = "sqlite3", value_parser = parse_program)]
     program: Program,
     /// Readers in the background
@@ -34,56 +36,56 @@ pub struct TogetherArgs {
     /// Guests that only compute, with one vCPU each [default: 2, with --quick 1]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=64))]
     others: Option<usize>,
-    /// How long the drive takes for a request: microseconds, or a time such as 1ms
+    /// Service time of the drive: microseconds, or a time such as 1ms
     #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: u64,
-    /// Requests that the drive works on at the same time
+    /// Requests that the drive serves in parallel
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
-    /// How often everything is measured [default: 5, with --quick 1]
+    /// Number of measurements of each variant [default: 5, with --quick 1]
     #[arg(long = "repeat", alias = "rounds", value_name = "N", value_parser = values::whole::<usize>(1..=1000))]
     rounds: Option<usize>,
-    /// Time in which readers and the foreground come to rest
+    /// Time for readers and the foreground to settle
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// Time of each measurement [default: 20s, with --quick 5s]
+    /// Duration of each measurement [default: 20s, with --quick 5s]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
-    /// A directory for the images, on a disk with some hundred MiB free
+    /// Directory for the images, on a disk with some hundred MiB free
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     disk_dir: PathBuf,
-    /// vlane-fg [default: beside this program]
+    /// vlane-fg program [default: next to this program]
     #[arg(long, value_name = "FILE")]
     fg: Option<PathBuf>,
-    /// Install what is missing: programs by apt-get (as root), guests' kernels into the cache directory
+    /// Install missing programs by apt-get (as root), and guest kernels into the cache directory
     #[arg(long)]
     install: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// What the guest's foreground does.
+/// Run the guest's part of `together` inside the guest
 #[derive(Debug, Args)]
 pub struct TogetherJobArgs {
-    /// The file system with the program, where mails are written
+    /// File system with the program, for the mails
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// What is launched
+    /// Program to start
     #[arg(long, value_name = "NAME", value_parser = parse_program)]
     program: Program,
-    /// The readers' process
+    /// Process ID of the readers
     #[arg(long, value_name = "PID", value_parser = values::whole::<u32>(1..))]
     readers: u32,
-    /// A file that grows by a byte for so much that was computed
+    /// File that grows by a byte for each unit of computing
     #[arg(long, value_name = "FILE")]
     computed: PathBuf,
-    /// Time that does not count
+    /// Warm-up time
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     ramp: Duration,
-    /// Time that counts
+    /// Measured time
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Duration,
-    /// Stands behind each result's name
+    /// Number after each result's name
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     mark: u64,
 }

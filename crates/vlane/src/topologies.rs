@@ -10,38 +10,45 @@ use vlane_lab::topologies::{self, Options, Placement};
 use crate::output::{OutputArgs, command_line};
 use crate::values;
 
-/// Measure what queues, threads and a global mutex do: one queue and one thread for all (Baseline), a queue per job and one thread
-/// (MQ), a queue and a thread per job (MT), on a null device; and predicts more lanes and CPUs.
+/// Compare one queue, many queues and many threads on a null device
 ///
-/// Takes some minutes, --quick one and a half. Needs nothing but vlane itself, and no root.
+/// Baseline is one queue and one thread for all. MQ is a queue per job and one thread. MT is a
+/// queue and a thread per job. The report also predicts more lanes and CPUs. Takes some minutes,
+/// --quick one and a half. Needs no root and no other program.
 #[derive(Debug, Args)]
 pub struct TopologiesArgs {
-    /// About 90 seconds: fewer patterns, shorter measurements
+    /// Measure fewer patterns for a shorter time, in about 90 seconds
     #[arg(long, conflicts_with = "validate")]
     quick: bool,
-    /// Only hold the scaling model against measurements: calibrated with one lane, compared with two
+    /// Only compare the scaling model, calibrated with one lane, with two measured lanes
     #[arg(long)]
     validate: bool,
 
-    /// Numbers of jobs; as many as there are CPUs, and twice as many, are always among them
+    /// Numbers of jobs; the number of CPUs and twice that number are always included
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = values::whole::<u16>(1..=64))]
     jobs: Vec<u16>,
-    /// Patterns: randread and randwrite (4K), read and write (32K) [default: all; with --quick randread and read]
+    /// Patterns: randread and randwrite (4K), read and write (32K) [default: all]
+    ///
+    /// With --quick, the default is randread and read.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_pattern)]
     patterns: Vec<String>,
-    /// Requests out at once per job
+    /// Requests in flight per job
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=256))]
     depth: u16,
-    /// Requests that a job makes visible at once; 1 is a program with libaio, 0 is all that came back together
+    /// Requests that a job makes visible at once
+    ///
+    /// 1 stands for a program with libaio. 0 submits all that completed together.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u16>(0..))]
     batch: u16,
-    /// Time of each measurement [default: 400ms; with --quick 250ms, with --validate 1s]
+    /// Duration of each measurement [default: 400ms]
+    ///
+    /// With --quick, the default is 250ms, with --validate 1s.
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(20), Duration::from_secs(3600)))]
     time: Option<Duration>,
-    /// How often everything is measured [default: 3; with --quick 2, with --validate 5]
+    /// Number of measurements [default: 3; with --quick 2, with --validate 5]
     #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
-    /// Where jobs and I/O threads run
+    /// CPUs of jobs and I/O threads
     #[arg(long, value_enum, default_value_t = PlacementArg::Together)]
     place: PlacementArg,
     /// Numbers of CPUs to predict for, besides this machine's
@@ -58,7 +65,7 @@ enum PlacementArg {
     Together,
     /// I/O thread i on the CPU after job i's
     Apart,
-    /// Where the kernel puts them
+    /// Placed by the kernel
     Free,
 }
 

@@ -15,7 +15,7 @@ use vlane_host::sniff;
 use crate::analyze::whole;
 use crate::output::Overwrite;
 
-/// Turn traces into those of other programs, and back.
+/// Convert traces from and to other programs' formats
 #[derive(Debug, Args)]
 pub struct TraceArgs {
     #[command(subcommand)]
@@ -28,30 +28,32 @@ enum TraceCommand {
     Convert(ConvertArgs),
 }
 
-/// Convert a trace between vlane's format, fio's iolog and blktrace.
+/// Convert a trace between vlane's format, fio's iolog and blktrace
 ///
-/// What the other format does not have is left out, or made up plainly: docs/src/trace-format.md has the tables.
+/// Fields that the other format lacks are left out, or filled with plain defaults. The tables are
+/// in docs/src/trace-format.md.
 #[derive(Debug, Args)]
 struct ConvertArgs {
-    /// The trace to read: vlane's, fio's iolog, blktrace's binary or MSR Cambridge's CSV; the
-    /// format is found out by itself
+    /// Trace to read; its format is detected
+    ///
+    /// vlane's format, fio's iolog, blktrace's binary format, or MSR Cambridge's CSV.
     input: PathBuf,
 
-    /// The file to write
+    /// File to write
     output: PathBuf,
 
-    /// The device to read of a trace that has several: as 8:16 (blktrace), as hm.0 (MSR Cambridge)
+    /// Device to read from a trace of several: 8:16 (blktrace), hm.0 (MSR Cambridge)
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
     #[command(flatten)]
     overwrite: Overwrite,
 
-    /// The format to write
+    /// Format to write
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Vlane)]
     to: Format,
 
-    /// The file that fio replays the iolog on
+    /// File that fio replays the iolog on
     #[arg(long, value_name = "PATH", default_value = "disk")]
     file: String,
 }
@@ -64,7 +66,7 @@ enum Format {
     Iolog,
     /// fio's iolog, version 2 (with pauses, for fio before 3.35)
     Iolog2,
-    /// The binary that blktrace writes and blkparse reads
+    /// The binary format that blktrace writes and blkparse reads
     Blktrace,
 }
 

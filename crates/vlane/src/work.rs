@@ -11,10 +11,10 @@ use vlane_lab::work::{self, Medium, Options};
 use crate::output::OutputArgs;
 use crate::values;
 
-/// Count the work per request: the same bytes in requests of 4K and of 512K, on vlane and on qemu-storage-daemon, and on QEMU's own
-/// virtio-blk in a guest.
+/// Count the work per request: 4K against 512K, back ends and a guest
 ///
-/// Takes a minute or two. System calls and KVM exits are counted as root only; the rest needs no root.
+/// Moves the same bytes on vlane, on qemu-storage-daemon, and on QEMU's own virtio-blk in a guest.
+/// Takes a minute or two. Counts of system calls and KVM exits need root.
 #[derive(Debug, Args)]
 pub struct WorkArgs {
     /// Bytes that each native measurement moves
@@ -26,25 +26,25 @@ pub struct WorkArgs {
     /// Leave out the guest
     #[arg(long)]
     no_guest: bool,
-    /// Requests out at once
+    /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=1024))]
     depth: u16,
-    /// How often everything is measured natively
+    /// Number of native measurements
     #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
-    /// Where the data are
+    /// Media for the data
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "null,ram")]
     media: Vec<MediumArg>,
-    /// A directory on a RAM disk (tmpfs) [default: /dev/shm or another]
+    /// Directory on a RAM disk (tmpfs) [default: /dev/shm or another]
     #[arg(long, value_name = "DIR")]
     ram_dir: Option<PathBuf>,
-    /// A directory on a disk [default: the current one or /var/tmp]
+    /// Directory on a disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
     /// Run the guest under emulation without trying KVM
     #[arg(long)]
     tcg: bool,
-    /// Install what is missing: programs by apt-get (as root), a kernel for the guest into the cache directory
+    /// Install missing programs by apt-get (as root), and a guest kernel into the cache directory
     #[arg(long)]
     install: bool,
     #[command(flatten)]

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::dir::OF_ROOT;
 
-/// A shell that has a hook.
+/// A shell with a hook
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shell {
-    /// bash 4.4 and later.
+    /// bash 4.4 and later
     Bash,
-    /// zsh.
+    /// zsh
     Zsh,
 }
 

@@ -21,9 +21,9 @@ use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg};
 
 /// What makes it more than one run.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Several runs")]
+#[command(next_help_heading = "Multiple runs")]
 pub(super) struct RunsArgs {
-    /// Loads from a profile: one that comes with vlane, or a TOML file
+    /// Loads from a built-in profile or a TOML file
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -36,34 +36,34 @@ pub(super) struct RunsArgs {
     /// Measurements of each load on each target [default: 5, or the profile's]
     #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<usize>(1..=10_000), conflicts_with_all = ["verify", "verify_only", "state"])]
     repeats: Option<usize>,
-    /// Another back end to measure in turns with the first: A B, B A, ...
+    /// Second back end, measured in turns with the first: A B, B A, ...
     #[arg(long, value_name = "SOCKET", requires = "socket", conflicts_with_all = ["verify", "verify_only", "state"])]
     against: Option<PathBuf>,
-    /// Write every measurement to a file, for --compare
+    /// Save every measurement to a file, for --compare
     #[arg(long, value_name = "FILE", conflicts_with_all = ["verify", "verify_only", "state"])]
     save: Option<PathBuf>,
-    /// Compare with a run that was saved, load by load
+    /// Compare with a saved run, load by load
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "verify", "verify_only", "state"])]
     compare: Option<PathBuf>,
     /// Fail if a comparison says "worse"
     #[arg(long)]
     fail_on_worse: bool,
-    /// Write the report as a page with pictures (or .txt, .json)
+    /// Write the report as a page with pictures (or as .txt or .json)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["verify", "verify_only", "state"])]
     html: Option<PathBuf>,
-    /// Install what is missing: programs by apt-get (as root), fio with libblkio into the cache
+    /// Install missing programs by apt-get (as root), and fio with libblkio into the cache
     #[arg(long)]
     install: bool,
-    /// A directory on a RAM disk (tmpfs) for images [default: /dev/shm or another]
+    /// Directory on a RAM disk (tmpfs) for images [default: /dev/shm or another]
     #[arg(long, value_name = "DIR", requires = "profile")]
     ram_dir: Option<PathBuf>,
-    /// A directory on the disk to be measured [default: the current one or /var/tmp]
+    /// Directory on the measured disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR", requires = "profile")]
     disk_dir: Option<PathBuf>,
-    /// Name the profiles that come with vlane, and end
+    /// List the built-in profiles and exit
     #[arg(long)]
     list_profiles: bool,
-    /// Print a profile that comes with vlane, and end
+    /// Print a built-in profile and exit
     #[arg(long, value_name = "NAME", value_parser = parse_profile)]
     show_profile: Option<String>,
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use vlane_error::counted;
 use vlane_sched::realtime::{guard, repair};
 
-/// The scheduler's guard; the scheduler starts it itself.
+/// Run the scheduler's guard; the scheduler starts it
 #[derive(Debug, Args)]
 pub struct GuardArgs {
     /// The scheduler's list of changed threads
@@ -22,14 +22,16 @@ pub fn run(args: &GuardArgs) -> anyhow::Result<()> {
     Ok(guard::guard(&args.table)?)
 }
 
-/// Restores threads that a scheduler left changed which was killed together with its guard.
+/// Restore threads that a scheduler left changed when it was killed with its guard
 ///
-/// `vlane sched run` does this when it starts. Threads of schedulers that are alive are left alone. Only lists are believed that nobody but
-/// the user who runs this, or root, can have written; a damaged one is kept, as FILE.damaged.
+/// `vlane sched run` does this when it starts. Threads of live schedulers are left alone. A list is
+/// used only if nobody but root and the present user can have written it. A damaged list is kept as
+/// FILE.damaged.
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// Where the schedulers kept their lists of changed threads [default: /run/vlane-sched, or
-    /// $XDG_RUNTIME_DIR/vlane-sched]
+    /// Directory of the lists of changed threads [default: /run/vlane-sched]
+    ///
+    /// Without root, the default is $XDG_RUNTIME_DIR/vlane-sched.
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }

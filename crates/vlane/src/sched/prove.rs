@@ -18,54 +18,60 @@ use crate::values;
 
 use super::settings::{Config, HoldBackArg, runtime_dir};
 
-/// Measure the live scheduler on this machine: response of one that does I/O among others that compute, and everybody's share of the
-/// CPUs, under EEVDF alone, credit, always-boost, loan and adaptive, in turns.
+/// Measure the live scheduler's effect on responses and shares
 ///
-/// Threads of this program stand for guests, or real ones run (--real). Needs CAP_SYS_NICE, an otherwise idle machine, and some minutes.
+/// One guest does I/O, and others compute. The command measures the guest's response and all shares
+/// of the CPUs under EEVDF, credit, always-boost, loan and adaptive, in turns. Threads of this
+/// program simulate guests; --real runs real guests. Needs CAP_SYS_NICE, an otherwise idle machine,
+/// and some minutes.
 #[derive(Debug, Args)]
 pub struct ProveArgs {
-    /// With real guests and `vlane serve`: User-Mode Linux, or QEMU
+    /// Run real guests and `vlane serve`: User-Mode Linux, or QEMU
     #[arg(long, value_enum)]
     real: Option<Real>,
-    /// Express requests and loans together, with real guests: neither, each alone, and both, for a program in the foreground of a guest
-    /// that also has readers in its background
+    /// Measure express requests and loans in real guests: neither, each, and both
+    ///
+    /// Measures a foreground program in a guest with background readers.
     #[arg(long, requires = "real", conflicts_with_all = ["only", "gaps"])]
     express: bool,
-    /// Readers in that background
+    /// Background readers with --express
     #[arg(long, value_name = "N", requires = "express", default_value_t = 16, value_parser = values::whole::<usize>(1..=200))]
     readers: usize,
-    /// What the device takes for a request then; it works on four at a time
+    /// Service time of the device with --express; it serves four requests in parallel
     #[arg(long, value_name = "TIME", requires = "express", value_parser = values::time, default_value = "1ms")]
     latency: Duration,
-    /// Install or download what is missing for real guests
+    /// Install or download missing parts of real guests
     #[arg(long, requires = "real")]
     install: bool,
-    /// Guests, the one with I/O included [default: 6 per CPU]
+    /// Number of guests, including the guest with I/O [default: 6 per CPU]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>(2..=1000))]
     guests: Option<usize>,
-    /// Their weights; the last one counts for the rest
+    /// Weights of the guests; the last one counts for the rest
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "256", value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
-    /// Times from one I/O to the next; what the device takes, for real guests [default: 20ms,5ms,2ms; real guests: 20ms,5ms]
+    /// Intervals between I/Os [default: 20ms,5ms,2ms; real guests: 20ms,5ms]
+    ///
+    /// For real guests, this is the device's service time.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::time)]
     gaps: Vec<Duration>,
-    /// CPU time that each I/O costs the guest
+    /// CPU time of the guest for each I/O
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none, default_value = "100us")]
     work: Duration,
-    /// Time of each measurement
+    /// Duration of each measurement
     #[arg(long, value_name = "TIME", value_parser = values::time_between(Duration::from_millis(200), Duration::from_secs(3600)), default_value = "8s")]
     time: Duration,
-    /// How often everything is measured
+    /// Number of measurements of each policy
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 3, value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
-    /// Only these: eevdf, credit, always-boost, loan, adaptive; with --real also defaults, which is `vlane sched run` without any option
-    /// and without --config
+    /// Measure only these: eevdf, credit, always-boost, loan, adaptive
+    ///
+    /// With --real also defaults, which is `vlane sched run` without options and without --config.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_arm)]
     only: Vec<String>,
-    /// How a guest is held back that has used more than its share [default: nice]
+    /// How to hold back a guest that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
-    /// A TOML file with the scheduler's settings
+    /// TOML file with the scheduler's settings
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -73,7 +79,7 @@ pub struct ProveArgs {
     output: OutputArgs,
 }
 
-/// Real guests.
+/// A kind of real guest
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Real {
     /// User-Mode Linux

@@ -32,92 +32,110 @@ use crate::values;
 
 use super::settings::{CompletionsArg, Config, HoldBackArg, runtime_dir};
 
-/// Schedule virtual CPUs: boost those whose I/O has completed, and give everybody the share of its weight.
+/// Schedule virtual CPUs: boost those whose I/O has completed, keep shares fair
 ///
-/// Machines whose disks vlane serves come by themselves (vlane serve --sched). Runs until it is ended, or, with --tid alone, until those
-/// threads have ended; everything is then as it was. Needs CAP_SYS_NICE.
+/// Machines whose disks vlane serves register themselves (vlane serve --sched). The command runs
+/// until it is ended, or until all threads of --tid have ended if only --tid is given. It then
+/// restores the threads. It needs CAP_SYS_NICE.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A machine, by its process: QEMU, Cloud Hypervisor, crosvm, Firecracker, libkrun, User-Mode Linux
+    /// Machine, by its process ID
+    ///
+    /// QEMU, Cloud Hypervisor, crosvm, Firecracker, libkrun or User-Mode Linux.
     #[arg(long, value_name = "PID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     pid: Vec<u32>,
-    /// A machine, by its libvirt name
+    /// Machine, by its libvirt name
     #[arg(long, value_name = "NAME")]
     domain: Vec<String>,
-    /// A QEMU, by its QMP socket (-qmp unix:PATH,server=on,wait=off): its vCPUs by its own word, for one that does not name its
-    /// threads
+    /// QEMU, by its QMP socket (-qmp unix:PATH,server=on,wait=off)
+    ///
+    /// QEMU itself lists its vCPUs then. Use this for a QEMU that does not name its threads.
     #[arg(long, value_name = "PATH")]
     qmp: Vec<PathBuf>,
-    /// A vCPU's thread; several are several machines
+    /// Thread of a vCPU; each is a machine
     #[arg(long, value_name = "TID", value_parser = values::whole::<u32>(1..=0x40_0000))]
     tid: Vec<u32>,
-    /// Where back ends tell of completed I/O [default: /run/vlane-sched/sched.sock, or in
-    /// $XDG_RUNTIME_DIR; not with --tid alone]
+    /// Socket for reports of completed I/O [default: /run/vlane-sched/sched.sock]
+    ///
+    /// The default is in $XDG_RUNTIME_DIR without root. There is none if only --tid is given.
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
-    /// Who may connect there, an octal file mode: the owner and the group. A user's back ends may speak for that user's machines only
+    /// Octal mode of that socket: the owner and the group may connect
+    ///
+    /// Back ends of a user may report only for that user's machines.
     #[arg(long, value_name = "MODE", default_value = "660", value_parser = values::mode)]
     listen_mode: u32,
-    /// The group whose members may connect there, by name or number [default: the scheduler's own]
+    /// Group that may connect there, by name or number [default: the scheduler's own]
     #[arg(long, value_name = "GROUP", value_parser = values::group)]
     listen_group: Option<u32>,
-    /// Users whose machines are scheduled when their back ends register: own (this process's user),
-    /// all (all who may connect), or a list of names or numbers. Machines that are named are
-    /// scheduled in any case
-    #[arg(long, value_name = "WHO", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
+    /// Users whose machines are scheduled when their back ends register
+    ///
+    /// own is this process's user, all is every user who may connect. A list of names or numbers is
+    /// possible, too. Machines named by options are always scheduled.
+    #[arg(long, value_name = "USERS", value_delimiter = ',', default_value = "own", value_parser = parse_adopt)]
     adopt: Vec<Adopt>,
     /// Names for the threads of --tid, in the same order
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Weights for machines: --tid's, then --pid's, --domain's, --qmp's, each in their order; the last one counts for the rest
-    /// [default: 256]
+    /// Weights of machines; the last one counts for the rest [default: 256]
+    ///
+    /// The order is --tid, --pid, --domain, --qmp.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weight: Vec<u32>,
-    /// The most CPU time that machines are given credits for, percent of one CPU, 0 for no limit; order as with --weight. Who uses
-    /// more owes it: gets no boosts, and comes after the others while they want the CPUs. What nobody else wants it still gets: for
-    /// a hard limit, use its cgroup's cpu.max [default: 0]
+    /// CPU time limit for credits, percent of one CPU, 0 for no limit [default: 0]
+    ///
+    /// The order is that of --weight. A machine that uses more owes CPU time. It gets no boosts,
+    /// and runs after the others while they want the CPUs. It can still use idle CPU time; for a
+    /// hard limit, set cpu.max of its cgroup.
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = values::whole::<u32>(0..=1_000_000))]
     cap: Vec<u32>,
 
-    /// Also hear of I/O that is not vlane's: watch the machines' interrupt eventfds (vhost, other back ends, QEMU's own devices with KVM
-    /// and an iothread: without one QEMU 10.0's virtio-blk signals none); as root, Linux 6.8, and a vlane built with the feature bpf
+    /// Also watch I/O of other back ends: the machines' interrupt eventfds
+    ///
+    /// Covers vhost, other back ends, and QEMU's own devices with KVM and an iothread. QEMU 10.0's
+    /// virtio-blk signals no eventfd without an iothread. Needs root, Linux 6.8, and a vlane built
+    /// with the feature bpf.
     #[arg(long)]
     watch_io: bool,
 
-    /// Who is boosted: credit, always-boost, loan or adaptive [default: adaptive]
+    /// Boost policy: credit, always-boost, loan or adaptive [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
-    /// Whose completions boost, of those that vlane's back ends tell of [default: all]
+    /// Completions that boost, among those that vlane's back ends report [default: all]
     #[arg(long, value_enum)]
     completions: Option<CompletionsArg>,
-    /// How
+    /// Method that gives boosts
     #[arg(long, value_enum, default_value_t = VehicleArg::Auto)]
     vehicle: VehicleArg,
-    /// Percent of the kernel's real-time budget that boosts may use together [default: 50]
+    /// Percent of the kernel's real-time budget for all boosts [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_share: Option<u8>,
-    /// Percent of that for the machines of one user; root and the scheduler's own user have no limit but that of all [default: 75]
+    /// Percent of that for the machines of one user [default: 75]
+    ///
+    /// Root and the scheduler's own user are bound by the limit of all boosts only.
     #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_user_share: Option<u8>,
     /// Percent of that for one machine [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = values::whole::<u8>(1..=100))]
     rt_machine_share: Option<u8>,
-    /// How a vCPU is held back that has used more than its share [default: nice]
+    /// How to hold back a vCPU that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
-    /// A TOML file with all of this and the policy's parameters
+    /// TOML file with all of this and the policy's parameters
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Where `vlane sched top` finds it [default: /run/vlane-sched/sched-state.sock, or in
-    /// $XDG_RUNTIME_DIR]
+    /// Socket for `vlane sched top` [default: /run/vlane-sched/sched-state.sock]
+    ///
+    /// The default is in $XDG_RUNTIME_DIR without root.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where the list of changed threads is kept: a directory in memory [default: /run/vlane-sched,
-    /// or $XDG_RUNTIME_DIR/vlane-sched]
+    /// Directory in memory for the list of changed threads [default: /run/vlane-sched]
+    ///
+    /// Without root, the default is $XDG_RUNTIME_DIR/vlane-sched.
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Write the last state as JSON at the end; - is standard output
+    /// Write the last state as JSON at the end; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -134,11 +152,11 @@ enum Adopt {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum VehicleArg {
-    /// sched_ext where the kernel and this vlane have it and nobody else uses it, else realtime
+    /// sched_ext if the kernel and this vlane have it and it is unused, else realtime
     Auto,
     /// Bounded real-time slices; any kernel
     Realtime,
-    /// A scheduler of the program's own; Linux 6.12 with sched_ext, and a vlane built with the feature sched-ext
+    /// A BPF scheduler; Linux 6.12 with sched_ext, and a vlane built with the feature sched-ext
     #[value(name = "sched_ext")]
     SchedExt,
 }

@@ -12,41 +12,46 @@ fn parse_scheduler(text: &str) -> Result<String, String> {
     values::one_of(text, "scheduler", std::iter::once("eevdf").chain(policies))
 }
 
-/// What each turn is like.
+/// Load of each measurement
 #[derive(Debug, Args)]
 struct LoadArgs {
-    /// How long each measurement takes
+    /// Duration of each measurement, in seconds
     #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "6s", value_parser = values::seconds(0.1, 3600.0))]
     seconds: f64,
-    /// Mean time between two events
+    /// Mean time between two events, in milliseconds
     #[arg(long = "every", alias = "every-ms", value_name = "TIME", default_value = "20ms", value_parser = values::time_in::<u64>("ms", 1..=60_000))]
     every_ms: u64,
-    /// The longest boost: an emulated CPU needs about ten times as long as a real one to serve an event
+    /// Longest boost, in microseconds
+    ///
+    /// An emulated CPU needs about ten times as long as a real one to serve an event.
     #[arg(long = "boost", alias = "boost-us", value_name = "TIME", default_value = "4ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     boost_us: u64,
-    /// How often the loader is killed
+    /// Number of times to kill the loader
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<u32>(0..=100_000))]
     kills: u32,
-    /// Also as many threads of the ordinary class on the same CPUs, which come before sched_ext
+    /// Measure again with this many threads of the ordinary class, which precede sched_ext
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole::<u32>(0..=10_000))]
     strangers: u32,
-    /// Weights of the threads, in turns [default: all the same]; the kernel's own scheduler knows none of them
+    /// Weights of the threads, in turns [default: all the same]
+    ///
+    /// The kernel's own scheduler ignores them.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::whole::<u32>(1..=65536))]
     weights: Vec<u32>,
 }
 
-/// Boot a guest whose kernel has sched_ext for each round, and measure there: 12 threads that only compute and one that also gets events, on 2
-/// CPUs, under the kernel's own scheduler and under the vehicle's policies, in turns. Then kill the loader again and again.
+/// Compare the sched_ext vehicle with the kernel's scheduler in a guest with sched_ext
 ///
-/// Needs qemu-system-x86_64 and a vlane that was built with `--features sched-ext`. Takes some minutes.
+/// Boots a guest for each round. 12 threads compute and one also gets events, on 2 CPUs, under the
+/// kernel's scheduler and under the vehicle's policies, in turns. Then kills the loader repeatedly.
+/// Needs qemu-system-x86_64 and a vlane built with `--features sched-ext`. Takes some minutes.
 #[derive(Debug, Args)]
 pub struct ProveArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// How often everything is measured
+    /// Number of measurements of each scheduler
     #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     repeats: u16,
-    /// The schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
+    /// Schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
     #[arg(
         long,
         value_name = "LIST",
@@ -55,28 +60,28 @@ pub struct ProveArgs {
         value_parser = parse_scheduler
     )]
     schedulers: Vec<String>,
-    /// Give up after so long
+    /// Time limit, in seconds
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = values::time_in::<u64>("s", 1..=86_400))]
     limit: u64,
-    /// Download the guest's kernel into the cache directory, and install what else is missing
+    /// Download the guest's kernel into the cache directory, and install missing programs
     #[arg(long)]
     install: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// Measures on the kernel that this runs on.
+/// Measure on this machine's kernel
 #[derive(Debug, Args)]
 pub struct MeasureArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// What is measured, in this order
+    /// Measurements, in this order
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     turns: Vec<String>,
-    /// Threads that compute, besides the one with events
+    /// Threads that compute, besides the thread with events
     #[arg(long, default_value_t = 12, value_parser = values::whole::<usize>(0..=100_000))]
     hogs: usize,
-    /// Only loads, gives threads to the scheduler, says so, and waits to be killed
+    /// Load only: give threads to the scheduler, report that, and wait for a kill
     #[arg(long)]
     hold: bool,
 }

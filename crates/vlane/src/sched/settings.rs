@@ -34,7 +34,7 @@ pub struct Config {
     pub goal: Option<Goal>,
 }
 
-/// How a vCPU that owes is held back.
+/// How to hold back a vCPU that owes CPU time
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldBackArg {
@@ -42,17 +42,17 @@ pub enum HoldBackArg {
     Idle,
     /// Nice 19
     Nice,
-    /// Not at all
+    /// Do not hold back
     Never,
 }
 
-/// Whose completions boost.
+/// Completions that boost
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum CompletionsArg {
-    /// Everybody's
+    /// All completions
     All,
-    /// Those of express reads and writes (vlane serve --classes), and only an express request ends a boost
+    /// Those of express reads and writes (serve --classes); only express requests end a boost
     Express,
 }
 

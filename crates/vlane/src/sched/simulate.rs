@@ -9,31 +9,36 @@ use vlane_simulate::{COMPARED, Scenario, Setup};
 
 use crate::values;
 
-/// Simulate host schedulers side by side: responses to I/O, bandwidth, and who gets the CPU, with the decisions of the live
-/// scheduler. The same seed gives the same result, on any machine.
+/// Simulate host schedulers: response to I/O, bandwidth and CPU shares
 ///
-/// Without a scenario: what the paper on loans measured (2 CPUs, 13 domains), its parameters with one change at a time, its
-/// Table 7 and its Figure 3. `large` is 256 CPUs and 4,000 vCPUs. Needs no privilege and changes nothing.
+/// The simulator uses the live scheduler's decisions. The same seed gives the same result on any
+/// machine. It needs no privilege. The default scenarios are those of the paper on loans (2 CPUs,
+/// 13 domains), with one parameter changed at a time, its Table 7 and its Figure 3. The scenario
+/// `large` has 256 CPUs and 4,000 vCPUs.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// paper, table-7, classes, inactive, large, or a scenario's file in TOML [default: the first three]
+    /// paper, table-7, classes, inactive, large, or a TOML file [default: the first three]
     scenario: Option<String>,
-    /// A host scheduler, several times for several [default: eevdf, credit, always-boost, loan, adaptive, paper]
+    /// Host scheduler; may be given several times
+    ///
+    /// [default: eevdf, credit, always-boost, loan, adaptive, paper]
     #[arg(long = "policy", value_name = "NAME", value_parser = parse_setup)]
     policies: Vec<String>,
     /// Physical CPUs, instead of the scenario's
     #[arg(long = "host-cpus", alias = "cpus", value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
     cpus: Option<u32>,
-    /// Virtual machines in all: changes how many there are of the last kind of which there are several
+    /// Number of virtual machines
+    ///
+    /// Changes the last kind of machine that the scenario has several of.
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     vms: Option<u32>,
-    /// Simulated time that is measured, instead of the scenario's
+    /// Measured time in simulated seconds, instead of the scenario's
     #[arg(long = "time", alias = "seconds", value_name = "TIME", value_parser = values::seconds(0.1, 100_000.0))]
     seconds: Option<f64>,
-    /// All chance follows from it, instead of the scenario's
+    /// Seed of all random choices, instead of the scenario's
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     seed: Option<u64>,
-    /// Seeds with which the paper's scenario is simulated at other rates of pings: that one and those after it
+    /// Number of seeds for the paper's scenario at other ping rates, from --seed on
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u32>(1..=1000))]
     seeds: u32,
     #[command(flatten)]

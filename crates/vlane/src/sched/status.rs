@@ -21,17 +21,19 @@ const UNKNOWN: i32 = 4;
 /// The socket's name.
 const STATE: &str = "sched-state.sock";
 
-/// Says whether a scheduler runs, how it gives boosts, and which machines and budgets it has.
+/// Show whether a scheduler runs, its method, its machines and its budgets
 ///
-/// The exit status is 0 when one runs, 3 when none does, and 4 when that cannot be found out.
+/// The exit status is 0 if a scheduler runs, 3 if none runs, and 4 if this is unknown.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Write it as JSON; - is standard output, which then has no text
+    /// Write the state as JSON; `-` is standard output and replaces the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-    /// The scheduler's socket [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// Socket of the scheduler [default: /run/vlane-sched/sched-state.sock]
+    ///
+    /// The default is in $XDG_RUNTIME_DIR without root.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }

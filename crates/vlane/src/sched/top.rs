@@ -14,18 +14,22 @@ use vlane_socket::printable;
 use super::status::usual_places;
 use crate::output::{Overwrite, is_standard};
 
-/// Show the live scheduler's vCPUs, once a second: credits, loans, responses, and how long they wait for a CPU.
+/// Show the running scheduler's vCPUs, once a second
+///
+/// Shows credits, loans, responses, and waits for a CPU.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Write a line of JSON per second; - is standard output
+    /// Write a line of JSON per second; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-    /// Only once
+    /// Show one sample and exit
     #[arg(long)]
     once: bool,
-    /// The scheduler's socket [default: /run/vlane-sched/sched-state.sock, or in $XDG_RUNTIME_DIR]
+    /// Socket of the scheduler [default: /run/vlane-sched/sched-state.sock]
+    ///
+    /// The default is in $XDG_RUNTIME_DIR without root.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }

@@ -10,43 +10,42 @@ use vlane_server::{Access, Arrived, Control, Descriptors, HandedServer, Rights, 
 use super::upgrade::GiveControl;
 use crate::values;
 
-/// The rights to connect. An option of one socket says nothing of the others.
+/// Access rights of the sockets
+///
+/// An option of one socket has no effect on the others.
 #[derive(Debug, Args)]
 pub(super) struct DoorArgs {
-    /// Mode of the --socket, octal: those who may connect [default: as the umask says; 660 with
-    /// --socket-group]
+    /// Octal mode of --socket [default: from the umask; 660 with --socket-group]
     #[arg(long, value_name = "MODE", value_parser = values::mode)]
     socket_mode: Option<u32>,
 
-    /// The group that --socket belongs to, by name or number, such as kvm [default: the server's
-    /// own]
+    /// Group of --socket, by name or number, such as kvm [default: the server's own]
     #[arg(long, value_name = "GROUP", value_parser = values::group)]
     socket_group: Option<u32>,
 
-    /// A unix socket where the volume tells of itself while it serves: size, counters, a trace of
-    /// all requests. Its limits can be set there [default: none]
+    /// Unix socket for questions and changes while the volume is served [default: none]
+    ///
+    /// It reports size and counters, records traces and sets limits.
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
 
-    /// Mode of the --control socket, octal: those who may connect [default: 600; 660 with
-    /// --control-group]
+    /// Octal mode of --control [default: 600; 660 with --control-group]
     #[arg(long, value_name = "MODE", requires = "control", value_parser = values::mode)]
     control_mode: Option<u32>,
 
-    /// The group that --control belongs to, by name or number [default: the server's own]
+    /// Group of --control, by name or number [default: the server's own]
     #[arg(long, value_name = "GROUP", requires = "control", value_parser = values::group)]
     control_group: Option<u32>,
 
-    /// The same for those who only ask: nothing can be changed there, and no trace be had
-    /// [default: none]
+    /// Unix socket for questions only: no changes, no traces [default: none]
     #[arg(long, value_name = "PATH")]
     pub(super) control_read_only: Option<PathBuf>,
 
-    /// Mode of the --control-read-only socket, octal: those who may connect
+    /// Octal mode of --control-read-only
     #[arg(long, value_name = "MODE", requires = "control_read_only", default_value = "660", value_parser = values::mode)]
     control_read_only_mode: u32,
 
-    /// The group that --control-read-only belongs to, by name or number [default: the server's own]
+    /// Group of --control-read-only, by name or number [default: the server's own]
     #[arg(long, value_name = "GROUP", requires = "control_read_only", value_parser = values::group)]
     control_read_only_group: Option<u32>,
 }
