@@ -5,13 +5,15 @@ use std::time::Duration;
 use serde::Serialize;
 use vlane_boot::Host;
 
+use super::BLOCK;
 use super::machine::{Beside, Place, took};
 use super::places::{Task, Wanted};
-use super::{BLOCK, report};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
+
+pub(super) mod report;
 
 /// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's time, about.
 const AROUND: Duration = Duration::from_secs(12);
@@ -109,7 +111,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         let (said, beside) = machine.measure(variant, "read", &keys, each * reads * SLOWER)?;
         Sample::of(reads, &said, beside)
     })?;
-    let mut report = report::guests::fill(options, &found.results, &begun);
+    let mut report = report::fill(options, &found.results, &begun);
     found.mark(&mut report);
     Ok(report)
 }

@@ -10,12 +10,13 @@ use vlane_boot::Host;
 
 use super::machine::{Beside, took};
 use super::places::{Task, Wanted};
-use super::report;
 use super::root::{Program, Root};
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
+
+pub(super) mod report;
 
 /// What a turn (each program once) takes, about.
 const TURN: Duration = Duration::from_secs(30);
@@ -83,7 +84,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         let seconds = each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
         Ok(Sample { seconds, beside })
     })?;
-    let mut report = report::launch::fill(options, &root, &found.results, &begun);
+    let mut report = report::fill(options, &root, &found.results, &begun);
     found.mark(&mut report);
     Ok(report)
 }

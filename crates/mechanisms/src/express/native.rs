@@ -9,7 +9,7 @@ use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 use vlane_error::counted;
 
 use super::judge::Arms;
-use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, report, turns};
+use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, turns};
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
@@ -17,6 +17,8 @@ use vlane_host::server::{Server, Storage};
 use vlane_report::build::Begun;
 use vlane_report::progress::Progress;
 use vlane_report::{Report, figure};
+
+pub(super) mod report;
 
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(20);
@@ -203,7 +205,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     progress.clear();
     results.iter_mut().for_each(|result| result.arms.keep(rounds.whole()));
     let options = &Options { rounds: rounds.whole(), ..options.clone() };
-    let mut report = report::native::fill(options, &results, &begun);
+    let mut report = report::fill(options, &results, &begun);
     rounds.mark(&mut report);
     Ok(report)
 }

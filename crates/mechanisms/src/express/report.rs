@@ -1,9 +1,5 @@
 //! The reports: what they share, and one file for each.
 
-pub(super) mod guests;
-pub(super) mod launch;
-pub(super) mod native;
-
 use super::judge::{Arms, Measured, Verdict};
 use super::machine::Beside;
 use super::{ENOUGH, Variant};
@@ -13,12 +9,12 @@ use vlane_report::build::{bars, spread, table};
 use vlane_report::{Block, Cell, Note, Samples, Section, Spread};
 
 /// A figure of all rounds of an arm.
-fn cell<S>(arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Cell {
+pub(super) fn cell<S>(arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Cell {
     spread(&arm.rounds, of).into()
 }
 
 /// Goals, and what became of them.
-fn goals(verdicts: &[Verdict], text: &str) -> Section {
+pub(super) fn goals(verdicts: &[Verdict], text: &str) -> Section {
     let rows = verdicts.iter().map(|verdict| {
         vec![
             verdict.place.clone().into(),
@@ -47,13 +43,15 @@ fn goals(verdicts: &[Verdict], text: &str) -> Section {
 }
 
 /// Every round of every arm.
-fn samples<'a, S: Serialize + 'a>(places: impl IntoIterator<Item = (&'a str, &'a Arms<S>)>) -> Vec<Samples> {
+pub(super) fn samples<'a, S: Serialize + 'a>(
+    places: impl IntoIterator<Item = (&'a str, &'a Arms<S>)>,
+) -> Vec<Samples> {
     let records = places.into_iter().flat_map(|(place, arms)| arms.records(place));
     vec![Samples::of_records("rounds", "Every round of every arm", "Where | Arm | Round", records)]
 }
 
 /// The goals in a sentence.
-fn met(verdicts: &[Verdict]) -> String {
+pub(super) fn met(verdicts: &[Verdict]) -> String {
     let count = |is: Option<bool>| verdicts.iter().filter(|verdict| verdict.is_met() == is).count();
     format!(
         "Of {} goals {} are met, {} are not; of {} nothing can be said.",
@@ -75,7 +73,7 @@ const BUSY: f64 = 0.8;
 
 /// What is to be said of a guest's CPUs: by the first arm, in which the crowd is nearly all that there is. Where the foreground is quick, its shell and its
 /// own start are much of the time.
-fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
+pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
     let first = arms.0.first()?;
     let busy = spread(&first.rounds, |sample| Some(of(sample).busy))?;
     let text = format!(
@@ -97,7 +95,7 @@ fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<No
 }
 
 /// The variants that were measured, in the paper's order.
-fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
+pub(super) fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
     let first = all.take(1).next();
     Variant::ALL.into_iter().filter(|v| first.is_some_and(|arms| arms.arm(v.title()).is_some())).collect()
 }
@@ -108,7 +106,7 @@ pub(crate) fn says(ratio: Option<Spread>) -> String {
 }
 
 /// Bars: a group for each place, a bar for each arm.
-fn picture<S>(
+pub(super) fn picture<S>(
     id: &str,
     title: &str,
     y: (&str, &str),
@@ -201,7 +199,7 @@ mod tests {
                 readers: 1,
                 arms: arms(&titles, &[sample; 5]),
             });
-            guests::fill(&options, &results, &Begun::now(""))
+            super::super::guests::report::fill(&options, &results, &Begun::now(""))
         };
         let (calm, busy) = (report(0.5), report(0.9));
         is_whole(&calm);
@@ -222,7 +220,7 @@ mod tests {
             arms: arms(&["Vanilla", "Proposed"], &[sample]),
         };
         let root = Root::empty();
-        let report = launch::fill(&options, &root, &[result], &Begun::now(""));
+        let report = super::super::launch::report::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
         assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
@@ -248,7 +246,7 @@ mod tests {
             Sample { p99_us: 1.0, mean_us: 1.0, background: 1.0, foreground: 1.0, ..Sample::default() };
         let names = super::super::Mode::ALL.map(super::super::Mode::name);
         let results = Load::ALL.map(|load| LoadResult { load, arms: arms(&names, &[sample; 5]) });
-        let report = native::fill(&options, &results, &Begun::now(""));
+        let report = super::super::native::report::fill(&options, &results, &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
         let rounds = &report.samples[0];

@@ -1,10 +1,10 @@
-//! The report of [`super::super::guests`].
+//! Report of Figure 4: the tables, charts and goals of reads in guests.
 
-use super::super::guests::{Options, Sample};
+use super::{Options, Sample};
 
 use super::super::judge::{Arms, Bound, Measured, Verdict};
+use super::super::report::{busy, cell, few, goals, met, picture, samples, says, variants};
 use super::super::{AGAIN, Variant};
-use super::{busy, cell, few, goals, met, picture, samples, says, variants};
 use vlane_error::counted;
 use vlane_report::build::{Begun, bars, table};
 use vlane_report::published::{self, Interval, Published, Row, Said};

@@ -1,9 +1,9 @@
-//! The report of [`super::super::native`].
+//! Report of the measurement without a guest: tables, charts and goals.
 
 use super::super::judge::{Arms, Bound, Measured, Verdict};
-use super::super::native::{Load, LoadResult, Options, Sample};
+use super::super::report::{cell, few, goals, met, picture, samples, says};
 use super::super::{AGAIN, Mode};
-use super::{cell, few, goals, met, picture, samples, says};
+use super::{Load, LoadResult, Options, Sample};
 use vlane_report::build::{Begun, table};
 use vlane_report::{Cell, Note, Report, Section};
 

@@ -1,14 +1,14 @@
-//! The report of [`super::super::launch`].
+//! Report of Figure 5: the tables, charts and goals of program launches.
 
 use vlane_error::counted;
 use vlane_report::figure::show_size;
 
 use super::super::Variant;
 use super::super::judge::{Arms, Bound, Measured, Verdict};
-use super::super::launch::{Options, Sample};
+use super::{Options, Sample};
 
+use super::super::report::{busy, cell, few, goals, met, samples, says, variants};
 use super::super::root::Root;
-use super::{busy, cell, few, goals, met, samples, says, variants};
 use vlane_report::build::{Begun, bars, spread, table};
 use vlane_report::published::{self, Published, Row};
 use vlane_report::{Block, Cell, Note, Report, Section};
