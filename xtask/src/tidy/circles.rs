@@ -1,45 +1,76 @@
-//! Which file takes names from which, and files that do so in a circle.
+//! Arrows between files (a file names something that another file defines), and circles of them.
 //!
-//! A file and those in its folder are one subject: what a file takes from those above it is no arrow. All other paths are: `use`, and paths in
-//! the code, also inside macros. A name that a file passes on (`pub use`) is taken from where it is made.
+//! A file and the files in its folder are one subject: an arrow to a module above is left out. All
+//! other paths count: `use` trees, `pub use`, and paths in the code, also inside macros. A path may
+//! begin with `crate`, `self`, `super`, a child module, an imported name or a name from a glob. An
+//! arrow leads to the file that defines the name, through any number of re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use syn::Item;
 
 use super::source::Source;
 
 type Path = Vec<String>;
 
-/// Of one crate: by the path of a module, what each name in it stands for.
-type Names = BTreeMap<Path, BTreeMap<String, Path>>;
+/// The scope of a module, inline modules included.
+#[derive(Debug, Default)]
+struct Scope {
+    /// Number of its file in the sources.
+    file: usize,
+    /// Imported names, each with the path that it stands for, as written.
+    imported: BTreeMap<String, Path>,
+    /// Paths that end with `*`, as written.
+    globs: Vec<Path>,
+    /// Names of the items that it defines.
+    defined: BTreeSet<String>,
+}
+
+/// The modules of one crate.
+type Modules = BTreeMap<Path, Scope>;
+
+/// Re-exports that are followed for one name: more of them would be a circle of `pub use`.
+const REEXPORTS: usize = 16;
 
 /// Arrows between the files of all crates: from, and to, by their numbers in `sources`.
 pub(crate) fn arrows(sources: &[Source]) -> BTreeSet<(usize, usize)> {
-    let mut crates: BTreeMap<&str, BTreeMap<Path, usize>> = BTreeMap::new();
+    let mut crates: BTreeMap<&str, Modules> = BTreeMap::new();
     for (number, source) in sources.iter().enumerate() {
-        if let Some(module) = &source.module {
-            crates.entry(&source.home).or_default().insert(module.clone(), number);
+        let modules = crates.entry(&source.home).or_default();
+        // The library of a crate that also has a program: only its names can be imported.
+        let is_beside_library = source.name.ends_with("src/main.rs") && modules.contains_key(&Path::new());
+        if let Some(module) = source.module.as_ref().filter(|_| !is_beside_library)
+            && let Ok(file) = syn::parse2::<syn::File>(source.tokens.clone())
+        {
+            scopes(module, number, &file.items, modules);
         }
     }
     let mut arrows = BTreeSet::new();
-    for modules in crates.values() {
-        let names = names(sources, modules);
-        for (module, number) in modules {
-            let mut paths = Vec::new();
-            collect(sources[*number].tokens.clone(), &mut paths);
-            for path in paths {
-                let Some(to) = absolute(module, &path).and_then(|path| file_of(modules, &names, path)) else {
-                    continue;
+    for (home, modules) in &crates {
+        for (from, source) in sources.iter().enumerate().filter(|(_, source)| source.home == *home) {
+            let Some(module) = &source.module else { continue };
+            let mut paths = BTreeSet::new();
+            collect(source.tokens.clone(), module, &mut paths);
+            for (module, path) in paths {
+                let to = match &path[..] {
+                    // Explicit imports and local names need no arrow of their own.
+                    [name] => from_globs(modules, &module, name, &[], REEXPORTS).filter(|to| !to.is_module),
+                    _ => resolve(modules, &module, &path, REEXPORTS),
                 };
-                let is_above = to.len() <= module.len() && module.starts_with(&to);
-                if !is_above {
-                    arrows.insert((*number, modules[&to]));
-                }
+                let to = to.map(|to| modules[&to.module].file);
+                arrows.extend(to.filter(|to| !is_above(&sources[*to], source)).map(|to| (from, to)));
             }
         }
     }
     arrows
+}
+
+fn is_above(to: &Source, from: &Source) -> bool {
+    match (&to.module, &from.module) {
+        (Some(to), Some(from)) => from.starts_with(to),
+        _ => false,
+    }
 }
 
 /// Groups of files, each of which leads to all others of its group.
@@ -66,88 +97,153 @@ fn reachable(from: usize, arrows: &BTreeSet<(usize, usize)>) -> BTreeSet<usize> 
     seen
 }
 
-/// What the names that each module has by `use` stand for.
-fn names(sources: &[Source], modules: &BTreeMap<Path, usize>) -> Names {
-    let mut names = Names::new();
-    for (module, number) in modules {
-        let known = names.entry(module.clone()).or_default();
-        let Ok(file) = syn::parse2::<syn::File>(sources[*number].tokens.clone()) else { continue };
-        for item in file.items {
-            let syn::Item::Use(item) = item else { continue };
-            let mut leaves = Vec::new();
-            use_leaves(&item.tree, &mut Vec::new(), &mut leaves);
-            for (name, path) in leaves {
-                // A path that begins with a module of this one needs no `self`.
-                let is_own = modules.contains_key(&[&module[..], &path[..1]].concat());
-                let path =
-                    if is_own { Some([&module[..], &path[..]].concat()) } else { absolute(module, &path) };
-                if let Some(path) = path {
-                    known.insert(name, path);
+/// Adds the scope of a module and of the inline modules in it.
+fn scopes(module: &[String], file: usize, items: &[Item], modules: &mut Modules) {
+    let mut scope = Scope { file, ..Scope::default() };
+    for item in items {
+        match item {
+            Item::Use(item) => use_leaves(&item.tree, &mut Path::new(), &mut scope),
+            Item::Mod(inner) => {
+                let path = [module, &[inner.ident.to_string()]].concat();
+                if let Some((_, items)) = &inner.content {
+                    scopes(&path, file, items, modules);
                 }
             }
+            item => scope.defined.extend(defined(item)),
         }
     }
-    names
+    modules.insert(module.to_vec(), scope);
 }
 
-fn use_leaves(tree: &syn::UseTree, before: &mut Path, leaves: &mut Vec<(String, Path)>) {
-    let whole = |last: &syn::Ident| [&before[..], &[last.to_string()]].concat();
+fn defined(item: &Item) -> Option<String> {
+    let name = match item {
+        Item::Const(item) => &item.ident,
+        Item::Enum(item) => &item.ident,
+        Item::Fn(item) => &item.sig.ident,
+        Item::Macro(item) => item.ident.as_ref()?,
+        Item::Static(item) => &item.ident,
+        Item::Struct(item) => &item.ident,
+        Item::Trait(item) => &item.ident,
+        Item::Type(item) => &item.ident,
+        Item::Union(item) => &item.ident,
+        _ => return None,
+    };
+    Some(name.to_string())
+}
+
+fn use_leaves(tree: &syn::UseTree, before: &mut Path, scope: &mut Scope) {
+    let mut leaf = |name: &syn::Ident, last: &syn::Ident| {
+        // `a::{self}` is `a` itself.
+        let path = match last == "self" && !before.is_empty() {
+            true => before.clone(),
+            false => [&before[..], &[last.to_string()]].concat(),
+        };
+        let name = if name == "self" { path.last().cloned() } else { Some(name.to_string()) };
+        // A rename to `_` makes no name.
+        scope.imported.extend(name.filter(|name| name != "_").map(|name| (name, path)));
+    };
     match tree {
         syn::UseTree::Path(path) => {
             before.push(path.ident.to_string());
-            use_leaves(&path.tree, before, leaves);
+            use_leaves(&path.tree, before, scope);
             before.pop();
         }
-        syn::UseTree::Name(name) => leaves.push((name.ident.to_string(), whole(&name.ident))),
-        syn::UseTree::Rename(name) => leaves.push((name.rename.to_string(), whole(&name.ident))),
-        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| use_leaves(tree, before, leaves)),
-        syn::UseTree::Glob(_) => {}
+        syn::UseTree::Name(name) => leaf(&name.ident, &name.ident),
+        syn::UseTree::Rename(name) => leaf(&name.rename, &name.ident),
+        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| use_leaves(tree, before, scope)),
+        syn::UseTree::Glob(_) => scope.globs.push(before.clone()),
     }
 }
 
-/// A path from the crate's root; none if it leads out of the crate.
-fn absolute(module: &[String], path: &[String]) -> Option<Path> {
-    let mut base = match path.first()?.as_str() {
-        "crate" => Vec::new(),
-        "self" => module.to_vec(),
-        "super" => module[..module.len().checked_sub(1)?].to_vec(),
-        _ => return None,
-    };
-    let mut rest = &path[1..];
-    while rest.first().is_some_and(|part| part == "super") {
-        base.pop()?;
-        rest = &rest[1..];
-    }
-    base.extend_from_slice(rest);
-    Some(base)
+/// The module that a path leads to, or the module that defines its name.
+#[derive(Debug)]
+struct Place {
+    module: Path,
+    is_module: bool,
 }
 
-/// The module whose file makes what a path leads to.
-fn file_of(modules: &BTreeMap<Path, usize>, names: &Names, mut path: Path) -> Option<Path> {
-    // A name that stands for another one; not for ever.
-    for _ in 0..8 {
-        let len = (0..=path.len()).rev().find(|len| modules.contains_key(&path[..*len]))?;
-        let module = path[..len].to_vec();
-        let stands_for = path.get(len).and_then(|name| names[&module].get(name));
-        match stands_for {
-            Some(other) => path = [&other[..], &path[len + 1..]].concat(),
-            None => return Some(module),
+/// Follows a path that stands in `module`; none if the path leads out of the crate.
+fn resolve(modules: &Modules, module: &[String], path: &[String], left: usize) -> Option<Place> {
+    let left = left.checked_sub(1)?;
+    let first = path.first()?;
+    let absolute = match first.as_str() {
+        "crate" => path[1..].to_vec(),
+        "self" => [module, &path[1..]].concat(),
+        "super" => {
+            let above = &module[..module.len().checked_sub(1)?];
+            match path.get(1) {
+                Some(next) if next == "super" => return resolve(modules, above, &path[1..], left),
+                _ => [above, &path[1..]].concat(),
+            }
         }
-    }
-    None
+        _ => [module, path].concat(),
+    };
+    let len = (0..=absolute.len()).rev().find(|len| modules.contains_key(&absolute[..*len]))?;
+    let (to, rest) = absolute.split_at(len);
+    let Some(name) = rest.first() else { return Some(Place { module: to.to_vec(), is_module: true }) };
+    let found = named(modules, to, name, &rest[1..], left);
+    // A name that a macro makes belongs to the module that the path names.
+    let leads_here = to != module || ["crate", "self", "super"].contains(&first.as_str());
+    found.or_else(|| leads_here.then(|| Place { module: to.to_vec(), is_module: false }))
 }
 
-/// All paths that begin with `crate`, `self` or `super`.
-fn collect(tokens: TokenStream, paths: &mut Vec<Path>) {
+/// Follows a name in the scope of a module, and the rest of the path behind it.
+fn named(modules: &Modules, module: &[String], name: &str, rest: &[String], left: usize) -> Option<Place> {
+    let scope = modules.get(module)?;
+    if let Some(path) = scope.imported.get(name) {
+        return resolve(modules, module, &[path, rest].concat(), left);
+    }
+    let child = [module, &[name.to_owned()]].concat();
+    if modules.contains_key(&child) {
+        return resolve(modules, &[], &[&["crate".to_owned()], &child[..], rest].concat(), left);
+    }
+    match scope.defined.contains(name) {
+        true => Some(Place { module: module.to_vec(), is_module: false }),
+        false => from_globs(modules, module, name, rest, left),
+    }
+}
+
+/// Follows a name that a module has by `use ...::*`.
+fn from_globs(
+    modules: &Modules,
+    module: &[String],
+    name: &str,
+    rest: &[String],
+    left: usize,
+) -> Option<Place> {
+    let left = left.checked_sub(1)?;
+    modules.get(module)?.globs.iter().find_map(|glob| {
+        let to = resolve(modules, module, glob, left).filter(|to| to.is_module)?;
+        named(modules, &to.module, name, rest, left)
+    })
+}
+
+/// All paths, and single names, each with the module that it stands in.
+fn collect(tokens: TokenStream, module: &[String], paths: &mut BTreeSet<(Path, Path)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
     while at < tokens.len() {
-        match &tokens[at] {
-            TokenTree::Ident(ident) if ["crate", "self", "super"].contains(&ident.to_string().as_str()) => {
-                at = follow(&tokens, at, &mut Vec::new(), paths);
+        match (&tokens[at], tokens.get(at + 1), tokens.get(at + 2)) {
+            (TokenTree::Ident(word), Some(TokenTree::Ident(name)), Some(TokenTree::Group(inner)))
+                if word == "mod" && inner.delimiter() == Delimiter::Brace =>
+            {
+                collect(inner.stream(), &[module, &[name.to_string()]].concat(), paths);
+                at += 3;
             }
-            TokenTree::Group(group) => {
-                collect(group.stream(), paths);
+            // A field or a method.
+            (TokenTree::Punct(dot), Some(TokenTree::Ident(_)), _)
+                if dot.as_char() == '.'
+                    && !is_punct(at.checked_sub(1).and_then(|at| tokens.get(at)), '.') =>
+            {
+                at += 2;
+            }
+            (TokenTree::Ident(_), ..) => {
+                let mut found = Vec::new();
+                at = follow(&tokens, at, &mut Path::new(), &mut found);
+                paths.extend(found.into_iter().map(|path| (module.to_vec(), path)));
+            }
+            (TokenTree::Group(group), ..) => {
+                collect(group.stream(), module, paths);
                 at += 1;
             }
             _ => at += 1,
@@ -155,7 +251,7 @@ fn collect(tokens: TokenStream, paths: &mut Vec<Path>) {
     }
 }
 
-/// Follows a path, into the braces of a `use`; gives what comes after it.
+/// Follows a path, into the braces of a `use`; gives the position after it.
 fn follow(tokens: &[TokenTree], mut at: usize, path: &mut Path, paths: &mut Vec<Path>) -> usize {
     loop {
         match tokens.get(at) {
@@ -177,7 +273,11 @@ fn follow(tokens: &[TokenTree], mut at: usize, path: &mut Path, paths: &mut Vec<
         }
         at += 2;
     }
-    if path.len() > 1 {
+    // `a::{self}` is `a` itself.
+    if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
+        path.pop();
+    }
+    if !path.is_empty() {
         paths.push(path.clone());
     }
     at.max(1)
@@ -202,39 +302,73 @@ mod tests {
         (sources, arrows)
     }
 
-    fn named(files: &[(&str, &str)]) -> Vec<String> {
+    fn arrows_of(from: &str, files: &[(&str, &str)]) -> Vec<String> {
         let (sources, arrows) = found(files);
         let name = |at: usize| sources[at].name.trim_start_matches("crates/x/src/").to_owned();
-        arrows.iter().map(|(from, to)| format!("{} {}", name(*from), name(*to))).collect()
+        arrows.iter().filter(|(at, _)| name(*at) == from).map(|(_, to)| name(*to)).collect()
     }
 
     #[test]
-    fn arrows_lead_to_where_a_name_is_made() {
+    fn paths_lead_to_the_defining_file() {
         let lib = ("lib.rs", "mod a; mod b; pub use a::One; pub use b::Two as Other;");
         let b = ("b.rs", "pub struct Two;");
-        for (a, arrow) in [
-            ("use crate::b::Two;", Some("a.rs b.rs")),
-            ("use crate::{One, b::{Two}};", Some("a.rs b.rs")),
-            ("fn f() { x!(crate::b::f(1)) }", Some("a.rs b.rs")),
-            ("fn f(_: super::b::Two) {}", Some("a.rs b.rs")),
-            ("use crate::Other;", Some("a.rs b.rs")),
+        for (a, is_arrow) in [
+            ("use crate::b::Two;", true),
+            ("use crate::{One, b::{Two}};", true),
+            ("fn f() { x!(crate::b::f(1)) }", true),
+            ("fn f(_: super::b::Two) {}", true),
+            ("use crate::Other;", true),
+            ("use super::b; fn f(_: b::Two) {}", true),
+            ("use super::b::{self}; fn f() {}", true),
+            ("use super::*; fn f(_: Other) {}", true),
+            ("use crate::*; fn f(_: b::Two) {}", true),
+            ("mod inner { use super::super::b::Two; }", true),
+            ("fn f() { use crate::Other as It; }", true),
             // Its own, and the crate's root.
-            ("use crate::One;", None),
-            ("use crate::f;", None),
-            ("use std::b::Two; fn f(&self) { self.b }", None),
-            ("#[cfg(test)] mod tests { use crate::b::Two; }", None),
+            ("use crate::One;", false),
+            ("use crate::f;", false),
+            ("use std::b::Two; fn f(&self) { self.b }", false),
+            ("use super::*; fn f(other: b) { x.Other(); b() }", false),
+            ("mod b { pub struct Two; } fn f(_: b::Two) {}", false),
+            ("#[cfg(test)] mod tests { use crate::b::Two; }", false),
         ] {
-            let found: Vec<String> =
-                named(&[lib, ("a.rs", a), b]).into_iter().filter(|arrow| arrow.starts_with("a.rs")).collect();
-            assert_eq!(found, Vec::from_iter(arrow.map(ToOwned::to_owned)), "{a}");
+            let found = arrows_of("a.rs", &[lib, ("a.rs", a), b]);
+            assert_eq!(found, Vec::from_iter(is_arrow.then(|| "b.rs".to_owned())), "{a}");
         }
     }
 
     #[test]
-    fn two_files_that_need_each_other_are_a_circle_and_a_file_and_its_folder_are_none() {
-        let lib = ("lib.rs", "mod a; mod b; mod c;");
+    fn each_kind_of_circle_is_found() {
+        for (a, above) in [
+            ("use crate::report::b::in_b;", ""),
+            ("use super::b::in_b;", ""),
+            ("use super::{b}; fn f() { b::in_b() }", ""),
+            // The name of a sibling that the module above imports or passes on.
+            ("use super::in_b;", "pub use b::in_b;"),
+            ("use super::sibling; fn f() { sibling::in_b() }", "use self::b as sibling;"),
+            ("use super::*; fn f() { in_b() }", "use b::in_b;"),
+            ("use super::*; fn f() { in_b() }", "pub use b::*;"),
+            ("use super::again::in_b;", "mod again { pub use super::b::*; }"),
+            // A child's name, relative and without `use`.
+            ("mod part; fn f() { part::in_part() }", "mod part_of_a;"),
+        ] {
+            let inner = if above.contains("part_of_a") { "use super::super::b::in_b;" } else { "" };
+            let files = [
+                ("lib.rs", "mod report;"),
+                ("report/mod.rs", &format!("mod a; mod b; {above}")[..]),
+                ("report/a.rs", a),
+                ("report/a/part.rs", &format!("pub fn in_part() {{}} {inner}")[..]),
+                ("report/b.rs", "use super::a::in_a; pub fn in_b() {}"),
+            ];
+            let (sources, arrows) = found(&files);
+            assert_eq!(circles(sources.len(), &arrows).len(), 1, "{a} {above}");
+        }
+    }
+
+    #[test]
+    fn file_and_its_folder_are_no_circle() {
         let (sources, arrows) = found(&[
-            lib,
+            ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "mod part; use crate::c::in_c; use self::part::y;"),
             ("a/part.rs", "use super::z;"),
             ("b.rs", "use crate::a::in_a;"),
