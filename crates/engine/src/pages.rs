@@ -119,7 +119,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn the_pages_of_a_range_are_counted() {
+    fn pages_of_a_range_are_counted() {
         // In memory: nobody drops its pages.
         let memory = rustix::fs::memfd_create("vlane-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = File::from(memory);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eventfd_is_signalled_whatever_its_counter_is() {
+    fn eventfd_is_signalled_at_any_counter() {
         let mut signaller = Signaller::new().unwrap();
         let (empty, one, full) = (eventfd(0), eventfd(1), eventfd(u64::MAX - 1));
         for _ in 0..3 {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn only_eventfds_are_eventfds() {
+    fn other_files_are_no_eventfds() {
         let mut signaller = Signaller::new().unwrap();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let timer = rustix::time::timerfd_create(

@@ -25,7 +25,7 @@ fn behind(dir: &tempfile::TempDir, queues: DeviceQueues) -> Rig {
 }
 
 #[test]
-fn a_request_has_the_images_data_and_the_models_time() {
+fn request_has_image_data_and_model_time() {
     for queues in [DeviceQueues::Shared, DeviceQueues::RoundRobin] {
         let dir = tempfile::tempdir().unwrap();
         let mut rig = behind(&dir, queues);
@@ -63,7 +63,7 @@ fn a_request_has_the_images_data_and_the_models_time() {
 }
 
 #[test]
-fn a_flush_does_not_wait_in_the_model() {
+fn flush_does_not_wait_in_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = behind(&dir, DeviceQueues::RoundRobin);
     rig.start(Op::read(0, 4096));

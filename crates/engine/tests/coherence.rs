@@ -135,7 +135,7 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
 }
 
 #[test]
-fn nothing_goes_through_the_page_cache_whatever_the_guest_sends() {
+fn direct_volume_leaves_page_cache_empty() {
     for place in places() {
         let engine = place.open();
         let mut rig = lane(&engine);
@@ -217,7 +217,7 @@ fn beside_a_change(place: &Place, is_one_lane: bool, other: Op) -> Vec<u8> {
 }
 
 #[test]
-fn a_change_of_part_of_a_block_undoes_no_write_of_the_block() {
+fn partial_block_change_undoes_no_write() {
     for place in places() {
         for is_one_lane in [false, true] {
             let whole = beside_a_change(&place, is_one_lane, Op::write(0, vec![0xee; 2 * BLOCK as usize]));
@@ -246,7 +246,7 @@ fn a_change_of_part_of_a_block_undoes_no_write_of_the_block() {
 
 /// A lane that stops puts what is half done back: it keeps nobody waiting, and waits for nobody.
 #[test]
-fn a_request_that_is_put_back_holds_no_block_and_no_buffer() {
+fn returned_request_holds_no_block_or_buffer() {
     for place in places() {
         let engine = place.open();
         let mut lanes = [lane(&engine), lane(&engine)];
@@ -672,7 +672,7 @@ fn verdict(random: &mut Random, size: u64) -> JournalLayout {
 }
 
 #[test]
-fn lanes_that_share_blocks_through_the_page_cache_are_as_the_model() {
+fn cached_lanes_sharing_blocks_match_model() {
     for cache in [Cache::Writeback, Cache::WriteThrough] {
         for place in places() {
             model(&Place { cache, ..place });
@@ -681,14 +681,14 @@ fn lanes_that_share_blocks_through_the_page_cache_are_as_the_model() {
 }
 
 #[test]
-fn lanes_that_share_blocks_of_a_device_whose_journal_is_dropped_are_as_the_model() {
+fn lanes_on_device_with_dropped_journal_match_model() {
     if let Some(place) = Place::device() {
         model(&Place { cache: Cache::Pdc, ..place });
     }
 }
 
 #[test]
-fn lanes_that_share_blocks_of_a_file_whose_journal_is_dropped_are_as_the_model() {
+fn lanes_on_file_with_dropped_journal_match_model() {
     if let Some(place) = Place::file() {
         model(&Place { cache: Cache::Pdc, ..place });
     }
@@ -697,7 +697,7 @@ fn lanes_that_share_blocks_of_a_file_whose_journal_is_dropped_are_as_the_model()
 /// The regions around the page cache change while lanes read, write, discard and zero: everywhere,
 /// but mostly across the borders.
 #[test]
-fn lanes_while_parts_of_a_device_become_direct_and_cached_are_as_the_model() {
+fn lanes_on_device_with_changing_regions_match_model() {
     let size = 4 * FOLIO + BLOCK;
     if let Some(place) = Place::device_of(size) {
         model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
@@ -705,7 +705,7 @@ fn lanes_while_parts_of_a_device_become_direct_and_cached_are_as_the_model() {
 }
 
 #[test]
-fn lanes_while_parts_of_a_file_become_direct_and_cached_are_as_the_model() {
+fn lanes_on_file_with_changing_regions_match_model() {
     let size = 4 * FOLIO + BLOCK;
     if let Some(place) = Place::file_of(size) {
         model(&Place { cache: Cache::Pdc, direct: Some(size), ..place });
@@ -713,14 +713,14 @@ fn lanes_while_parts_of_a_file_become_direct_and_cached_are_as_the_model() {
 }
 
 #[test]
-fn lanes_that_change_parts_of_blocks_of_a_device_are_as_the_model() {
+fn partial_block_changes_on_device_match_model() {
     for place in [Place::device(), Place::old_device()].into_iter().flatten() {
         model(&place);
     }
 }
 
 #[test]
-fn lanes_that_change_parts_of_blocks_of_a_file_are_as_the_model() {
+fn partial_block_changes_on_file_match_model() {
     if let Some(place) = Place::file() {
         model(&place);
     }

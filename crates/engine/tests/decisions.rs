@@ -13,7 +13,7 @@ use vlane_engine::file::Cache;
 use vlane_engine::{Decisions, Engine, Placement};
 
 #[test]
-fn a_channel_says_what_holds_unless_somebody_decides_otherwise() {
+fn channel_states_its_default_decisions() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     for (cache, placement, durable) in [
@@ -37,7 +37,7 @@ fn a_channel_says_what_holds_unless_somebody_decides_otherwise() {
 }
 
 #[test]
-fn each_request_goes_the_way_that_was_decided_for_it() {
+fn each_request_takes_its_decided_way() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     let engine = match try_open(&path, Cache::None) {
@@ -68,8 +68,9 @@ fn each_request_goes_the_way_that_was_decided_for_it() {
     }
 }
 
+/// The next write, without that decision, need not be.
 #[test]
-fn a_durable_request_is_on_the_device_when_it_is_answered_and_the_next_one_need_not_be() {
+fn answered_durable_write_is_on_the_device() {
     for cache in [Cache::None, Cache::Writeback] {
         let dir = on_disk();
         let device = match Loop::new(&image(dir.path(), 4 << 20), 512) {

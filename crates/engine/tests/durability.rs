@@ -30,7 +30,7 @@ fn on_device(check: impl Fn(&Loop, Cache)) {
 }
 
 #[test]
-fn a_flush_reaches_the_device_and_a_write_back_write_does_not() {
+fn only_flush_reaches_device_in_writeback() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         let mut write = |at| flushes(device, || drop(rig.ok(Op::write(at, bytes(at, 4096)))));
@@ -46,7 +46,7 @@ fn a_flush_reaches_the_device_and_a_write_back_write_does_not() {
 //= virtio 5.2.6.2, test
 //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
 //# reporting completion of the write (cases 1 and 2) or the flush (case 3).
-fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
+fn flushed_data_is_on_the_device() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         let data = bytes(9, 65536);
@@ -68,7 +68,8 @@ fn what_is_flushed_is_on_the_device_and_not_in_the_page_cache_only() {
 //= virtio 5.2.6.2, test
 //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
 //# reporting completion of the write (cases 1 and 2) or the flush (case 3).
-fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_earlier_ones_too() {
+/// Earlier writes become durable, too.
+fn write_cache_off_makes_all_writes_durable() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         rig.ok(Op::write(0, bytes(1, 65536)));
@@ -89,7 +90,7 @@ fn when_the_guest_switches_its_write_cache_off_each_write_is_durable_and_the_ear
 }
 
 #[test]
-fn a_write_that_is_under_way_when_the_write_cache_goes_off_is_durable_when_it_is_answered() {
+fn write_during_cache_switch_is_durable() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
         // Too large to be done at once; aligned, and not.
@@ -107,7 +108,7 @@ fn a_write_that_is_under_way_when_the_write_cache_goes_off_is_durable_when_it_is
 }
 
 #[test]
-fn a_flush_of_a_file_reaches_the_device_below_its_file_system() {
+fn file_flush_reaches_the_device_below() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,

@@ -55,7 +55,7 @@ fn full_and_free_again(mount: &Mount, cache: Cache, size: u64, mapped: bool) {
 }
 
 #[test]
-fn full_memory_fails_the_write_and_nothing_else() {
+fn full_memory_fails_only_the_write() {
     match Mount::tmpfs(2 << 20) {
         Ok(mount) => full_and_free_again(&mount, Cache::Auto, 8 << 20, true),
         Err(why) => skip(why),
@@ -63,7 +63,7 @@ fn full_memory_fails_the_write_and_nothing_else() {
 }
 
 #[test]
-fn a_full_disk_fails_the_write_and_nothing_else() {
+fn full_disk_fails_only_the_write() {
     let dir = on_disk();
     match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => {
@@ -76,7 +76,7 @@ fn a_full_disk_fails_the_write_and_nothing_else() {
 }
 
 #[test]
-fn zeroes_that_must_stay_allocated_fail_when_memory_is_full() {
+fn allocated_zeroes_fail_in_full_memory() {
     let mount = match Mount::tmpfs(1 << 20) {
         Ok(mount) => mount,
         Err(why) => return skip(why),
@@ -90,7 +90,7 @@ fn zeroes_that_must_stay_allocated_fail_when_memory_is_full() {
 }
 
 #[test]
-fn a_broken_device_fails_what_touches_it_only() {
+fn broken_device_fails_only_requests_touching_it() {
     let dir = on_disk();
     let backing = image(dir.path(), 1 << 20);
     let device = match Loop::new(&backing, 512) {
@@ -123,8 +123,9 @@ fn a_broken_device_fails_what_touches_it_only() {
     }
 }
 
+/// That also holds where writes are durable at once.
 #[test]
-fn a_read_that_fails_loses_nothing_also_where_writes_are_durable_at_once() {
+fn failed_read_loses_no_write() {
     let dir = on_disk();
     let backing = image(dir.path(), 1 << 20);
     let device = match Loop::new(&backing, 4096) {
@@ -173,7 +174,7 @@ fn truncated(path: &std::path::Path, cache: Cache) {
 }
 
 #[test]
-fn a_truncated_image_fails_reads_beyond_its_end_only() {
+fn truncated_image_fails_only_reads_beyond_end() {
     let dir = on_disk();
     truncated(&image(dir.path(), 1 << 20), Cache::Writeback);
     let path = image(dir.path(), 1 << 20);
@@ -184,7 +185,7 @@ fn a_truncated_image_fails_reads_beyond_its_end_only() {
 }
 
 #[test]
-fn a_truncated_image_in_memory_does_not_end_the_process() {
+fn truncated_memory_image_keeps_process_alive() {
     match in_memory() {
         Some(dir) => truncated(&image(dir.path(), 1 << 20), Cache::Auto),
         None => skip("no /dev/shm"),
@@ -192,7 +193,7 @@ fn a_truncated_image_in_memory_does_not_end_the_process() {
 }
 
 #[test]
-fn requests_beyond_all_bounds_are_refused_in_every_mode() {
+fn out_of_bounds_requests_are_refused() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     let memory = in_memory();
@@ -219,7 +220,7 @@ fn requests_beyond_all_bounds_are_refused_in_every_mode() {
 }
 
 #[test]
-fn requests_without_data_succeed_and_change_nothing() {
+fn empty_requests_succeed_without_effect() {
     let memory = in_memory();
     let dir = on_disk();
     for dir in [Some(&dir), memory.as_ref()].into_iter().flatten() {
@@ -235,7 +236,7 @@ fn requests_without_data_succeed_and_change_nothing() {
 }
 
 #[test]
-fn one_broken_range_fails_the_request_and_no_other() {
+fn broken_range_fails_only_its_request() {
     let mount = match Mount::tmpfs(1 << 20) {
         Ok(mount) => mount,
         Err(why) => return skip(why),
@@ -295,8 +296,9 @@ fn set_sector_size(device: &Loop, size: libc::c_ulong) -> std::io::Result<()> {
     }
 }
 
+/// Only the refused requests fail.
 #[test]
-fn storage_that_refuses_direct_io_after_all_fails_what_it_refuses_and_is_told_of_once() {
+fn late_direct_io_refusal_is_logged_once() {
     let dir = on_disk();
     let device = match Loop::new(&image(dir.path(), 1 << 20), 512) {
         Ok(device) => device,

@@ -73,8 +73,9 @@ fn start(rig: &mut Rig, op: Op) {
     rig.begin();
 }
 
+/// An `fdatasync` runs if a write was answered since the last one began.
 #[test]
-fn a_flush_has_an_fdatasync_if_something_was_answered_since_the_last_one_began() {
+fn flush_syncs_only_after_new_answers() {
     volumes(|engine| {
         let (mut one, mut other) = (lane(engine), lane(engine));
         assert_eq!(fdatasyncs(&mut one, Op::Flush), 1, "of what was there before the volume was opened");
@@ -98,7 +99,7 @@ fn a_flush_has_an_fdatasync_if_something_was_answered_since_the_last_one_began()
 }
 
 #[test]
-fn a_write_that_is_durable_when_it_is_answered_needs_no_flush() {
+fn durable_write_needs_no_flush() {
     volumes(|engine| {
         let (mut one, mut other) = (lane(engine), lane(engine));
         one.ok(Op::Flush);
@@ -113,8 +114,9 @@ fn a_write_that_is_durable_when_it_is_answered_needs_no_flush() {
     });
 }
 
+/// The first write afterwards makes the earlier answered writes of all lanes durable.
 #[test]
-fn the_first_write_after_the_switch_to_write_through_makes_durable_what_any_lane_answered_before() {
+fn write_through_switch_covers_earlier_writes() {
     volumes(|engine| {
         let (mut one, mut other) = (lane(engine), lane(engine));
         one.ok(write());
@@ -147,7 +149,7 @@ fn until_told(rig: &mut Rig) {
 }
 
 #[test]
-fn flushes_that_arrive_together_are_all_answered() {
+fn simultaneous_flushes_are_all_answered() {
     volumes(|engine| {
         let mut lanes: Vec<_> = (0..5).map(|_| lane(engine)).collect();
         for rig in &mut lanes {
@@ -167,7 +169,7 @@ fn flushes_that_arrive_together_are_all_answered() {
 }
 
 #[test]
-fn lane_that_goes_keeps_no_other_lanes_flush_waiting() {
+fn closed_lane_blocks_no_other_flush() {
     volumes(|engine| {
         for gone in 0..3 {
             let mut lanes: Vec<_> = (0..4).map(|_| lane(engine)).collect();
@@ -191,7 +193,7 @@ fn lane_that_goes_keeps_no_other_lanes_flush_waiting() {
 
 /// A thread that is held up, in a write for example, serves its lane no more.
 #[test]
-fn lane_that_is_held_up_delays_no_other_lanes_flush() {
+fn delayed_lane_delays_no_other_flush() {
     volumes(|engine| {
         let (mut held, mut others) = (lane(engine), [lane(engine), lane(engine)]);
         for _ in 0..3 {
@@ -209,7 +211,7 @@ fn lane_that_is_held_up_delays_no_other_lanes_flush() {
 }
 
 #[test]
-fn a_request_that_is_put_back_keeps_no_flush_waiting() {
+fn returned_request_blocks_no_flush() {
     volumes(|engine| {
         let mut lanes: Vec<_> = (0..3).map(|_| lane(engine)).collect();
         lanes[0].set_write_through(true);
@@ -227,7 +229,7 @@ fn a_request_that_is_put_back_keeps_no_flush_waiting() {
 }
 
 #[test]
-fn many_lanes_in_threads_get_all_their_flushes() {
+fn threaded_lanes_get_all_their_flushes() {
     volumes(|engine| {
         let threads: Vec<_> = (0..4_u64)
             .map(|number| {
@@ -253,7 +255,7 @@ fn many_lanes_in_threads_get_all_their_flushes() {
 }
 
 #[test]
-fn where_a_flush_means_nothing_there_is_no_fdatasync() {
+fn read_only_and_memory_flushes_skip_fdatasync() {
     let dir = on_disk();
     let options = FileOptions { cache: Cache::Writeback, read_only: true, ..FileOptions::default() };
     let engine = FileEngine::open(&image(dir.path(), SIZE), options).expect("open");
@@ -265,7 +267,7 @@ fn where_a_flush_means_nothing_there_is_no_fdatasync() {
 }
 
 #[test]
-fn delayed_flush_is_answered_late_and_delays_nothing_else() {
+fn delayed_flush_delays_no_other_request() {
     let dir = on_disk();
     let with = |flush_delay| FileOptions { cache: Cache::Writeback, flush_delay, ..FileOptions::default() };
     let delay = Duration::from_millis(30);

@@ -35,8 +35,9 @@ fn put(path: &Path, at: u64, bytes: &[u8]) {
 /// A size that no raw image has, and one that a raw image may have.
 const SIZES: [u64; 2] = [197_000, 1 << 20];
 
+/// It is refused at any size, and served when its user says that it is raw.
 #[test]
-fn an_image_of_another_format_is_refused_whatever_its_size_and_served_when_its_user_says_that_it_is_raw() {
+fn image_of_another_format_is_refused() {
     let dir = on_disk();
     let marks: [(&str, i64, &[u8]); 12] = [
         ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
@@ -76,7 +77,7 @@ fn an_image_of_another_format_is_refused_whatever_its_size_and_served_when_its_u
 }
 
 #[test]
-fn what_qemu_img_makes_is_recognized() {
+fn formats_of_qemu_img_are_recognized() {
     let dir = on_disk();
     for (format, options) in [
         ("qcow2", ""),
@@ -122,7 +123,7 @@ const PACKERS: [(&str, &str, &str); 7] = [
 ];
 
 #[test]
-fn packed_image_is_refused_and_left_alone() {
+fn packed_image_is_refused_and_unchanged() {
     let dir = on_disk();
     for (name, packer, suffix) in PACKERS {
         let path = image(dir.path(), 1 << 20);
@@ -158,7 +159,7 @@ fn packed_image_is_refused_and_left_alone() {
 }
 
 #[test]
-fn disk_that_begins_like_an_archive_is_served() {
+fn disk_beginning_like_archive_is_served() {
     let dir = on_disk();
     let magics: [&[u8]; 8] = [
         b"\xfd7zXZ\0",
@@ -179,7 +180,7 @@ fn disk_that_begins_like_an_archive_is_served() {
 }
 
 #[test]
-fn a_guest_s_own_encryption_and_partition_table_are_no_other_format() {
+fn guest_s_encryption_and_partitions_are_raw() {
     let dir = on_disk();
     for mark in [&b"LUKS\xba\xbe\0\x02"[..], b"EFI PART", b"\xeb\x63\x90", b"\0\0\0\0"] {
         let path = image(dir.path(), 1 << 20);
@@ -206,7 +207,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn an_image_whose_loop_device_is_mounted_is_served_to_readers_only() {
+fn image_with_mounted_loop_is_read_only() {
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {
@@ -235,8 +236,9 @@ fn an_image_whose_loop_device_is_mounted_is_served_to_readers_only() {
     assert_eq!(user_of(&path).unwrap(), None);
 }
 
+/// At most one of the two has a writer.
 #[test]
-fn a_loop_device_and_the_image_below_it_are_not_both_served_to_writers() {
+fn loop_device_and_its_image_exclude_writers() {
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {
@@ -256,7 +258,7 @@ fn a_loop_device_and_the_image_below_it_are_not_both_served_to_writers() {
 }
 
 #[test]
-fn a_partition_of_a_loop_device_counts_as_its_device() {
+fn loop_partition_counts_as_its_device() {
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {

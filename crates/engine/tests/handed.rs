@@ -14,8 +14,9 @@ fn options(cache: Cache) -> FileOptions {
     FileOptions { cache, ..FileOptions::default() }
 }
 
+/// The guest's writes in between do not matter.
 #[test]
-fn locks_size_and_cache_mode_stay_whatever_the_guest_has_written() {
+fn handed_image_keeps_locks_size_and_cache() {
     for cache in [Cache::Auto, Cache::None, Cache::Writeback, Cache::WriteThrough, Cache::Pdc] {
         let place = on_disk();
         let path = image(place.path(), 1 << 20);
@@ -49,7 +50,7 @@ fn locks_size_and_cache_mode_stay_whatever_the_guest_has_written() {
 }
 
 #[test]
-fn another_image_at_the_path_is_not_taken_over() {
+fn replaced_image_is_not_taken_over() {
     let place = on_disk();
     let path = image(place.path(), 1 << 20);
     let first = FileEngine::open(&path, options(Cache::Writeback)).unwrap();

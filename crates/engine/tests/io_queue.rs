@@ -12,7 +12,7 @@ use vlane_engine::file::Cache;
 use vlane_engine::{Memory, Operation, What};
 
 #[test]
-fn a_queue_that_is_dropped_before_its_operations_end_leaves_them_their_memory() {
+fn dropped_queue_keeps_its_operations_memory() {
     let dir = on_disk();
     let path = image(dir.path(), 16 << 20);
     let mut rig = Rig::new(open(&path, Cache::Writeback));
@@ -33,7 +33,7 @@ fn a_queue_that_is_dropped_before_its_operations_end_leaves_them_their_memory() 
 }
 
 #[test]
-fn operations_that_could_be_mixed_up_are_refused() {
+fn ambiguous_operations_are_refused() {
     let dir = on_disk();
     let mut rig = Rig::new(open(&image(dir.path(), 1 << 20), Cache::Writeback));
     rig.start(Op::read(0, 4096));

@@ -112,7 +112,7 @@ fn cached_after_commits(path: &Path, cache: Cache) -> usize {
 }
 
 #[test]
-fn the_journals_pages_go_after_flushes_and_all_others_stay() {
+fn flush_drops_only_the_journal_s_pages() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -124,7 +124,7 @@ fn the_journals_pages_go_after_flushes_and_all_others_stay() {
 }
 
 #[test]
-fn a_device_is_no_other_than_a_file() {
+fn device_s_journal_is_dropped_too() {
     let _alone = alone();
     let dir = on_disk();
     let device = match Loop::new(&image(dir.path(), SIZE), 512) {
@@ -136,7 +136,7 @@ fn a_device_is_no_other_than_a_file() {
 }
 
 #[test]
-fn a_guest_without_a_write_cache_has_its_journal_dropped_too() {
+fn journal_is_dropped_without_write_cache() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -153,7 +153,7 @@ fn a_guest_without_a_write_cache_has_its_journal_dropped_too() {
 }
 
 #[test]
-fn what_was_not_flushed_is_not_dropped_and_the_end_drops_all() {
+fn unflushed_pages_stay_until_the_end() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -176,7 +176,7 @@ fn what_was_not_flushed_is_not_dropped_and_the_end_drops_all() {
 }
 
 #[test]
-fn nothing_is_looked_for_where_nothing_can_be_written_or_the_page_cache_is_the_storage() {
+fn read_only_and_memory_images_seek_no_journal() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), MIB);
@@ -197,8 +197,9 @@ fn flushing(path: &Path, danger_flush_journal_only: bool) -> FileEngine {
     FileEngine::open(path, options).expect("open")
 }
 
+/// Without a journal it is a whole flush.
 #[test]
-fn a_flush_of_the_journal_only_leaves_other_pages_dirty_and_without_a_journal_it_is_a_whole_one() {
+fn journal_only_flush_leaves_other_pages_dirty() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -233,7 +234,7 @@ fn a_flush_of_the_journal_only_leaves_other_pages_dirty_and_without_a_journal_it
 }
 
 #[test]
-fn the_record_of_the_storage_shows_that_a_flush_of_the_journal_only_does_not_keep_its_promise() {
+fn record_shows_journal_only_flush_breaks_promise() {
     let _alone = alone();
     for is_journal_only in [false, true] {
         let dir = on_disk();
@@ -270,8 +271,9 @@ fn switches() -> u64 {
     sum
 }
 
+/// It ends with the volume.
 #[test]
-fn the_thread_sleeps_while_there_is_nothing_to_do_and_ends_with_the_volume() {
+fn idle_journal_thread_sleeps_and_ends() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -307,7 +309,7 @@ fn the_thread_sleeps_while_there_is_nothing_to_do_and_ends_with_the_volume() {
 }
 
 #[test]
-fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
+fn fast_guest_loses_only_journal_events() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
@@ -350,7 +352,7 @@ fn a_guest_that_is_faster_than_the_thread_loses_events_and_nothing_else() {
 }
 
 #[test]
-fn dropping_the_journals_pages_begins_no_write_back_of_others() {
+fn dropping_begins_no_other_writeback() {
     let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), SIZE);

@@ -84,8 +84,9 @@ fn places(size: u64) -> Vec<(TempDir, PathBuf, Cache)> {
     places
 }
 
+/// Other requests are served in between.
 #[test]
-fn a_gibibyte_in_one_descriptor_is_read_in_parts_with_others_in_between() {
+fn gibibyte_descriptor_is_read_in_parts() {
     let _one = one_at_a_time();
     for (_dir, path, cache) in places(GIB + MIB) {
         if cache == Cache::WriteThrough {
@@ -131,7 +132,7 @@ fn a_gibibyte_in_one_descriptor_is_read_in_parts_with_others_in_between() {
 }
 
 #[test]
-fn large_writes_and_reads_are_the_same_bytes_however_they_lie() {
+fn large_transfers_keep_bytes_in_any_layout() {
     let _one = one_at_a_time();
     const LEN: u64 = 33 * MIB + 4096;
     for (_dir, path, cache) in places(64 * MIB) {
@@ -172,7 +173,7 @@ fn large_writes_and_reads_are_the_same_bytes_however_they_lie() {
 }
 
 #[test]
-fn zeroing_an_image_in_memory_is_done_in_parts() {
+fn memory_image_is_zeroed_in_parts() {
     let _one = one_at_a_time();
     let Some(dir) = in_memory() else { return skip("no /dev/shm") };
     let path = image(dir.path(), 256 * MIB);
@@ -200,7 +201,7 @@ fn zeroing_an_image_in_memory_is_done_in_parts() {
 }
 
 #[test]
-fn what_a_request_of_many_buffers_took_is_given_back() {
+fn many_buffer_request_gives_memory_back() {
     let _one = one_at_a_time();
     const SLOTS: usize = 200;
     for (_dir, path, cache) in places(16 * MIB) {
@@ -232,7 +233,7 @@ fn what_a_request_of_many_buffers_took_is_given_back() {
 }
 
 #[test]
-fn more_requests_than_there_are_bounce_buffers_for_wait_and_are_all_answered() {
+fn requests_beyond_bounce_buffers_wait_and_finish() {
     let _one = one_at_a_time();
     const REQUESTS: usize = 300;
     let dir = on_disk();

@@ -67,7 +67,7 @@ fn has_qemu() -> bool {
 }
 
 #[test]
-fn an_image_has_one_writer_or_any_number_of_readers() {
+fn image_has_one_writer_or_many_readers() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     let writer = try_open(&path, false).expect("open");
@@ -81,7 +81,7 @@ fn an_image_has_one_writer_or_any_number_of_readers() {
 }
 
 #[test]
-fn a_volume_that_was_used_is_free_as_soon_as_it_ends() {
+fn ended_volume_is_free_at_once() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     for cache in [Cache::Auto, Cache::Writeback] {
@@ -96,7 +96,7 @@ fn a_volume_that_was_used_is_free_as_soon_as_it_ends() {
 }
 
 #[test]
-fn qemu_refuses_an_image_that_is_served() {
+fn qemu_refuses_a_served_image() {
     if !has_qemu() {
         return;
     }
@@ -120,7 +120,7 @@ fn qemu_refuses_an_image_that_is_served() {
 }
 
 #[test]
-fn an_image_that_qemu_uses_is_refused() {
+fn image_in_use_by_qemu_is_refused() {
     if !has_qemu() {
         return;
     }
@@ -155,7 +155,7 @@ fn hold(path: &Path, byte: i64) -> File {
 }
 
 #[test]
-fn each_byte_of_qemus_protocol_means_what_it_means_there() {
+fn lock_bytes_mean_the_same_as_qemu_s() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     // (byte, whether it stops a writer, whether it stops a reader): reads consistently, writes, writes what is there
@@ -196,7 +196,7 @@ fn writing(path: &Path) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn every_open_file_through_which_an_image_is_written_has_the_locks() {
+fn every_written_file_has_the_locks() {
     let dir = on_disk();
     let file = image(dir.path(), 8 << 20);
     let memory = common::places::in_memory();
@@ -224,7 +224,7 @@ fn every_open_file_through_which_an_image_is_written_has_the_locks() {
 }
 
 #[test]
-fn a_mounted_device_is_refused_and_can_be_read() {
+fn mounted_device_is_read_only() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {
         Ok(mount) => mount,
@@ -237,7 +237,7 @@ fn a_mounted_device_is_refused_and_can_be_read() {
 }
 
 #[test]
-fn a_device_has_one_writer() {
+fn device_has_one_writer() {
     let dir = on_disk();
     let device = match Loop::new(&image(dir.path(), 1 << 20), 512) {
         Ok(device) => device,

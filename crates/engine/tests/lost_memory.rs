@@ -18,7 +18,7 @@ use vlane_testing::skip;
 const SIZE: usize = 4 << 20;
 
 #[test]
-fn a_write_whose_data_is_lost_fails_and_leaves_the_disk_as_it_was() {
+fn write_with_lost_data_leaves_disk_unchanged() {
     let memory = in_memory();
     let disk = on_disk();
     let dirs = [(Some(&disk), Cache::Writeback), (Some(&disk), Cache::None), (memory.as_ref(), Cache::Auto)];

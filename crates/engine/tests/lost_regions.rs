@@ -94,8 +94,9 @@ fn is_lost(engine: &Arc<FileEngine>, rig: &mut Rig) {
     assert!(engine.sync().is_err(), "the sync at the end");
 }
 
+/// The unwritten data is still read from the page cache.
 #[test]
-fn a_region_does_not_begin_where_a_write_is_lost_and_what_was_not_written_is_still_read() {
+fn region_never_begins_over_lost_write() {
     let Some(storage) = TooSmall::new() else { return };
     // The unwritable blocks lie in a wanted region, or elsewhere.
     for wanted in [vec![FOLIO..12 * FOLIO], vec![30 * FOLIO..32 * FOLIO]] {
@@ -115,7 +116,7 @@ fn a_region_does_not_begin_where_a_write_is_lost_and_what_was_not_written_is_sti
 }
 
 #[test]
-fn a_region_does_not_end_when_a_write_is_lost_elsewhere() {
+fn region_stays_when_write_is_lost_elsewhere() {
     let Some(storage) = TooSmall::new() else { return };
     let Some(engine) = open(&storage, JournalWay::Direct) else { return };
     let mut rig = lane(&engine);
@@ -137,8 +138,9 @@ fn a_region_does_not_end_when_a_write_is_lost_elsewhere() {
     assert!(content[REGION.start as usize..REGION.end as usize] == bytes(7, FOLIO as usize));
 }
 
+/// None of the held writes is answered OK.
 #[test]
-fn requests_that_are_held_while_a_write_is_lost_go_on_and_no_write_of_them_is_answered_well() {
+fn held_requests_continue_after_lost_write() {
     let Some(storage) = TooSmall::new() else { return };
     let Some(engine) = open(&storage, JournalWay::Direct) else { return };
     let (mut stuck, mut other) = (lane(&engine), lane(&engine));
@@ -178,7 +180,7 @@ fn requests_that_are_held_while_a_write_is_lost_go_on_and_no_write_of_them_is_an
 }
 
 #[test]
-fn no_map_changes_and_nothing_is_dropped_after_a_flush_that_failed() {
+fn failed_flush_freezes_map_and_drops() {
     let Some(storage) = TooSmall::new() else { return };
     for way in [JournalWay::Drop, JournalWay::Direct] {
         let Some(engine) = open(&storage, way) else { return };
@@ -205,7 +207,7 @@ fn no_map_changes_and_nothing_is_dropped_after_a_flush_that_failed() {
 
 /// It says so: nothing is lost, and maps go on changing.
 #[test]
-fn a_write_to_a_region_that_fails_is_no_lost_one() {
+fn failed_region_write_is_not_lost() {
     let Some(storage) = TooSmall::new() else { return };
     let Some(engine) = open(&storage, JournalWay::Direct) else { return };
     let mut rig = lane(&engine);

@@ -29,7 +29,7 @@ fn overfill(rig: &mut Rig) {
 }
 
 #[test]
-fn after_a_failed_writeback_no_flush_of_any_lane_is_answered_ok() {
+fn failed_writeback_fails_all_later_flushes() {
     let Some(storage) = TooSmall::new() else { return };
     let engine = storage.open(Cache::Writeback);
     let (mut first, mut second) = (lane(&engine), lane(&engine));
@@ -71,7 +71,7 @@ fn after_a_failed_writeback_no_flush_of_any_lane_is_answered_ok() {
 /// Two flushes are in the kernel at the same time, of two lanes or of one; whichever of them is told of the failure, whichever is looked
 /// at first, both fail.
 #[test]
-fn a_flush_in_flight_beside_the_one_that_fails_is_not_answered_ok() {
+fn flush_parallel_to_failed_one_fails() {
     let Some(storage) = TooSmall::new() else { return };
     for round in 0..16 {
         let engine = storage.open(Cache::Writeback);
@@ -101,7 +101,7 @@ fn a_flush_in_flight_beside_the_one_that_fails_is_not_answered_ok() {
 
 /// One runs, and others wait for the next one: of several lanes, and of one.
 #[test]
-fn flushes_that_wait_while_one_fails_are_not_answered_ok() {
+fn flushes_waiting_during_failure_fail() {
     let Some(storage) = TooSmall::new() else { return };
     let engine = storage.open(Cache::Writeback);
     let mut lanes = [lane(&engine), lane(&engine), lane(&engine)];
@@ -127,7 +127,7 @@ fn flushes_that_wait_while_one_fails_are_not_answered_ok() {
 }
 
 #[test]
-fn a_write_that_is_answered_ok_with_write_through_is_on_the_device() {
+fn answered_write_through_write_is_durable() {
     let Some(storage) = TooSmall::new() else { return };
     for by_guest in [false, true] {
         let engine = storage.open(if by_guest { Cache::Writeback } else { Cache::WriteThrough });
@@ -172,7 +172,7 @@ fn a_write_that_is_answered_ok_with_write_through_is_on_the_device() {
 }
 
 #[test]
-fn what_was_written_before_the_switch_to_write_through_is_not_forgotten() {
+fn writes_before_write_through_are_not_forgotten() {
     let Some(storage) = TooSmall::new() else { return };
     let engine = storage.open(Cache::Writeback);
     let mut lanes = [lane(&engine), lane(&engine)];
@@ -188,7 +188,7 @@ fn what_was_written_before_the_switch_to_write_through_is_not_forgotten() {
 }
 
 #[test]
-fn the_sync_at_the_end_fails_each_time_once_something_is_lost() {
+fn final_sync_keeps_failing_after_a_loss() {
     let Some(storage) = TooSmall::new() else { return };
     let engine = storage.open(Cache::Writeback);
     let mut rig = lane(&engine);
@@ -201,7 +201,7 @@ fn the_sync_at_the_end_fails_each_time_once_something_is_lost() {
 
 /// Direct writes are answered when the device has answered: those that fail say so, and no other is lost with them.
 #[test]
-fn a_write_that_failed_and_said_so_is_no_lost_one() {
+fn reported_failed_write_is_not_lost() {
     let Some(storage) = TooSmall::new() else { return };
     let engine = storage.open(Cache::None);
     let mut rig = lane(&engine);

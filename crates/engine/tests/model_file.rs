@@ -226,7 +226,7 @@ fn model_of(path: &Path, open: impl Fn() -> Arc<FileEngine>, cases: u32, mapped:
 }
 
 #[test]
-fn an_image_in_memory_is_as_the_model() {
+fn memory_image_matches_model() {
     let Some(dir) = in_memory() else { return skip("no /dev/shm") };
     model(&image(dir.path(), SECTORS * 512), Cache::Auto, 40, true);
 }
@@ -234,7 +234,7 @@ fn an_image_in_memory_is_as_the_model() {
 #[test]
 //= virtio 5.2.6.2, test
 //# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
-fn a_direct_image_is_as_the_model() {
+fn direct_image_matches_model() {
     let dir = on_disk();
     let path = image(dir.path(), SECTORS * 512);
     if let Err(error) = common::places::try_open(&path, Cache::None) {
@@ -244,19 +244,19 @@ fn a_direct_image_is_as_the_model() {
 }
 
 #[test]
-fn a_write_back_image_is_as_the_model() {
+fn write_back_image_matches_model() {
     let dir = on_disk();
     model(&image(dir.path(), SECTORS * 512), Cache::Writeback, 30, false);
 }
 
 #[test]
-fn a_write_through_image_is_as_the_model() {
+fn write_through_image_matches_model() {
     let dir = on_disk();
     model(&image(dir.path(), SECTORS * 512), Cache::WriteThrough, 15, false);
 }
 
 #[test]
-fn an_image_whose_journal_is_looked_for_is_as_the_model() {
+fn pdc_image_matches_model() {
     let dir = on_disk();
     model(&image(dir.path(), SECTORS * 512), Cache::Pdc, 15, false);
 }
@@ -283,28 +283,28 @@ fn on_loop_device(sector: u32, cache: Cache, is_old: bool) {
 }
 
 #[test]
-fn a_device_of_small_sectors_is_as_the_model() {
+fn small_sector_device_matches_model() {
     on_loop_device(512, Cache::None, false);
 }
 
 #[test]
-fn a_device_of_large_sectors_is_as_the_model() {
+fn large_sector_device_matches_model() {
     on_loop_device(4096, Cache::None, false);
 }
 
 #[test]
-fn a_device_of_large_sectors_through_the_page_cache_is_as_the_model() {
+fn cached_large_sector_device_matches_model() {
     on_loop_device(4096, Cache::Writeback, false);
 }
 
 #[test]
-fn device_on_an_old_kernel_is_as_the_model() {
+fn device_on_old_kernel_matches_model() {
     on_loop_device(512, Cache::None, true);
     on_loop_device(4096, Cache::Writeback, true);
 }
 
 #[test]
-fn a_read_only_image_is_read_and_never_changed() {
+fn read_only_image_never_changes() {
     let dir = on_disk();
     let path = image(dir.path(), SECTORS * 512);
     let data = bytes(77, SECTORS as usize * 512);

@@ -25,7 +25,7 @@ fn due(rig: &mut Rig, now: Instant) -> Vec<usize> {
 }
 
 #[test]
-fn everything_is_answered_at_once_and_nothing_is_touched() {
+fn null_device_answers_without_touching_memory() {
     let mut rig = Rig::new(null(None, 1));
     assert!(rig.ok(Op::read(0, 4096)).iter().all(|byte| *byte == 0xa5), "the guest's buffer is as it was");
     for op in [
@@ -43,7 +43,7 @@ fn everything_is_answered_at_once_and_nothing_is_touched() {
 }
 
 #[test]
-fn one_server_works_on_one_request_after_the_other() {
+fn one_server_serves_one_at_a_time() {
     let mut rig = Rig::new(null(Some(LATENCY), 1));
     let begin = Instant::now();
     for _ in 0..4 {
@@ -63,7 +63,7 @@ fn one_server_works_on_one_request_after_the_other() {
 }
 
 #[test]
-fn several_servers_work_at_the_same_time() {
+fn several_servers_work_in_parallel() {
     let mut rig = Rig::new(null(Some(LATENCY), 4));
     for _ in 0..8 {
         rig.start(Op::write(0, vec![1; 512]));
@@ -93,7 +93,7 @@ fn lanes_share_the_servers() {
 }
 
 #[test]
-fn a_flush_has_nothing_to_wait_for() {
+fn flush_is_answered_without_waiting() {
     let mut rig = Rig::new(null(Some(LATENCY), 1));
     rig.start(Op::write(0, vec![1; 512]));
     rig.start(Op::Flush);
@@ -107,7 +107,7 @@ fn a_flush_has_nothing_to_wait_for() {
 }
 
 #[test]
-fn sizes_that_make_no_disk_are_refused() {
+fn impossible_disk_sizes_are_refused() {
     let kind = |size| {
         NullEngine::new(NullConfig { size, latency: None, parallelism: 1 })
             .map(|_| ())

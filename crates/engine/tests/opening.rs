@@ -24,7 +24,7 @@ fn resize(path: &Path, size: u64) {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_what_to_do() {
+fn refused_image_error_names_the_action() {
     let dir = on_disk();
     let (kind, text) = refusal(&dir.path().join("none"));
     assert_eq!(kind, ErrorKind::NotFound);
@@ -41,7 +41,7 @@ fn what_cannot_be_served_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn an_image_file_is_a_disk_of_small_sectors_wherever_it_lies() {
+fn image_file_has_512_byte_sectors() {
     let dir = on_disk();
     let memory = in_memory();
     for (dir, cache) in [
@@ -60,7 +60,7 @@ fn an_image_file_is_a_disk_of_small_sectors_wherever_it_lies() {
 }
 
 #[test]
-fn a_file_on_large_sectors_takes_small_requests() {
+fn file_on_large_sectors_takes_small_requests() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
         Ok(mount) => mount,
@@ -91,7 +91,7 @@ fn a_file_on_large_sectors_takes_small_requests() {
 
 /// A write of the last block of direct I/O would make the file longer.
 #[test]
-fn a_file_that_ends_within_a_block_of_the_storage_is_not_served_with_direct_writes() {
+fn file_with_partial_last_block_avoids_direct_writes() {
     let dir = on_disk();
     let mount = match Mount::ext4(&image(dir.path(), 32 << 20), 4096) {
         Ok(mount) => mount,
@@ -127,7 +127,7 @@ fn a_file_that_ends_within_a_block_of_the_storage_is_not_served_with_direct_writ
 }
 
 #[test]
-fn a_large_misaligned_request_goes_in_pieces() {
+fn large_misaligned_request_goes_in_pieces() {
     let dir = on_disk();
     let path = image(dir.path(), 4 << 20);
     let mut rig = Rig::new(open(&path, Cache::Auto));
@@ -170,7 +170,7 @@ fn grown(path: &Path, cache: Cache) {
 }
 
 #[test]
-fn an_image_that_grew_is_served_to_its_new_end() {
+fn grown_image_is_served_to_its_end() {
     let dir = on_disk();
     for cache in [Cache::Auto, Cache::Writeback] {
         grown(&image(dir.path(), 1 << 20), cache);
@@ -182,7 +182,7 @@ fn an_image_that_grew_is_served_to_its_new_end() {
 }
 
 #[test]
-fn a_discard_gives_space_back_and_zeroes_keep_it_if_they_must() {
+fn discard_frees_space_and_zeroes_keep_it() {
     use std::os::unix::fs::MetadataExt;
     let dir = on_disk();
     let memory = in_memory();
@@ -208,7 +208,7 @@ fn a_discard_gives_space_back_and_zeroes_keep_it_if_they_must() {
 }
 
 #[test]
-fn discard_keeps_the_space_when_told_to() {
+fn keep_and_off_modes_keep_space() {
     use std::os::unix::fs::MetadataExt;
     use vlane_engine::file::Discard;
     let dir = on_disk();
@@ -243,7 +243,7 @@ fn discard_keeps_the_space_when_told_to() {
 }
 
 #[test]
-fn device_keeps_its_bytes_when_told_to() {
+fn keep_and_off_modes_keep_device_bytes() {
     use vlane_engine::file::Discard;
     let dir = on_disk();
     let path = image(dir.path(), 8 << 20);

@@ -136,7 +136,7 @@ fn replayed(history: &History) -> Vec<u8> {
 }
 
 #[test]
-fn the_record_has_all_that_the_image_has_become_and_each_flush_kept_its_promise() {
+fn replayed_record_equals_image_and_flushes_hold() {
     for place in Place::all() {
         let what = format!("{}, {:?}", place.path.display(), place.cache);
         let out = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn the_record_has_all_that_the_image_has_become_and_each_flush_kept_its_promise(
 }
 
 #[test]
-fn several_lanes_write_one_record_in_the_order_of_things() {
+fn several_lanes_share_one_ordered_record() {
     let place = Place::file(on_disk(), Cache::Writeback);
     let out = tempfile::tempdir().unwrap();
     let path = out.path().join("record");
@@ -249,8 +249,9 @@ fn several_lanes_write_one_record_in_the_order_of_things() {
     }
 }
 
+/// Requests after the record's end are still served.
 #[test]
-fn a_durable_write_is_recorded_as_one_and_what_comes_after_the_end_is_served() {
+fn durable_write_is_recorded_as_durable() {
     let place = Place::file(on_disk(), Cache::Writeback);
     let out = tempfile::tempdir().unwrap();
     let path = out.path().join("record");
@@ -284,8 +285,9 @@ impl Write for Full {
     }
 }
 
+/// Requests are served all the same.
 #[test]
-fn a_record_that_cannot_be_written_disturbs_nobody_and_is_an_error_at_its_end() {
+fn record_write_error_appears_at_end() {
     let place = Place::file(on_disk(), Cache::Writeback);
     let full = Full(Arc::new(Mutex::new(100_000)));
     let engine = FileEngine::open(&place.path, options(place.cache)).unwrap().recorded(full).unwrap();
@@ -299,7 +301,7 @@ fn a_record_that_cannot_be_written_disturbs_nobody_and_is_an_error_at_its_end() 
 }
 
 #[test]
-fn a_record_without_its_end_is_not_taken_for_a_whole_one() {
+fn record_without_its_end_is_incomplete() {
     let place = Place::file(on_disk(), Cache::Writeback);
     let out = tempfile::tempdir().unwrap();
     let path = out.path().join("record");

@@ -76,8 +76,9 @@ fn cached(engine: &FileEngine) -> u64 {
     engine.journal().and_then(|report| report.cached).expect("cachestat")
 }
 
+/// No page of a region is in the page cache.
 #[test]
-fn requests_across_borders_are_as_without_and_nothing_of_a_region_is_in_the_page_cache() {
+fn requests_across_region_borders_keep_data() {
     let Some((dir, engine)) = volume() else { return };
     let mut rig = lane(&engine);
     set(&engine, &mut [&mut rig], &[REGION]);
@@ -129,7 +130,7 @@ fn requests_across_borders_are_as_without_and_nothing_of_a_region_is_in_the_page
 }
 
 #[test]
-fn parts_of_a_block_of_a_region_are_changed_by_several_lanes_and_none_is_lost() {
+fn lanes_changing_one_region_block_lose_none() {
     let Some((_dir, engine)) = volume() else { return };
     set(&engine, &mut [], &[REGION]);
     let first = REGION.start / 512;
@@ -164,7 +165,7 @@ fn parts_of_a_block_of_a_region_are_changed_by_several_lanes_and_none_is_lost() 
 }
 
 #[test]
-fn a_durable_write_in_a_region_and_across_its_border_needs_no_flush() {
+fn durable_region_write_needs_no_flush() {
     let Some((_dir, engine)) = volume() else { return };
     let mut rig = lane(&engine);
     set(&engine, &mut [&mut rig], &[REGION]);
@@ -193,8 +194,9 @@ fn stuck(engine: &Arc<FileEngine>) -> Rig {
     rig
 }
 
+/// Other requests and flushes continue.
 #[test]
-fn a_request_is_held_while_its_place_changes_and_others_and_flushes_go_on() {
+fn only_requests_in_changing_region_are_held() {
     let Some((_dir, engine)) = volume() else { return };
     let mut other = lane(&engine);
     other.ok(Op::write(REGION.start / 512, vec![1; 4096]));
@@ -224,8 +226,9 @@ fn a_request_is_held_while_its_place_changes_and_others_and_flushes_go_on() {
     assert!(found[..1024].iter().all(|byte| *byte == 3) && found[1024..].iter().all(|byte| *byte == 1));
 }
 
+/// A held request can be put back into its ring.
 #[test]
-fn a_change_that_waits_too_long_is_put_off_and_a_request_that_is_held_can_be_put_back() {
+fn slow_region_change_is_put_off() {
     let Some((_dir, engine)) = volume() else { return };
     let mut stuck = stuck(&engine);
     let mut other = lane(&engine);
@@ -274,7 +277,7 @@ impl Drop for Mapped {
 }
 
 #[test]
-fn who_only_reads_the_image_changes_nothing_and_a_region_that_does_not_stay_empty_is_left() {
+fn reader_leaves_region_that_refills() {
     let Some((dir, engine)) = volume() else { return };
     let path = dir.path().join("image.raw");
     let mut rig = lane(&engine);
@@ -307,7 +310,7 @@ fn who_only_reads_the_image_changes_nothing_and_a_region_that_does_not_stay_empt
 }
 
 #[test]
-fn without_the_option_and_in_memory_there_are_no_regions() {
+fn no_regions_without_option_or_in_memory() {
     let dir = on_disk();
     let engine = open_with(&image(dir.path(), SIZE), options(JournalWay::Drop));
     engine.pretend_layout(layout(&[REGION]));
@@ -321,7 +324,7 @@ fn without_the_option_and_in_memory_there_are_no_regions() {
 }
 
 #[test]
-fn what_others_left_of_a_device_in_the_page_cache_is_gone_before_anything_is_read() {
+fn stale_device_pages_go_before_first_read() {
     let dir = on_disk();
     let device = match Loop::new(&image(dir.path(), SIZE), 512) {
         Ok(device) => device,

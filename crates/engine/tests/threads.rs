@@ -32,7 +32,7 @@ fn threads(name: &str) -> Vec<(String, Vec<usize>)> {
 
 /// One test: the threads are those of the process.
 #[test]
-fn threads_that_a_pinned_lane_starts_are_not_pinned() {
+fn threads_of_pinned_lane_are_unpinned() {
     let all = cpus(&sched_getaffinity(Some(rustix::process::getpid())).unwrap());
     if all.len() < 2 {
         return skip("there is one CPU, so none is pinned");

@@ -36,7 +36,7 @@ fn events(uring: &mut Uring) -> Vec<Event> {
 }
 
 #[test]
-fn a_watch_tells_of_every_signal_until_it_ends() {
+fn watch_reports_every_signal_until_removed() {
     let mut uring = Uring::new(64).expect("io_uring");
     let (one, other) = (event(), event());
     uring.watch(one.as_fd(), 1);
@@ -54,7 +54,7 @@ fn a_watch_tells_of_every_signal_until_it_ends() {
 }
 
 #[test]
-fn a_descriptor_that_nobody_can_wait_for_ends_up_unwatched() {
+fn unpollable_descriptor_ends_up_unwatched() {
     let mut uring = Uring::new(64).expect("io_uring");
     let mut file = tempfile::tempfile().expect("file");
     file.write_all(b"data").expect("write");
@@ -88,7 +88,7 @@ fn a_descriptor_that_nobody_can_wait_for_ends_up_unwatched() {
 }
 
 #[test]
-fn more_watches_than_the_queue_has_entries_are_all_kept() {
+fn watches_beyond_queue_size_are_kept() {
     let mut uring = Uring::new(64).expect("io_uring");
     let fds: Vec<OwnedFd> = (0..500).map(|_| event()).collect();
     for (fd, token) in fds.iter().zip(0..) {
@@ -110,7 +110,7 @@ fn more_watches_than_the_queue_has_entries_are_all_kept() {
 }
 
 #[test]
-fn what_overflowed_is_found_without_sleeping() {
+fn overflowed_completions_are_found_without_sleeping() {
     let mut uring = Uring::new(64).expect("io_uring");
     let fds: Vec<OwnedFd> = (0..500).map(|_| event()).collect();
     for (fd, token) in fds.iter().zip(0..) {
@@ -130,7 +130,7 @@ fn what_overflowed_is_found_without_sleeping() {
 }
 
 #[test]
-fn a_uring_that_is_dropped_waits_for_what_is_in_flight() {
+fn dropped_uring_waits_for_its_operations() {
     let dir = on_disk();
     let mut rig = Rig::new(open(&image(dir.path(), 16 << 20), Cache::Auto));
     for place in 0..PLACES as u64 {
@@ -206,7 +206,7 @@ fn where_call_gives<T>(
 }
 
 #[test]
-fn a_system_that_forbids_io_uring_is_told_what_to_allow() {
+fn forbidden_io_uring_error_names_the_setting() {
     for (errno, kind, words) in [
         (libc::EPERM, ErrorKind::NoIoUring, "sandbox"),
         (libc::ENOSYS, ErrorKind::NoIoUring, "CONFIG_IO_URING"),
@@ -233,7 +233,7 @@ fn a_system_that_forbids_io_uring_is_told_what_to_allow() {
 /// The kernel has no memory for a submission and says so at once, without waiting. A thread that
 /// asks again at once needs a whole CPU, and keeps others from giving memory back.
 #[test]
-fn kernel_that_lacks_memory_is_asked_at_a_bounded_rate() {
+fn short_kernel_is_retried_at_bounded_rate() {
     for errno in [libc::EAGAIN, libc::EBUSY, libc::ENOMEM] {
         let make = || (event(), Uring::new(64).expect("io_uring"));
         let ran = where_call_gives(libc::SYS_io_uring_enter, errno, make, move |(event, mut uring)| {

@@ -79,7 +79,7 @@ fn answered(rig: &mut Rig, op: Op) -> Status {
 /// One lane's thread is held in a write that nothing told of. The lanes of other threads serve all
 /// that does not write, and hold no thread with what they write.
 #[test]
-fn write_that_is_held_delays_writes_only() {
+fn held_write_delays_only_writes() {
     for cache in [Cache::Writeback, Cache::Pdc] {
         let dir = on_disk();
         let mount = match Mount::ext4(&image(dir.path(), 16 << 20), 512) {

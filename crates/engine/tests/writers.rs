@@ -68,7 +68,7 @@ fn loop_devices_conflict_where_they_overlap() {
 }
 
 #[test]
-fn loop_device_on_loop_device_conflicts_with_all_below() {
+fn stacked_loop_device_conflicts_with_all_below() {
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = || {
@@ -91,7 +91,7 @@ fn loop_device_on_loop_device_conflicts_with_all_below() {
 }
 
 #[test]
-fn loop_device_is_refused_while_its_file_is_mounted() {
+fn loop_of_mounted_file_is_refused() {
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = Loop::new(&path, 512).and_then(|one| Ok([one, Loop::new(&path, 512)?]));

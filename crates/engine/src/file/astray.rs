@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_is_astray_when_another_or_nothing_is_at_its_path() {
+    fn replaced_or_removed_image_is_astray() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
         let path = at("disk.raw");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn link_to_an_image_is_its_path() {
+    fn link_to_an_image_is_valid() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, link) = (dir.path().join("disk.raw"), dir.path().join("link"));
         let file = File::create(&path).expect("a file");

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_lends_no_more_than_its_budget_and_keeps_what_comes_back() {
+    fn pool_lends_its_budget_and_reuses_buffers() {
         let mut pool = Pool::default();
         let lent: Vec<Piece> = std::iter::from_fn(|| pool.take(Slot(0), PIECE)).collect();
         assert_eq!(lent.len(), BUDGET / PIECE);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_is_served_first_and_nobody_overtakes() {
+    fn waiting_requests_are_served_in_order() {
         let mut pool = Pool::default();
         let mut lent: Vec<Piece> = std::iter::from_fn(|| pool.take(Slot(0), PIECE)).collect();
         pool.forget(Slot(0));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_witness_of_sound_storage_has_nothing_to_tell() {
+    fn witness_of_sound_storage_reports_no_loss() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(4096).expect("set_len");
         let durability = Durability::new(Some(file));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_stays_and_all_are_counted() {
+    fn first_failure_stays_and_all_are_counted() {
         let durability = Durability::new(None);
         durability.fail(libc::ENOSPC, Writeback::Write);
         durability.fail(libc::EIO, Writeback::Flush);

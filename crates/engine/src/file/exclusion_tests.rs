@@ -71,7 +71,7 @@ fn slots(granted: &[(u16, Hold)]) -> Vec<u16> {
 }
 
 #[test]
-fn without_changes_no_write_registers_or_waits() {
+fn writes_without_changes_never_register() {
     let (exclusion, [mut one, mut other]) = lanes();
     let holds =
         [one.write(0, 0..BLOCK), one.write(1, 0..BLOCK), other.write(0, 0..BLOCK)].map(Option::unwrap);
@@ -86,7 +86,7 @@ fn without_changes_no_write_registers_or_waits() {
 }
 
 #[test]
-fn a_change_waits_for_all_writes_that_began_before_it_wherever_they_are() {
+fn change_waits_for_all_earlier_writes() {
     let (_, [mut one, mut other, mut third]) = lanes();
     let near = one.write(0, 0..BLOCK).unwrap();
     let far = other.write(0, 1 << 30..(1 << 30) + BLOCK).unwrap();
@@ -98,7 +98,7 @@ fn a_change_waits_for_all_writes_that_began_before_it_wherever_they_are() {
 }
 
 #[test]
-fn a_change_holds_the_whole_of_each_block_it_touches_and_nothing_else() {
+fn change_holds_exactly_its_whole_blocks() {
     let (exclusion, [mut changer, mut writer]) = lanes();
     let change = changer.change(0, BLOCK + 512..2 * BLOCK + 1).unwrap();
     let before = writer.write(0, 0..BLOCK).unwrap();
@@ -125,7 +125,7 @@ fn a_change_holds_the_whole_of_each_block_it_touches_and_nothing_else() {
 }
 
 #[test]
-fn a_stream_of_writes_starves_no_change_and_a_stream_of_changes_no_write() {
+fn writes_and_changes_starve_neither() {
     let (_, [mut one, mut other]) = lanes();
     // While this one is held, the others register.
     let far = one.change(0, 1 << 30..(1 << 30) + 1).unwrap();
@@ -145,8 +145,9 @@ fn a_stream_of_writes_starves_no_change_and_a_stream_of_changes_no_write() {
     one.holder.end(far);
 }
 
+/// The next change finds the write still registered.
 #[test]
-fn a_registered_write_that_outlives_the_last_change_is_still_there_for_the_next_one() {
+fn registered_write_outlives_the_last_change() {
     let (exclusion, [mut one, mut other]) = lanes();
     let change = one.change(0, 0..512).unwrap();
     let write = other.write(0, BLOCK..2 * BLOCK).unwrap();
@@ -158,7 +159,7 @@ fn a_registered_write_that_outlives_the_last_change_is_still_there_for_the_next_
 }
 
 #[test]
-fn a_channel_that_is_dropped_gives_back_what_it_held_and_waited_for() {
+fn dropped_channel_gives_back_its_holds() {
     for registered in [false, true] {
         let (exclusion, [mut gone, mut change, mut write]) = lanes();
         let far = registered.then(|| change.change(9, 1 << 30..(1 << 30) + 1).unwrap());
@@ -179,7 +180,7 @@ fn a_channel_that_is_dropped_gives_back_what_it_held_and_waited_for() {
 }
 
 #[test]
-fn a_wait_that_is_forgotten_keeps_nobody_waiting() {
+fn forgotten_wait_blocks_no_other() {
     let (exclusion, [mut one, mut other]) = lanes();
     let change = one.change(0, 0..512).unwrap();
     // The first, one in the middle and the last of those that follow the change, and one that follows one of them.
@@ -203,7 +204,7 @@ fn a_wait_that_is_forgotten_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_channel_that_is_dropped_with_a_hold_that_it_has_not_taken_gives_it_back() {
+fn dropped_channel_gives_back_untaken_hold() {
     let (exclusion, [mut one, mut gone]) = lanes();
     let change = one.change(0, 0..512).unwrap();
     assert!(gone.write(0, 0..BLOCK).is_none());
@@ -217,7 +218,7 @@ fn a_channel_that_is_dropped_with_a_hold_that_it_has_not_taken_gives_it_back() {
 }
 
 #[test]
-fn the_work_for_many_that_want_one_block_does_not_grow_with_their_square() {
+fn work_for_one_block_grows_linearly() {
     const MANY: u16 = 4000;
     let (exclusion, [mut one, mut other]) = lanes();
     let compared = COMPARED.get();
@@ -241,7 +242,7 @@ fn the_work_for_many_that_want_one_block_does_not_grow_with_their_square() {
 }
 
 #[test]
-fn a_write_beside_changes_looks_at_the_changes_only() {
+fn write_during_changes_checks_changes_only() {
     let (exclusion, [mut changer, mut writer]) = lanes();
     let change = changer.change(0, 1 << 40..(1 << 40) + 1).unwrap();
     let compared = COMPARED.get();
@@ -254,7 +255,7 @@ fn a_write_beside_changes_looks_at_the_changes_only() {
 }
 
 #[test]
-fn no_range_is_too_odd() {
+fn odd_ranges_are_accepted() {
     let (exclusion, [mut one, mut other]) = lanes();
     #[allow(clippy::reversed_empty_ranges, reason = "that is what is tried")]
     for range in [0..0, 7..7, 9..3, 0..u64::MAX, u64::MAX..u64::MAX, u64::MAX - 1..u64::MAX, u64::MAX..0] {
@@ -330,7 +331,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_holds_is_who_meets_nothing_older(steps in prop::collection::vec(step(), 1..120)) {
+    fn holder_overlaps_no_older_request(steps in prop::collection::vec(step(), 1..120)) {
         let (exclusion, mut lanes) = lanes::<CHANNELS>();
         let mut specification = Specification::default();
         let mut held: BTreeMap<u16, Hold> = BTreeMap::new();
@@ -404,8 +405,9 @@ proptest! {
 }
 
 /// As in the models, on this machine's processor: blocks of two halves, which writes store both and changes one.
+/// No lane waits for a hold that never comes.
 #[test]
-fn lanes_on_threads_undo_nothing_and_wait_for_nothing_that_does_not_come() {
+fn threaded_lanes_undo_no_write_and_end() {
     const LANES: u64 = 3;
     const TASKS: u64 = 20_000;
     #[derive(Default)]

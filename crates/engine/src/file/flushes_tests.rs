@@ -193,7 +193,7 @@ proptest! {
     /// For each order of the lanes' steps: each flush that is answered OK has its `fdatasync`, none
     /// runs without need, and no flush waits for ever.
     #[test]
-    fn a_flush_is_answered_once_all_that_was_answered_before_it_is_durable(
+    fn flush_is_answered_once_earlier_writes_are_durable(
         steps in prop::collection::vec(step(4), 1..120),
     ) {
         let mut world = World::new(4);
@@ -203,7 +203,7 @@ proptest! {
 }
 
 #[test]
-fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
+fn flushes_during_a_sync_share_the_next() {
     let mut world = World::new(8);
     for lane in 0..8 {
         world.step(Step::Write(lane));
@@ -215,7 +215,7 @@ fn flushes_that_arrive_while_one_runs_have_the_next_one_together() {
 }
 
 #[test]
-fn what_waits_needs_none_if_the_one_that_ran_covers_it() {
+fn covered_flush_needs_no_further_sync() {
     let mut world = World::new(3);
     for lane in 0..3 {
         world.step(Step::Ask(lane));

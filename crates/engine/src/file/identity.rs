@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_keeps_the_identity() {
+    fn hard_link_keeps_the_identity() {
         for place in places() {
             let path = made(place.path().join("p.raw"));
             let before = at(&path);
@@ -249,7 +249,7 @@ mod tests {
 
     /// The next file often gets the number of the one that was removed.
     #[test]
-    fn file_that_replaced_it_has_another_identity() {
+    fn replacing_file_has_another_identity() {
         for place in places() {
             let path = made(place.path().join("p.raw"));
             let before = at(&path);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn words_give_it_back_and_unknown_ones_nothing() {
+    fn known_identity_words_are_read_back() {
         let place = tempfile::tempdir().unwrap();
         let identity = at(&made(place.path().join("p.raw")));
         let (kind, digest) = identity.words();
@@ -272,7 +272,7 @@ mod tests {
 
     /// An identity that holds for another host alone is compared with nothing here.
     #[test]
-    fn identity_of_another_host_is_no_other() {
+    fn identity_of_another_host_is_not_compared() {
         let here = Identity { way: Way::Handle, host: this_host(), digest: [1, 2] };
         assert!(!here.is_other(&Identity { host: here.host ^ 2, digest: [3, 4], ..here }));
         assert!(!here.is_other(&Identity { host: 0, digest: [3, 4], ..here }));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn loop_device_is_its_file() {
+    fn loop_device_has_its_file_s_identity() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("p.raw");
         File::create(&path).unwrap().set_len(1 << 20).unwrap();

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_write_makes_all_writes_leave_for_a_share_of_time() {
+    fn slow_write_moves_all_writes_for_a_while() {
         let pace = Pace::new();
         let until = || pace.said.leave_until.load(Ordering::Relaxed);
         for (took, pause) in [(0, SHORTEST), (SLOW, SHORTEST), (10_000_000, 200_000_000), (1 << 40, LONGEST)]
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_end_in_turn_are_not_slow() {
+    fn writes_ending_in_turn_are_not_slow() {
         let pace = Pace::new();
         let mut writes = Writes::new(&pace);
         let until = || pace.said.leave_until.load(Ordering::Relaxed);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn write_that_has_not_ended_is_seen_by_others() {
+    fn unfinished_write_is_seen_by_others() {
         let pace = Pace::new();
         let (mut one, other) = (Writes::new(&pace), Writes::new(&pace));
         assert!(!pace.is_held_up(u64::MAX));

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holders_name_is_shown_and_not_done() {
+    fn holder_s_name_is_shown_escaped() {
         let name = "\x1b[2J\rqemu".to_owned();
         let holder = Locked::By(Opener { pid: 7, name: name.clone(), has_locks: true, is_ending: false });
         let said = holder.into_error(Path::new("disk.raw"), false).to_string();

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn words_cover_exactly_the_pages_that_a_range_touches() {
+    fn map_words_cover_exactly_touched_pages() {
         let pages = |offset, len| {
             let bits = |(word, mask): (usize, u64)| {
                 (0..64).filter(move |bit| mask >> bit & 1 != 0).map(move |bit| word as u64 * 64 + bit)
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_mapped_for_reading_only() {
+    fn image_is_mapped_read_only() {
         let file = memfd(PAGE);
         let map = Map::new(&file, PAGE).expect("map");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pages_that_exist_have_an_address() {
+    fn only_existing_pages_have_an_address() {
         let file = memfd(10 * PAGE + 512);
         file.write_all_at(&[1; 8192], PAGE).expect("write");
         let map = Map::new(&file, 10 * PAGE + 512).expect("map");

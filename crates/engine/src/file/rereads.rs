@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_the_file_s_own_mount() {
+    fn options_come_from_the_file_s_mount() {
         let mounts = "29 1 0:26 / / rw - btrfs /dev/sda1 rw,space_cache=v2\n\
                       30 29 0:27 / /images rw - btrfs /dev/sdb1 rw,nodatasum,space_cache=v2\n\
                       31 29 0:28 / /more rw shared:1 - btrfs /dev/sdc1 rw,nodatacow\n";

@@ -153,7 +153,7 @@ mod tests {
     use vlane_policy::journal::{FileSystem, Journal, Way};
 
     #[test]
-    fn journal_of_few_pieces_is_written_by_itself() {
+    fn journal_of_few_pieces_is_written_alone() {
         let journal = |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
         let of = |kind, ranges| pieces(&Map::new(&[journal(kind, ranges)]));
         let two = vec![4096..8192, 16384..20480];

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_come_in_order_and_are_never_too_many() {
+    fn turns_come_in_order_within_the_limit() {
         let mut turns = Turns::new([1, 2]);
         let take = |turns: &mut Turns, slot, turn| turns.take(Slot(slot), turn);
         assert!([0, 1].iter().all(|slot| take(&mut turns, *slot, Turn::Zeroing)));

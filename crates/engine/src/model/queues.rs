@@ -249,8 +249,9 @@ mod tests {
         ready.iter().map(|slot| slot.0).collect()
     }
 
+    /// A lane that moves to another thread has that thread's queue.
     #[test]
-    fn lanes_of_a_thread_share_its_queue_and_one_that_moves_has_the_others() {
+    fn lanes_of_a_thread_share_its_queue() {
         let queues = queues(1);
         let mut ports: Vec<_> = [7, 7, 8].map(|thread| Port::on(thread, Arc::clone(&queues), 16)).into();
         assert_eq!(ports.iter().map(|port| port.queue).collect::<Vec<_>>(), [0, 0, 1]);
@@ -264,8 +265,9 @@ mod tests {
         assert_eq!(Port::on(10, Arc::clone(&queues), 16).queue, 0, "the other one has a request still");
     }
 
+    /// It comes back to its own lane.
     #[test]
-    fn a_request_that_may_goes_to_the_shortest_queue_and_comes_back_to_its_lane() {
+    fn express_request_goes_to_the_shortest_queue() {
         let queues = queues(1);
         let mut busy = Port::on(1, Arc::clone(&queues), 256);
         let mut idle = Port::on(2, Arc::clone(&queues), 256);
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_told_when_to_come_need_not_come_earlier_whatever_the_others_do() {
+    fn lane_waking_at_its_deadline_misses_none() {
         let queues = queues(2);
         let mut ports: Vec<_> = (0..3).map(|thread| Port::on(thread, Arc::clone(&queues), 64)).collect();
         for slot in 0..20 {
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_not_named_and_its_slot_can_be_used_again() {
+    fn forgotten_request_frees_its_slot() {
         let queues = queues(1);
         let mut port = Port::on(1, Arc::clone(&queues), 16);
         (0..3).for_each(|slot| port.submit_from(1, Slot(slot), false));
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_goes_leaves_its_requests_to_nobody() {
+    fn closed_lane_s_requests_are_dropped() {
         let queues = queues(1);
         let mut port = Port::on(1, Arc::clone(&queues), 16);
         port.submit_from(1, Slot(0), false);

@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whenever_somebody_looks_it_is_what_a_device_does_that_is_followed_tick_by_tick(
+        fn lazy_model_equals_tick_by_tick_simulation(
             (latency, channels, queues, arrivals, looks) in scenes()
         ) {
             let expected = reference(latency, channels, queues, &arrivals);
@@ -207,7 +207,7 @@ mod tests {
         }
 
         #[test]
-        fn no_request_ends_before_what_was_said_of_its_lane(
+        fn no_request_ends_before_its_deadline(
             (latency, channels, queues, arrivals, _) in scenes(), lanes in 1..4usize
         ) {
             let mut device = RoundRobin::new(latency, channels);
@@ -226,8 +226,9 @@ mod tests {
         }
     }
 
+    /// It waits for one request of each other queue.
     #[test]
-    fn a_queue_with_one_request_waits_for_one_of_each_other_queue_only() {
+    fn lone_request_waits_one_round_only() {
         let mut device = RoundRobin::new(10, 1);
         (0..3).for_each(|queue| assert_eq!(device.add_queue(), queue));
         for job in 0..100 {
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_away_does_not_end_and_takes_time_only_if_it_had_begun() {
+    fn removed_request_costs_time_once_begun() {
         let mut device = RoundRobin::new(10, 1);
         device.add_queue();
         (0..3).for_each(|job| device.push(0, job));

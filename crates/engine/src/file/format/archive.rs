@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_in_headers_have_to_be_right() {
+    fn wrong_header_checksum_is_no_archive() {
         for (name, header) in headers().into_iter().filter(|(name, _)| ["xz", "7z"].contains(name)) {
             for bit in 8 * 6..8 * header.len() {
                 let mut head = header.clone();

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_of_queues_that_come_and_go_is_freed_while_nothing_is_written() {
+    fn dead_queues_are_freed_without_writes() {
         let file = tempfile::tempfile().unwrap();
         let path = Path::new("test");
         let journal = Journal::start(path, file, 0, waker().unwrap(), Err(String::new())).unwrap();

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_ends_is_told_from_one_that_runs_whatever_its_name_is() {
+    fn ending_thread_is_seen_under_any_name() {
         let stat =
             |name: &str, state: &str, flags: u64| format!("7 ({name}) {state} 1 7 7 0 -1 {flags} 0 0 0");
         assert!(!ends(&stat("vlane", "D", 0x40_0040)));
@@ -155,8 +155,9 @@ mod tests {
         assert!(!ends("") && !ends("7 (x)"));
     }
 
+    /// Other pending signals do not count as a kill.
     #[test]
-    fn a_thread_that_is_killed_and_cannot_end_yet_is_told_from_one_that_other_signals_wait_for() {
+    fn killed_thread_is_seen_before_it_ends() {
         let status = |own: &str, shared: &str| {
             format!("Name:\tvlane\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\tffff\n")
         };
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_runs_and_has_what_it_has_locked() {
+    fn this_process_is_seen_as_holder() {
         assert!(!is_ending(Path::new("/proc/self")));
         let file = tempfile::tempfile().expect("a file");
         super::super::hold(&file).expect("lock");

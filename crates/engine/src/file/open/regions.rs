@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_are_only_where_they_are_known_to_be_safe() {
+    fn regions_exist_only_on_safe_storage() {
         const BTRFS: i64 = 0x9123_683e;
         const OVERLAY: i64 = 0x794c_7630;
         const NFS: i64 = 0x6969;

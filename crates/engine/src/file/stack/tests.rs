@@ -49,7 +49,7 @@ fn built(ranges: &[(u64, u64, u64)]) -> (Stack, Vec<Vec<(u64, u64)>>) {
 
 proptest! {
     #[test]
-    fn devices_conflict_when_they_have_a_byte_in_common(ranges in ranges()) {
+    fn devices_conflict_when_they_share_bytes(ranges in ranges()) {
         let (stack, bytes) = built(&ranges);
         for (a, ours) in bytes.iter().enumerate() {
             for (b, theirs) in bytes.iter().enumerate().filter(|(b, _)| *b != a) {
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn devices_in_a_circle_end_the_walk() {
+fn circle_of_devices_ends_the_walk() {
     let on = |other: u64| Device {
         size: 100,
         lower: vec![Extent { of: Thing::Device(other), range: 10..110, is_exact: true, is_claimed: false }],
@@ -183,7 +183,7 @@ fn loop_devices_are_ranges_of_their_file() {
 }
 
 #[test]
-fn part_of_a_logical_volume_may_be_any_part_of_its_disk() {
+fn logical_volume_may_use_any_disk_part() {
     let tree = group();
     tree.add("loop0", "7:0", &[("size", "100"), ("loop/backing_file", "/dev/sda2"), ("loop/offset", "0")]);
     let mut stack = tree.read();
