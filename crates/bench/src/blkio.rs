@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_become_options_and_what_fio_cannot_do_is_said() {
+    fn loads_become_fio_options_or_errors() {
         let load = Load { batch: 1, ..Load::named("n") };
         let words = options(&load, Path::new("/run/s"), Duration::from_secs(2), Duration::from_millis(500));
         for word in [
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fio_prints_is_understood() {
+    fn fio_output_is_parsed() {
         let text = r#"fio: a note
             {"jobs": [{"error": 0, "read": {"iops": 50000.0, "bw_bytes": 204800000, "clat_ns": {"mean": 60000,
             "percentile": {"50.000000": 61000, "99.000000": 90000, "99.900000": 99000}}},

@@ -39,7 +39,7 @@ mod tests {
     proptest! {
         /// Every load is measured on every target in every round exactly once, and loads do not mix.
         #[test]
-        fn nothing_is_left_out_or_done_twice(
+        fn every_run_happens_once(
             loads in 1_usize..5, targets in 1_usize..5, repeats in 1_usize..8, interleave in any::<bool>(),
         ) {
             let steps = order(loads, targets, repeats, interleave);

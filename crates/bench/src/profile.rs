@@ -437,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_with_vlane_can_be_read_and_says_what_it_is_for() {
+    fn builtin_profiles_are_readable_and_described() {
         for (name, text) in EMBEDDED {
             let profile = Profile::parse(text, name).unwrap_or_else(|e| panic!("{e}"));
             assert!(!profile.title.is_empty() && profile.repeats >= 3, "{name}");
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_said_is_understood() {
+    fn every_profile_setting_is_parsed() {
         let text = r#"
             title = "all keys"
             text = ["one paragraph"]
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_with_their_line_and_key() {
+    fn faults_name_line_and_key() {
         let load = "title = \"t\"\n[[load]]\nname = \"x\"\n";
         for (text, line, key) in [
             (format!("{load}dept = 3\n"), 4, "dept"),

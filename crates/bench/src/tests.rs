@@ -68,7 +68,7 @@ fn saved(scale: f64) -> Saved {
 }
 
 #[test]
-fn a_saved_run_comes_back_as_it_was_and_other_files_do_not() {
+fn only_saved_runs_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.json");
     let run = saved(1.0);
@@ -92,7 +92,7 @@ fn a_saved_run_comes_back_as_it_was_and_other_files_do_not() {
 }
 
 #[test]
-fn the_first_target_is_judged_against_the_others_by_what_a_load_leaves_to_the_back_end() {
+fn first_target_is_judged_by_the_back_ends_part() {
     for (scale, outcome) in [(2.0, Outcome::Better), (0.5, Outcome::Worse), (1.0, Outcome::Same)] {
         let comparisons = between_targets(&saved(scale));
         assert_eq!(comparisons.len(), 2);
@@ -106,7 +106,7 @@ fn the_first_target_is_judged_against_the_others_by_what_a_load_leaves_to_the_ba
 }
 
 #[test]
-fn a_run_is_held_against_a_saved_one_only_where_both_asked_the_same() {
+fn only_equal_loads_are_compared_with_saved() {
     let (new, old) = (saved(0.5), saved(1.0));
     let (comparisons, missing) = against_saved(&new, &old).unwrap();
     assert_eq!((comparisons.len(), missing.len()), (4, 0));
@@ -137,7 +137,7 @@ fn a_run_is_held_against_a_saved_one_only_where_both_asked_the_same() {
 }
 
 #[test]
-fn a_report_has_every_load_and_verdict_and_says_what_to_distrust() {
+fn report_has_all_loads_verdicts_and_doubts() {
     let mut run = saved(2.0);
     run.loads[1].targets[0].runs[0].kept_up = Some(false);
     run.loads[0].targets[1].runs.iter_mut().for_each(|run| run.client_cpu_us_per_io = 9.5);
@@ -153,7 +153,7 @@ fn a_report_has_every_load_and_verdict_and_says_what_to_distrust() {
 }
 
 #[test]
-fn an_interrupted_run_is_told_without_what_it_lacks_and_comes_back_marked() {
+fn interrupted_run_is_reported_and_marked() {
     let mut run = saved(1.2);
     run.partial = true;
     // The first load was measured a little, the second not at all.

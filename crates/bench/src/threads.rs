@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_thread_syncs_for_itself_and_what_threads_cannot_do_is_said() {
+    fn threads_sync_alone_and_refuse_others() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let load = Load {

@@ -77,12 +77,12 @@ impl Choice {
         Ok(choice)
     }
 
-    /// What a probe found since this machine was started, if there was one.
+    /// Result of a probe since this machine was started, if there was one.
     pub fn kept(host: &Host) -> Option<Self> {
         host.cache().read_note(&note()).as_deref().and_then(Self::from_note)
     }
 
-    /// Emulation, when nothing can be tried: a KVM that does not work ends the guest, emulation
+    /// Emulation, when no probe is possible: a KVM that does not work ends the guest, emulation
     /// only slows it down.
     pub fn untried() -> Self {
         let why = match OpenOptions::new().read(true).write(true).open(DEVICE) {
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kept_verdict_is_read_back_and_untried_kvm_is_not_taken() {
+    fn untried_kvm_is_never_chosen() {
         let choice = Choice { accel: Accel::Tcg, why: "a test guest stopped".into() };
         let back = Choice::from_note(&choice.to_note()).unwrap();
         assert_eq!((back.accel, back.why.as_str()), (Accel::Tcg, "a test guest stopped"));

@@ -45,7 +45,8 @@ impl Backend {
         Self::start_within(Duration::from_secs(10), spec, socket, ready, echo)
     }
 
-    /// Starts a back end and waits until it is ready, at most so long: on an emulated CPU that others use, too, ten seconds are short.
+    /// Starts a back end and waits until it is ready, at most so long. On a shared emulated CPU ten
+    /// seconds are short.
     pub fn start_within(
         limit: Duration,
         spec: &Spec,
@@ -94,7 +95,7 @@ impl Backend {
         &self.socket
     }
 
-    /// What it printed so far.
+    /// Its output so far.
     pub fn log(&self) -> String {
         self.console.text()
     }
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_end_that_ends_at_once_is_reported_with_its_words() {
+    fn early_end_of_back_end_quotes_it() {
         let spec = shell("echo no such image >&2; exit 1");
         let error = Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening"), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Process);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_end_is_ready_when_it_says_so_and_ends_when_asked() {
+    fn back_end_reports_ready_and_ends() {
         let spec = shell("trap 'echo bye; exit 7' TERM; echo listening on x; while :; do sleep 0.05; done");
         let backend =
             Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_back_end_is_gone() {
+    fn dropped_back_end_is_gone() {
         let spec = shell("trap '' TERM; echo listening on x; sleep 60");
         let backend =
             Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();

@@ -1,7 +1,7 @@
-//! What is expensive to get is kept: kernels, an unpacked User-Mode Linux, verdicts of probes.
+//! A cache of expensive files: kernels, an unpacked User-Mode Linux, verdicts of probes.
 //!
-//! An entry appears whole or not at all: it is made under a temporary name and renamed, with a lock file held, so
-//! two processes that want the same kernel at once download it once.
+//! An entry appears whole or not at all. It is made under a temporary name and renamed, with a lock
+//! file held. So two processes that want the same kernel at once download it once.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl Cache {
         Ok(done)
     }
 
-    /// Holds the lock `name` until the returned file is dropped; waits for whoever has it.
+    /// Holds the lock `name` until the returned file is dropped; waits for its present holder.
     pub(crate) fn lock(&self, name: &str) -> Result<File> {
         let path = self.root.join(format!("{name}.lock"));
         let context = || format!("{}: the lock file cannot be taken", path.display());
@@ -112,8 +112,8 @@ impl Cache {
     }
 }
 
-/// A name for the time since this host was started: verdicts about the machine are kept per boot, because a
-/// reboot, a new hypervisor or a moved VM can change them.
+/// A name for the time since this host was started. Verdicts about the machine are kept per boot,
+/// because a reboot, a new hypervisor or a moved VM can change them.
 pub(crate) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
 }
@@ -125,7 +125,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn an_entry_wanted_by_many_is_made_once() {
+    fn shared_entry_is_made_once() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let made = AtomicUsize::new(0);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_whose_making_failed_is_not_there_and_can_be_made_again() {
+    fn failed_entry_can_be_retried() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let failed = cache.entry("thing", |tmp| {

@@ -1,4 +1,4 @@
-//! What kernels and their modules are packed with: gzip, xz, zstd, and lz4 in the legacy framing.
+//! Compression of kernels and their modules: gzip, xz, zstd, and lz4 in the legacy framing.
 
 use std::io::Read;
 
@@ -27,7 +27,7 @@ pub(crate) fn unpack(data: &[u8]) -> Result<Vec<u8>, String> {
         lzma_rs::xz_decompress(&mut &data[..], &mut out).map_err(|e| format!("xz: {e:?}"))?;
         Ok(out)
     } else if is(ZSTD) {
-        // Kernels are packed with a window of 128 MiB, more than decoders allow unless told.
+        // Kernels are packed with a window of 128 MiB, more than decoders allow by default.
         ruzstd::decoding::StreamingDecoder::new_with_max_window_size(data, LIMIT)
             .map_err(|e| format!("zstd: {e}"))
             .and_then(|decoder| read_limited(decoder).map_err(|e| format!("zstd: {e}")))
@@ -46,8 +46,8 @@ fn read_limited(reader: impl Read) -> std::io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The legacy framing: a 32-bit length and a block, again and again, with no end mark. What does not fit as a
-/// block any more is the unpacked size that the kernel's build appends.
+/// The legacy framing: a 32-bit length and a block, repeatedly, with no end mark. A rest too short
+/// for a block is the unpacked size that the kernel's build appends.
 fn lz4_legacy(mut data: &[u8]) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     let mut block = vec![0; LZ4_LEGACY_BLOCK];
@@ -94,7 +94,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lz4_legacy_of_several_blocks_unpacks_with_and_without_the_appended_size() {
+    fn legacy_lz4_unpacks_with_either_ending() {
         let data = sample(LZ4_LEGACY_BLOCK + 12_345);
         let mut packed = pack_lz4_legacy(&data);
         assert!(unpack(&packed).unwrap() == data);
@@ -116,7 +116,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn damaged_data_is_an_error_and_no_panic() {
+    fn damaged_data_is_an_error() {
         let good = pack_lz4_legacy(&sample(50_000));
         for cut in [5, 9, 100, good.len() / 2] {
             assert!(unpack(&good[..cut]).is_err(), "cut at {cut}");

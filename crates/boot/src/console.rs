@@ -1,4 +1,4 @@
-//! What a child process prints: kept, searched, and read for `RESULT key=value` lines.
+//! A child's output: kept, searched, and read for `RESULT key=value` lines.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_read_across_chunks_carriage_returns_and_kernel_messages() {
+    fn results_survive_chunks_and_kernel_messages() {
         let console = Console::default();
         let pipe = console.pipe();
         for chunk in [
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stays_whole_whatever_another_pipe_prints_meanwhile() {
+    fn lines_of_two_pipes_stay_whole() {
         let console = Console::default();
         let (out, errors) = (console.pipe(), console.pipe());
         console.add(out, "{\"name\": \"caf\u{e9}".as_bytes().split_last().unwrap().1, None);
@@ -176,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn the_shell_command_that_prints_a_result_is_none() {
+    fn echoed_command_is_no_result() {
         assert_eq!(parse_result("+ echo RESULT $key=1\n"), None);
         assert_eq!(parse_result("RESULT nothing\n"), None);
     }
 
     #[test]
-    fn waiting_ends_with_the_text_the_end_or_the_time() {
+    fn waiting_ends_with_text_end_or_timeout() {
         let console = Console::default();
         let (read, write) = std::io::pipe().unwrap();
         console.follow(read, None);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_starts_at_a_multiple_of_four_and_directories_come_once() {
+    fn entries_are_aligned_and_directories_unique() {
         let bytes = sample();
         let text = String::from_utf8_lossy(&bytes);
         let starts: Vec<usize> = text.match_indices("070701").map(|(at, _)| at).collect();

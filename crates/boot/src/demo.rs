@@ -90,7 +90,7 @@ impl Scratch {
     }
 }
 
-/// What the demonstration showed.
+/// Result of the demonstration.
 #[derive(Debug)]
 pub struct Demo {
     /// The guest's kernel.
@@ -103,7 +103,8 @@ pub struct Demo {
     pub guest_took: Duration,
 }
 
-/// Starts the demonstration's guest on `qemu`, whatever that would boot by itself; lines that begin with `guest:` on its console tell how it goes.
+/// Starts the demonstration's guest on `qemu`, which need not be bootable by itself. Lines on its
+/// console that begin with `guest:` report its progress.
 pub fn start(host: &Host, qemu: Qemu, kernel: &Kernel, echo: Option<Echo>) -> Result<Guest> {
     let guest = Initramfs::new(SCRIPT).programs(["mkfs.ext4"]);
     qemu.start_with(host, kernel, &guest, LIMIT, echo)

@@ -1,14 +1,14 @@
 //! Disks that QEMU serves itself, from an image: its own virtio-blk, and the emulated ones.
 //!
-//! They stand beside the disks of other back ends ([`crate::Disk`]) in the same machine, for comparisons. Each has a PCI slot that the
-//! caller chooses, so that a guest finds it whatever order its kernel names disks in: `readlink -f /sys/block/*` names the slot
-//! ([`Drive::guest_address`]).
+//! They stand beside the disks of other back ends ([`crate::Disk`]) in the same machine, for
+//! comparisons. Each has a PCI slot that the caller chooses, so a guest finds it for any order of
+//! its kernel's disk names. `readlink -f /sys/block/*` names the slot ([`Drive::guest_address`]).
 
 use std::path::PathBuf;
 
 use crate::qemu_program::{QemuProgram, escape_commas};
 
-/// What the guest sees.
+/// The device that the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
     /// virtio-blk.
@@ -58,7 +58,7 @@ pub struct Drive {
     pub image: PathBuf,
     /// Around the host's page cache (O_DIRECT), or through it.
     pub direct: bool,
-    /// What the guest sees.
+    /// The device that the guest sees.
     pub controller: Controller,
     /// The PCI slot.
     pub slot: u8,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_controller_is_at_its_slot_and_reads_its_image_directly() {
+    fn controllers_have_slots_and_direct_io() {
         let all = [
             (Controller::Virtio { queues: 2, iothreads: 1 }, 3),
             (Controller::Virtio { queues: 2, iothreads: 2 }, 4),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_dealt_out_to_threads_only_by_a_qemu_that_can() {
+    fn only_capable_qemu_assigns_queues() {
         let mapped = Controller::Virtio { queues: 4, iothreads: 2 };
         let device = args(mapped).pop().unwrap_or_default();
         assert!(device.ends_with(r#""iothread-vq-mapping":[{"iothread":"d-t0"},{"iothread":"d-t1"}]}"#));

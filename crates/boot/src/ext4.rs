@@ -21,7 +21,8 @@ pub fn make(host: &Host, image: &Path, journal: u64) -> Result<()> {
     run_ok(&mut command, LIMIT).map(drop)
 }
 
-/// Where the journal of the file system on `image` lies, in bytes of the image, as debugfs tells; file systems with blocks of 4 KiB only.
+/// The journal's place on `image`, in bytes of the image, from debugfs. File systems must have
+/// blocks of 4 KiB.
 pub fn journal(host: &Host, image: &Path) -> Result<Vec<Range<u64>>> {
     let said = run_ok(Command::new(host.program("debugfs")?).args(["-R", "ex <8>"]).arg(image), LIMIT)?;
     let ranges = extents(&said);
@@ -34,8 +35,9 @@ pub fn journal(host: &Host, image: &Path) -> Result<Vec<Range<u64>>> {
     }
 }
 
-/// The ranges of a file's extents, in bytes, by what debugfs prints of them:
-/// ` 1/ 1   1/  2     0 - 32767    34816 -  67583  32768` for each leaf of the tree, and lines with unequal levels for what is above.
+/// The ranges of a file's extents, in bytes, from debugfs's output. Each leaf of the tree is a line
+/// like ` 1/ 1   1/  2     0 - 32767    34816 -  67583  32768`; lines with unequal levels are inner
+/// nodes.
 fn extents(said: &str) -> Vec<Range<u64>> {
     let numbers = |line: &str| -> Vec<u64> {
         let words = line.split(|c: char| !c.is_ascii_digit());
@@ -50,7 +52,7 @@ fn extents(said: &str) -> Vec<Range<u64>> {
     said.lines().filter_map(leaf).collect()
 }
 
-/// An error, with e2fsck's words, unless the file system on `image` is clean. Changes nothing.
+/// An error, with e2fsck's words, unless the file system on `image` is clean. Never writes.
 pub fn check(host: &Host, image: &Path) -> Result<()> {
     let output = run(Command::new(host.program("e2fsck")?).arg("-fn").arg(image), LIMIT)?;
     if output.status.code() == Some(0) {
@@ -67,7 +69,7 @@ pub fn read_file(host: &Host, image: &Path, path: &str) -> Result<Vec<u8>> {
     let directory = tempfile::tempdir().map_err(io(|| "no temporary directory"))?;
     let out = directory.path().join("out");
     let request = format!("dump \"{path}\" \"{}\"", out.display());
-    // debugfs ends with 0 whatever happens; the file is there or not.
+    // debugfs ends with 0 in every case; only the file shows its success.
     let said = run_ok(Command::new(host.program("debugfs")?).args(["-R", &request]).arg(image), LIMIT)?;
     std::fs::read(&out).map_err(|e| {
         Error::caused_by(
@@ -85,7 +87,7 @@ mod tests {
     use crate::host::Install;
 
     #[test]
-    fn extents_are_the_leaves_of_what_debugfs_prints() {
+    fn extents_are_debugfs_leaves() {
         let flat = "debugfs 1.47.0 (5-Feb-2023)\nLevel Entries       Logical          Physical Length Flags\n \
                     0/ 0   1/  1     0 -  1023   1025 -  2048   1024 \n";
         assert_eq!(extents(flat), vec![1025 * BLOCK..2049 * BLOCK; 1]);
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_is_made_of_the_size_asked_for_and_found() {
+    fn journal_has_requested_size() {
         let host = Host::new(Install::Never).unwrap();
         if host.program("mkfs.ext4").is_err() {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_from_a_clean_image_and_damage_is_seen() {
+    fn damaged_image_is_detected() {
         let host = Host::new(Install::Never).unwrap();
         let Ok(mkfs) = host.program("mkfs.ext4") else {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");

@@ -1,8 +1,9 @@
 //! fio with its libblkio engine: another program's driver for vhost-user-blk, for comparisons with our own.
 //!
-//! Debian's fio is built without that engine. So where the installed one lacks it, fio's source and libblkio's packages of Debian's unstable
-//! suite are unpacked into the cache, and fio is built there: one or two minutes, once. (libblkio's package needs glibc 2.34 only,
-//! so it runs beside older systems' libraries.)
+//! Debian's fio is built without that engine. Where the installed one lacks it, fio's source and
+//! libblkio's packages of Debian's unstable suite are unpacked into the cache. fio is built there
+//! once, in one or two minutes. (libblkio's package needs only glibc 2.34, so it runs with older
+//! systems' libraries.)
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -103,7 +104,7 @@ fn build(host: &Host, directory: &Path) -> Result<()> {
         .ok_or_else(|| Error::new(ErrorKind::Format, "the archive with fio's source has no `configure`"))?;
 
     let libraries = packages.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
-    // The compiler's and pkg-config's own variables: nothing of fio's build has to be changed.
+    // The compiler's and pkg-config's own variables: fio's build needs no change.
     let tool = |program: &Path| {
         let mut command = Command::new(program);
         command

@@ -11,7 +11,7 @@ use crate::console::{Console, Echo};
 use crate::error::{Error, ErrorKind, Result, io};
 use crate::process::{Spec, kill_group, kill_rest_of_group, tail, wait_until};
 
-/// Files that a guest needs while it runs and nobody after that.
+/// Files that a guest needs only while it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Keep {
     pub(crate) files: Vec<TempPath>,
@@ -29,7 +29,7 @@ pub struct Guest {
     _keep: Keep,
 }
 
-/// What a guest left behind.
+/// Results of a guest.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// Its `RESULT key=value` lines; the last one of a key counts.
@@ -159,7 +159,7 @@ impl Guest {
         wait_until(&mut self.child, Instant::now() + limit)
     }
 
-    /// Whether it has run longer than it may; [`Guest::wait`] then kills it.
+    /// True if it has run longer than it may; [`Guest::wait`] then kills it.
     pub fn is_overdue(&self) -> bool {
         self.left().is_zero()
     }
@@ -167,8 +167,8 @@ impl Guest {
     /// Ends the guest at once, as pulling the plug does.
     pub fn kill(&mut self) {
         kill_group(&mut self.child);
-        // A child of the monitor's that outlived it still holds the console: then the group still exists, and its
-        // number cannot have become somebody else's.
+        // A child of the monitor's that outlived it still holds the console. Then the group still
+        // exists, and its number cannot have been reused.
         if !self.console.wait_closed(Duration::from_millis(200)) {
             kill_rest_of_group(&self.child);
             self.console.wait_closed(Duration::from_secs(2));

@@ -1,6 +1,7 @@
 //! The machine that guests run on: its programs, and how missing ones are had.
 //!
-//! Nothing is installed unless the caller allowed it. What is missing otherwise is an error that names the package.
+//! A missing package is installed only with the caller's permission. Otherwise it is an error that
+//! names the package.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ pub enum Install {
     Allowed,
 }
 
-/// Says what is being done, to whoever reads standard error; nobody may.
+/// Reports the present step on standard error; a closed one is ignored.
 fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -74,12 +75,12 @@ impl Host {
         self
     }
 
-    /// What is kept between runs.
+    /// The files kept between runs.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Whether installing was allowed.
+    /// True if installing was allowed.
     pub fn install(&self) -> Install {
         self.install
     }
@@ -191,8 +192,8 @@ impl Host {
     /// Downloads the upstream source of a source package as a tar archive, which apt verifies, and unpacks it into `into`.
     pub(crate) fn unpack_source(&self, apt: &AptSource, package: &str, into: &Path) -> Result<()> {
         self.say(&format!("downloading the source of {package} ..."));
-        // Its signature and Debian's own changes are not wanted, and mirrors may lack them: what counts is that the archive is there,
-        // which it is only if its checksum is the package list's.
+        // Its signature and Debian's own changes are not wanted, and mirrors may lack them. Only
+        // the archive counts, which must have the package list's checksum.
         let output = run(
             apt.command("apt-get")
                 .args(["source", "--download-only", "--tar-only", package])

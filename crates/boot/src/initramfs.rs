@@ -35,11 +35,11 @@ poweroff -f
 /// Loaded when the kernel has them and ext4 is a module: ext4 asks for a CRC32C by name, not by symbol.
 const CHECKSUMS: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 
-/// What a guest is made of. The same one serves QEMU and User-Mode Linux.
+/// Contents of a guest. The same one serves QEMU and User-Mode Linux.
 ///
-/// The script is run by busybox's `sh` as root, with `/dev/vda` being the served volume, `/mnt` an empty directory,
-/// and every program asked for in PATH. It reports by printing lines `RESULT key=value`; the guest prints
-/// `RESULT script=N` with the script's exit status, and powers off.
+/// busybox's `sh` runs the script as root, with `/dev/vda` as the served volume, `/mnt` as an empty
+/// directory, and every requested program in PATH. The script reports by lines `RESULT key=value`.
+/// The guest prints `RESULT script=N` with the script's exit status, and powers off.
 #[derive(Debug, Clone)]
 pub struct Initramfs {
     script: String,
@@ -169,7 +169,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(io(|| format!("{}: cannot be read for the guest", path.display())))
 }
 
-/// What the dynamic loader loads for `program`; nothing for a static one.
+/// Libraries that the dynamic loader loads for `program`; none for a static one.
 fn shared_libraries(host: &Host, program: &Path) -> Result<Vec<PathBuf>> {
     if !has_interpreter(program) {
         return Ok(Vec::new());
@@ -196,7 +196,8 @@ pub fn libraries_in(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether an ELF file names a dynamic loader (a PT_INTERP segment). ldd answers with an error for others.
+/// True if an ELF file names a dynamic loader (a PT_INTERP segment). ldd answers with an error for
+/// others.
 fn has_interpreter(program: &Path) -> bool {
     use std::io::Read;
     let mut start = vec![0; 4096];
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_and_the_loader_are_read_from_ldd() {
+    fn ldd_names_libraries_and_loader() {
         let text = "\tlinux-vdso.so.1 (0x00007f0bdfd8f000)\n\
                     \tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f0bdfd52000)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f0bdfd91000)\n";

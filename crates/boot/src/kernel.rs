@@ -18,8 +18,9 @@ const SCHED_EXT_SUITE: &str = "trixie-backports";
 const SCHED_EXT_PACKAGES: [&str; 2] = ["linux-image-6.18.15+deb13-cloud-amd64", PACKAGE];
 const SCHED_EXT_ENTRY: &str = "guest-kernel-sched-ext";
 
-/// From this version on KVM believes an emulated AMD CPU that it was delivering an event when it was not, refuses to emulate the
-/// instruction, and stops the guest ("KVM internal error. Suberror: 3").
+/// From this version on, KVM on an emulated AMD CPU wrongly believes that it was delivering an
+/// event. It then refuses to emulate the instruction, and stops the guest ("KVM internal error.
+/// Suberror: 3").
 const NESTED_KVM_BEFORE: (u32, u32) = (6, 14);
 /// Debian's suite with a kernel before that one.
 const NESTED_KVM_SUITE: &str = "trixie";
@@ -28,7 +29,8 @@ const NESTED_KVM_ENTRY: &str = "guest-kernel-kvm";
 /// A kernel that guests can be booted with.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// What QEMU's `-kernel` gets: an uncompressed `vmlinux` if it could be taken out, the `vmlinuz` otherwise.
+    /// File for QEMU's `-kernel`: an uncompressed `vmlinux` if it could be unpacked, the `vmlinuz`
+    /// otherwise.
     pub image: PathBuf,
     /// As `uname -r` says it.
     pub version: String,
@@ -77,8 +79,8 @@ impl Kernel {
         Self::of_suite(host, SCHED_EXT_ENTRY, SCHED_EXT_SUITE, &SCHED_EXT_PACKAGES)
     }
 
-    /// A kernel whose KVM works on a CPU that QEMU emulates: what [`Kernel::find`] finds if it is one, else Debian's, in the cache or
-    /// downloaded into it.
+    /// A kernel whose KVM works on a CPU that QEMU emulates: that of [`Kernel::find`] if it
+    /// qualifies, else Debian's, in the cache or downloaded into it.
     pub fn for_nested_kvm(host: &Host) -> Result<Self> {
         if let Ok(kernel) = Self::find(host)
             && kernel.has_nested_kvm()
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_kvm_is_had_by_kernels_with_amd_s_module_before_the_one_that_trips() {
+    fn nested_kvm_needs_amd_module_and_older_kernel() {
         for version in ["6.1.0-56-cloud-amd64", "6.12.48+deb13-cloud-amd64", "5.15.0-generic"] {
             assert!(kernel(version, "kvm-amd").has_nested_kvm(), "{version}");
             assert!(!kernel(version, "kvm-intel").has_nested_kvm(), "{version}");

@@ -1,9 +1,10 @@
 //! Guests for a vlane disk: QEMU and User-Mode Linux, found or installed, booted, watched, and ended.
 //!
-//! What happens, from the bottom up: [`Host`] finds programs (and installs them, if that was allowed), [`Kernel`]
-//! and [`UmlProgram`] find a guest's kernel, [`Initramfs`] makes a root out of busybox, programs of the host and a
-//! script, [`Qemu`] and [`Uml`] make a command line, [`Guest`] is the running machine and [`Report`] what it left
-//! behind. [`Choice::probe`] says whether KVM can be used, by trying. [`ext4`] checks a volume from the host.
+//! The parts, from the bottom up: [`Host`] finds programs (and installs them, if that was allowed).
+//! [`Kernel`] and [`UmlProgram`] find a guest's kernel. [`Initramfs`] makes a root out of busybox,
+//! programs of the host and a script. [`Qemu`] and [`Uml`] make a command line. [`Guest`] is the
+//! running machine and [`Report`] its result. [`Choice::probe`] finds out by a trial if KVM can be
+//! used. [`ext4`] checks a volume from the host.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -1,7 +1,8 @@
 //! A guest kernel's modules: which ones a guest needs, in the order in which they load.
 //!
-//! The dependencies are read from the modules themselves (`depends=` in `.modinfo`), not from `modules.dep`: that
-//! file is made when a kernel is installed, and a kernel unpacked into the cache has none.
+//! The dependencies are read from the modules themselves (`depends=` in `.modinfo`), not from
+//! `modules.dep`. That file is made when a kernel is installed, and a kernel unpacked into the
+//! cache has none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ impl Modules {
         Ok(Self { directory, files, built_in })
     }
 
-    /// Whether the kernel has this module, loadable or built in.
+    /// True if the kernel has this module, loadable or built in.
     pub fn has(&self, name: &str) -> bool {
         self.is_built_in(name) || self.files.contains_key(name)
     }
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_is_loaded_before_it_and_once() {
+    fn dependencies_load_first_and_once() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("kernel/drivers");
         std::fs::create_dir_all(&deep).unwrap();

@@ -31,7 +31,7 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// What a helper program left behind.
+/// Result of a helper program.
 #[derive(Debug)]
 pub struct Output {
     /// How it ended.
@@ -80,14 +80,15 @@ pub fn run_ok(command: &mut Command, limit: Duration) -> Result<String> {
     ))
 }
 
-/// A program that keeps running: what to start, and how it is told to end when we die without saying good-bye.
+/// A program that keeps running: its command, environment and directory. It ends with us, also when
+/// we are killed.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// What its environment has beyond ours.
+    /// Additions to our environment.
     pub envs: Vec<(OsString, OsString)>,
     /// Where it runs, if not where we do.
     pub cwd: Option<PathBuf>,
@@ -155,8 +156,8 @@ impl Spec {
 
 /// Runs `f` on a thread that lives as long as the process.
 ///
-/// The kernel's "signal me when my parent dies" means the parent *thread*: a guest started by a short-lived
-/// thread would be killed when that thread ends.
+/// The kernel's "signal me when my parent dies" means the parent *thread*. A guest started by a
+/// short-lived thread would be killed when that thread ends.
 fn on_the_spawner<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     type Job = Box<dyn FnOnce() + Send>;
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
@@ -188,7 +189,7 @@ pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<
 
 /// Kills a child that was started in its own process group, with everything that it started, and reaps it.
 pub(crate) fn kill_group(child: &mut Child) {
-    // After the child was reaped its group's number may belong to somebody else.
+    // After the child was reaped its group's number may have been reused.
     if let (Ok(None), Some(group)) = (child.try_wait(), pid_of(child)) {
         let _ = kill_process_group(group, Signal::KILL);
     }
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_reads_back_what_was_quoted() {
+    fn shell_reads_quoted_text_back() {
         for word in ["plain", "", "two words", "it's", "$HOME", "a\"b", "-append=console=ttyS0 quiet", "\\"] {
             let line = format!("printf %s {}", quote(word));
             let back = Command::new("sh").args(["-c", &line]).output().unwrap();
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_over_its_time_is_killed_with_its_children() {
+    fn overdue_helper_is_killed_with_children() {
         let started = Instant::now();
         let mut command = Command::new("sh");
         command.args(["-c", "echo begun; sleep 50 & echo child $!; wait"]);
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_helper_shows_its_words() {
+    fn failing_helper_shows_its_output() {
         let error = run_ok(Command::new("sh").args(["-c", "echo why >&2; exit 3"]), Duration::from_secs(5));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("why") && text.contains('3'), "{text}");

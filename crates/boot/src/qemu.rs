@@ -42,7 +42,7 @@ impl Disk {
     }
 }
 
-/// What the machine starts with.
+/// Content that the machine boots.
 #[derive(Debug, Clone)]
 pub enum Boot {
     /// A kernel, given to QEMU.
@@ -51,10 +51,10 @@ pub enum Boot {
         kernel: PathBuf,
         /// Its initramfs.
         initramfs: Option<PathBuf>,
-        /// What is added to the kernel's command line.
+        /// Additions to the kernel's command line.
         append: String,
     },
-    /// What the firmware finds on the first disk.
+    /// The first disk's boot loader, started by the firmware.
     Disk,
 }
 
@@ -69,7 +69,7 @@ pub struct Qemu {
     pub vcpus: u16,
     /// Guest memory in MiB; it is shared with the back end.
     pub memory_mib: u32,
-    /// What it boots.
+    /// Content that it boots.
     pub boot: Boot,
     /// Its disks; the first is `/dev/vda`.
     pub disks: Vec<Disk>,
@@ -79,8 +79,8 @@ pub struct Qemu {
     pub interactive: bool,
     /// The guest may reboot; otherwise a reboot (and a panic) ends QEMU.
     pub may_reboot: bool,
-    /// Emulated CPUs run one after the other, on one thread of QEMU's: slower, and right also for a kernel that changes its own
-    /// code while other CPUs run it.
+    /// Emulated CPUs run one after the other, on one thread of QEMU's. That is slower, and right
+    /// also for a kernel that changes its own code while other CPUs run it.
     pub in_turns: bool,
     /// Arguments of the caller's, at the end.
     pub extra: Vec<String>,
@@ -175,8 +175,9 @@ impl Qemu {
         let packed = if disk.packed { ",packed=on" } else { "" };
         let boot = if n == 0 && matches!(self.boot, Boot::Disk) { ",bootindex=1" } else { "" };
         let slot = disk.slot.map_or(String::new(), |slot| format!(",addr={slot:#x}"));
-        // Unless told so, a queue has 128 entries, and what a guest wants beyond that waits where no back end can see its class. Firmware that has
-        // room for fewer takes fewer (SeaBIOS: 128 or 256, on a modern device, which this one is).
+        // By default, a queue has 128 entries, and requests beyond that wait where no back end can
+        // see their class. Firmware that has room for fewer takes fewer (SeaBIOS: 128 or 256, on a
+        // modern device, which this one is).
         format!(
             "vhost-user-blk-pci,chardev=disk{n},num-queues={queues}{packed}{boot}{slot},queue-size={QUEUE_SIZE}"
         )
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shared_and_every_vcpu_has_a_queue() {
+    fn shared_memory_and_queue_per_vcpu() {
         let mut qemu = machine((7, 2), kernel());
         qemu.vcpus = 4;
         let args = qemu.args();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn reconnect_is_spelt_as_the_version_wants_it() {
+    fn reconnect_option_follows_the_version() {
         for (version, word) in [
             ((7, 2), ",reconnect=1"),
             ((9, 1), ",reconnect=1"),
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bootable_volume_is_booted_by_the_firmware() {
+    fn firmware_boots_bootable_volume() {
         let mut qemu = machine((10, 0), Boot::Disk);
         qemu.accel = Accel::Kvm;
         qemu.disks[0].packed = true;

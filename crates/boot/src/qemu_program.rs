@@ -32,8 +32,8 @@ impl QemuProgram {
         Ok(Self { path: path.to_path_buf(), version })
     }
 
-    /// The firmware that a `q35` machine with nothing but virtio disks loads: what another machine needs to run this QEMU, beside its
-    /// libraries. QEMU looks for it at the same paths there.
+    /// The firmware that a `q35` machine with only virtio disks loads. Another machine needs it to
+    /// run this QEMU, beside its libraries. QEMU looks for it at the same paths there.
     pub fn firmware(&self) -> Result<Vec<PathBuf>> {
         let said = run_ok(Command::new(&self.path).args(["-L", "help"]), Duration::from_secs(30))?;
         let directories: Vec<&Path> = said.lines().map(|line| Path::new(line.trim())).collect();
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_from_what_qemu_says() {
+    fn versions_are_read_from_qemu() {
         assert_eq!(
             parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"),
             Some((7, 2))

@@ -1,8 +1,8 @@
 //! User-Mode Linux on a vhost-user-blk socket: a real guest kernel at nearly native speed, one vCPU, one queue.
 //!
-//! Debian's package is used where it works. It is Linux 6.1 there, which stops on CPUs whose register state is
-//! larger than it knows (AMX), so it is tried first; otherwise the package of Debian's unstable suite is unpacked
-//! into the cache, with the C library that it was built for beside it.
+//! Debian's package is used where it works. It is Linux 6.1 there, which stops on CPUs whose
+//! register state exceeds its limit (AMX), so it is tried first. Otherwise the package of Debian's
+//! unstable suite is unpacked into the cache, with the C library that it was built for.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn new_kernels_use_seccomp_and_old_ones_do_not_know_it() {
+    fn only_new_kernels_use_seccomp() {
         let args = |version| machine(version, "/run/a.sock").args(Path::new("/i"), Path::new("/s")).unwrap();
         assert!(args("7.2.7").contains(&"seccomp=on".to_string()));
         assert!(!args("6.1.176").contains(&"seccomp=on".to_string()));
@@ -268,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn socket_paths_that_cannot_be_passed_are_refused() {
+    fn unusable_socket_paths_are_refused() {
         for disk in ["/run/a:b", "/run/a b", "relative.sock"] {
             assert!(machine("7.2.7", disk).args(Path::new("/i"), Path::new("/s")).is_err(), "{disk}");
         }
     }
 
     #[test]
-    fn the_reason_of_a_failed_probe_is_the_telling_line() {
+    fn failed_probe_quotes_the_reason() {
         let console =
             "SELinux: x\nuserspace - ptrace set fp regs failed, errno = 14\nKernel panic - not syncing\n";
         assert!(reason(console).contains("fp regs failed"));

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_comes_out_as_it_went_in() {
+    fn kernel_unpacks_unchanged() {
         let elf = sample(3_000_000);
         for setup_sectors in [0, 1, 39] {
             let mut payload = pack_lz4_legacy(&elf);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_refused_with_the_reason() {
+    fn other_files_are_refused_with_reason() {
         assert!(extract_bytes(b"").unwrap_err().contains("short"));
         assert!(extract_bytes(&[0; 4096]).unwrap_err().contains("header"));
         let mut far = bzimage(b"x", 1);

@@ -153,7 +153,7 @@ mod tests {
 
     /// What an iolog can say survives the way through a trace.
     #[test]
-    fn an_iolog_read_and_written_is_the_same_log() {
+    fn iolog_survives_reading_and_writing() {
         let trace = read(LOG.as_bytes()).unwrap();
         assert_eq!(trace.requests.len(), 4);
         let mut out = Vec::new();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_makes_no_sense_is_named() {
+    fn senseless_line_is_named() {
         for (line, says) in [
             ("1 /d fly 0 512", "not known"),
             ("x /d read 0 512", "no time"),

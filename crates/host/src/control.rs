@@ -1,7 +1,7 @@
 //! A client of the control socket of `vlane serve`.
 //!
-//! It asks in HTTP/1.0, so the server answers without chunks and hangs up when it is done: all that is needed of HTTP is to take an
-//! answer's head apart, which `httparse` does.
+//! It asks in HTTP/1.0, so the server answers without chunks and hangs up when it is done. The only
+//! part of HTTP needed is parsing an answer's head, which `httparse` does.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -31,21 +31,22 @@ pub struct Control {
     path: PathBuf,
 }
 
-/// What `/v1/counters` says. Counters only ever rise: take two, and look at what changed.
+/// Answer of `/v1/counters`. Counters only ever rise: take two, and compare them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Counters {
     /// When they were read, in ns of CLOCK_MONOTONIC.
     pub monotonic_ns: u64,
-    /// What the server's process used.
+    /// Resources used by the server's process.
     pub process: Process,
-    /// All lanes together, by the counters' names: `reads`, `writes`, `flushes`, `others`, `kicks` (times that the guest woke the lane),
-    /// `signals` (times that the lane signalled the guest), and more.
+    /// All lanes together, by the counters' names. Examples are `reads`, `writes`, `flushes`,
+    /// `others`, `kicks` (times that the guest woke the lane) and `signals` (times that the lane
+    /// signalled the guest).
     pub sum: BTreeMap<String, u64>,
     /// Each lane.
     pub lanes: Vec<BTreeMap<String, u64>>,
 }
 
-/// What a process used since it began.
+/// Resources used by a process since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Process {
     /// Its number.
@@ -60,7 +61,7 @@ pub struct Process {
     pub involuntary_switches: u64,
 }
 
-/// What `/v1/volume` says, as far as it is needed here.
+/// Answer of `/v1/volume`, as far as it is needed here.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Volume {
     /// Its name.
@@ -69,13 +70,13 @@ pub struct Volume {
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Whether nothing can be written.
+    /// True if the volume is read-only.
     pub read_only: bool,
     /// Queues and threads.
     pub topology: Topology,
     /// Sessions so far.
     pub sessions: u64,
-    /// Whether a trace is being recorded.
+    /// True if a trace is being recorded.
     pub recording: bool,
 }
 
@@ -92,16 +93,16 @@ pub struct Topology {
     pub cpus: Vec<usize>,
 }
 
-/// What `/v1/limits` says.
+/// Answer of `/v1/limits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Limits {
     /// Requests per second; none: as many as there are.
     pub iops: Option<u64>,
     /// Bytes per second; none: as many as there are.
     pub bandwidth: Option<u64>,
-    /// What may pass at once after a pause: as much as in so many microseconds.
+    /// Burst after a pause: as much as in so many microseconds.
     pub burst_us: u64,
-    /// Whether express requests are limited, too.
+    /// True if express requests are limited, too.
     pub express: ExpressBudget,
     /// Times that a lane had to wait, since the limits were set.
     pub waits: u64,
@@ -109,7 +110,7 @@ pub struct Limits {
     pub waited_us: u64,
 }
 
-/// What `/v1/classes` says.
+/// Answer of `/v1/classes`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Classes {
     /// `off`, `order`, `shortest` or `on`.
@@ -130,7 +131,7 @@ pub struct Classes {
     pub lanes: Vec<LaneWindow>,
 }
 
-/// What was counted of one class.
+/// Counts of one class.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ClassCounted {
     /// Its name.
@@ -199,7 +200,7 @@ impl Control {
         self.get("/v1/volume")
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     ///
     /// # Errors
     /// As [`Control::get`].
@@ -207,7 +208,7 @@ impl Control {
         self.get("/v1/counters")
     }
 
-    /// What the volume may do per second.
+    /// Limits of the volume per second.
     ///
     /// # Errors
     /// As [`Control::get`].
@@ -215,7 +216,7 @@ impl Control {
         self.get("/v1/limits")
     }
 
-    /// What `/v1/classes` says.
+    /// Answer of `/v1/classes`.
     ///
     /// # Errors
     /// As [`Control::get`].
@@ -238,8 +239,8 @@ impl Control {
     /// The JSON at `resource`.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] if nobody listens at the socket, [`ErrorKind::Process`] if the server says no, [`ErrorKind::Format`] if
-    /// it says what nobody understands, [`ErrorKind::Io`].
+    /// [`ErrorKind::Missing`] if no server listens at the socket, [`ErrorKind::Process`] if the
+    /// server refuses, [`ErrorKind::Format`] if its answer cannot be parsed, [`ErrorKind::Io`].
     pub fn get<T: DeserializeOwned>(&self, resource: &str) -> Result<T> {
         self.read(resource, self.ask("GET", resource, "")?)
     }
@@ -254,8 +255,9 @@ impl Control {
         serde_json::from_slice(&body).context(ErrorKind::Format, || self.cannot("understand", resource))
     }
 
-    /// A trace from now on, as bytes; it goes on until the reader is dropped or the volume ends. Reading waits for the next requests
-    /// as long as `patience` says, and fails with [`io::ErrorKind::WouldBlock`] then.
+    /// A trace from now on, as bytes, until the reader is dropped or the volume ends. Reading waits
+    /// for the next requests as long as `patience` says, and fails with
+    /// [`io::ErrorKind::WouldBlock`] then.
     ///
     /// # Errors
     /// As [`Control::get`].
@@ -338,7 +340,8 @@ impl Control {
                 _ => Error::caused_by(ErrorKind::Io, format!("{path}: cannot connect"), error),
             }
         })?;
-        // Who listens at another socket would take our words for a front end's, or let us wait behind one.
+        // The listener at another socket would take our words for a front end's, or let us wait
+        // behind one.
         match sniff::listener(&stream, &self.path) {
             Found::VhostUserSocket(_) => match mistaken() {
                 Some(words) => Err(Error::new(ErrorKind::Format, words)),

@@ -2,13 +2,13 @@
 
 use std::error::Error as StdError;
 
-/// What went wrong, for code that wants to decide; the text for people is in [`Error`].
+/// Kind of an error, for code that decides by it; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A program or package is not on this machine; the context names the package.
     Missing,
-    /// What was asked for makes no sense, or cannot be done here (too little disk, too few CPUs).
+    /// The request makes no sense, or cannot be done here (too little disk, too few CPUs).
     Invalid,
     /// An option says what makes no sense on any machine: a mistake in the command line. The context names the option.
     Usage,
@@ -18,7 +18,8 @@ pub enum ErrorKind {
     Io,
     /// A file has a format that is not understood.
     Format,
-    /// A program that was started (fio, a back end, a guest) failed, or said what nobody understands.
+    /// A program that was started (fio, a back end, a guest) failed, or gave an answer that cannot
+    /// be parsed.
     Process,
     /// Something was not ready, or did not end, in the time it was given.
     Timeout,
@@ -82,7 +83,7 @@ pub trait Context<T> {
     /// The error with a kind and a context.
     ///
     /// # Errors
-    /// The same as before, told better.
+    /// The same as before, with better words.
     fn context<S: Into<String>>(self, kind: ErrorKind, context: impl FnOnce() -> S) -> Result<T>;
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What fio says of one job.
+/// fio's result of one job.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Requests.
@@ -99,7 +99,7 @@ mod tests {
     const WRITES: &str = "3;fio-3.33;x;0;0;0;0;0;0;0;0;0.000000;0.000000;0;0;0.000000;0.000000;1.000000%=0;5.000000%=0;10.000000%=0;20.000000%=0;30.000000%=0;40.000000%=0;50.000000%=0;60.000000%=0;70.000000%=0;80.000000%=0;90.000000%=0;95.000000%=0;99.000000%=0;99.500000%=0;99.900000%=0;99.950000%=0;99.990000%=0;0%=0;0%=0;0%=0;0;0;0.000000;0.000000;0;0;0.000000%;0.000000;0.000000;16384;44643;11160;367;0;0;0.000000;0.000000;56;4147;88.847363;109.729677;1.000000%=62;5.000000%=66;10.000000%=69;20.000000%=73;30.000000%=76;40.000000%=79;50.000000%=81;60.000000%=84;70.000000%=87;80.000000%=90;90.000000%=95;95.000000%=107;99.000000%=156;99.500000%=264;99.900000%=1941;99.950000%=2834;99.990000%=4145;0%=0;0%=0;0%=0;56;4148;88.919955;109.733756;0;0;0.000000%;0.000000;0.000000;1.366120%;39.071038%;4094;0;11;100.0%;0.0%";
 
     #[test]
-    fn reads_and_writes_are_read_from_their_own_fields() {
+    fn reads_and_writes_use_own_fields() {
         let (name, read) = parse(READS, 4096).unwrap();
         assert_eq!(name, "vlane");
         assert!((read.ios - 6462.0).abs() < 1e-9 && (read.iops - 6462.0 / 0.301).abs() < 1e-6);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_an_error_and_no_zero() {
+    fn missing_result_is_error_not_zero() {
         for line in ["", "3;fio-3.33;x;0;0", "fio: a note", &READS.replacen("3;fio", "4;fio", 1)] {
             assert_eq!(parse(line, 4096).unwrap_err().kind(), ErrorKind::Format, "{line}");
         }

@@ -55,7 +55,7 @@ impl Maker {
         }
     }
 
-    /// Whether the guests' CPUs are emulated.
+    /// True if the guests' CPUs are emulated.
     pub fn is_emulated(&self) -> bool {
         matches!(self, Self::Qemu(.., choice) if choice.accel == Accel::Tcg)
     }
@@ -104,7 +104,7 @@ pub fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt
     }
 }
 
-/// What went wrong, with the end of the guest's console.
+/// The error, with the end of the guest's console.
 pub fn trouble(guest: &Guest, what: &str) -> Error {
     let console = guest.console();
     let lines: Vec<&str> = console.lines().collect();

@@ -17,12 +17,12 @@ use crate::interrupt::Interrupt;
 
 /// TMPFS_MAGIC of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
-/// What must stay free on a RAM disk, and in memory, beside the image.
+/// Space to leave free on a RAM disk, and in memory, beside the image.
 const RAM_SPARE: u64 = 64 << 20;
-/// What must stay free on a disk beside the image.
+/// Space to leave free on a disk beside the image.
 const DISK_SPARE: u64 = 256 << 20;
 
-/// What kind of file system an image is to be on.
+/// Kind of file system for an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// A RAM disk (tmpfs).
@@ -84,12 +84,12 @@ impl Place {
         &self.dir
     }
 
-    /// What kind of file system it is on.
+    /// Kind of its file system.
     pub fn medium(&self) -> Medium {
         self.medium
     }
 
-    /// Whether an image of so many bytes can be here; why not, otherwise.
+    /// Checks that an image of so many bytes can be here; the error is the reason if not.
     fn check(&self, bytes: u64) -> std::result::Result<(), String> {
         let fs = statfs(&self.dir).map_err(|e| std::io::Error::from(e).to_string())?;
         let tmpfs = fs.f_type == TMPFS;
@@ -194,7 +194,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn an_image_is_written_for_real_and_removed_when_dropped() {
+    fn image_is_allocated_and_removed_on_drop() {
         let Ok(place) = Place::find(Medium::Disk, None, 2 << 20, "--disk-dir") else {
             return vlane_testing::skip("no disk with direct I/O and 260 MiB free");
         };
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_image_leaves_nothing() {
+    fn interrupted_image_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let place = Place { dir: dir.path().to_path_buf(), medium: Medium::Disk };
         let interrupt = Interrupt::listen().unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_place_lacks_is_said_with_the_option_that_helps() {
+    fn unfit_place_names_helpful_option() {
         let dir = tempfile::tempdir().unwrap();
         let find = |medium, bytes| Place::find(medium, Some(dir.path()), bytes, "--some-dir").unwrap_err();
         let both = [find(Medium::Ram, 1 << 60), find(Medium::Disk, 1 << 60)];

@@ -8,8 +8,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{Context, Error, ErrorKind, Result};
 
-/// Whether the user wants it to end. While one exists, the signals set the flag instead of ending the process, so
-/// destructors run; whoever waits or loops calls [`Interrupt::check`].
+/// The user's request to end. While one exists, the signals set the flag instead of ending the
+/// process, so destructors run. Code that waits or loops calls [`Interrupt::check`].
 #[derive(Debug)]
 pub struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ impl Interrupt {
         &self.flag
     }
 
-    /// Whether a signal came.
+    /// True if a signal came.
     pub fn is_raised(&self) -> bool {
         self.flag.load(Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
-//! What a measurement needs of the host around it: a back end that is started and stopped, guests, images, files for results, and an
-//! end when the user asks for one.
+//! Helpers of a measurement on the host: a back end that is started and stopped, guests, images,
+//! files for results, and an end when the user asks for one.
 //!
-//! The lab's experiments and the commands of `vlane` are built on it. It measures nothing itself.
+//! The lab's experiments and the commands of `vlane` are built on it. It does not measure.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,11 @@
 //! The files that commands write, and what may be written over: every result goes through [`Output`].
 //!
-//! A file that is there is not replaced unless the user says so (`--force`), except by a newer result of its own kind (a report by a report).
-//! With or without that, never: a file that is in use (locked, as images are while they are served, or under a loop device), a block device,
-//! a directory, a socket. Nothing is ever truncated: a whole result is written beside its place and renamed into it, a stream goes into a file
-//! that did not exist before. So whoever has the old file open keeps it as it was.
+//! An existing file is not replaced without `--force`, except by a newer result of its own kind (a
+//! report by a report). Some files are never replaced: a file that is in use (locked, as served
+//! images are, or under a loop device), a block device, a directory, a socket. No file is ever
+//! truncated. A whole result is written beside its place and renamed into it, and a stream goes
+//! into a file that did not exist before. So a process that has the old file open keeps it as it
+//! was.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,10 +28,10 @@ pub struct Output {
     is_own: fn(&[u8]) -> bool,
 }
 
-/// What is at an output's path.
+/// Content of an output's path.
 #[derive(Debug)]
 enum Place {
-    /// Nothing; a file can be made.
+    /// Empty; a file can be made.
     Free(PathBuf),
     /// A file that may be replaced; by the name that is no symbolic link.
     Taken(PathBuf),
@@ -37,7 +39,7 @@ enum Place {
     Stream,
 }
 
-/// A result that is being written. It is at its place after [`Writing::finish`], and without that nothing is.
+/// A result that is being written. It is at its place after [`Writing::finish`], and only then.
 #[derive(Debug)]
 pub struct Writing<'a> {
     output: &'a Output,
@@ -56,13 +58,13 @@ impl Output {
         Self { path: path.into(), force: false, is_own: |_| false }
     }
 
-    /// One that may replace a file whose content `is_own`, without being told to.
+    /// One that may replace a file whose content `is_own`, without `--force`.
     pub fn replacing(mut self, is_own: fn(&[u8]) -> bool) -> Self {
         self.is_own = is_own;
         self
     }
 
-    /// With `force`, it may replace any file that nobody uses.
+    /// With `force`, it may replace any unused file.
     pub fn force(mut self, force: bool) -> Self {
         self.force = force;
         self
@@ -79,8 +81,8 @@ impl Output {
     /// [`ErrorKind::Invalid`] if there is something that must stay, or no directory; [`ErrorKind::Io`] if it cannot be looked at.
     pub fn check(&self) -> Result<()> {
         match self.place()? {
-            // The file that it will be written into. A directory that may not be written to, or has
-            // no room for a file, is told now.
+            // Opens the file for the result. A directory without write permission, or without room
+            // for a file, is reported now.
             Place::Free(path) | Place::Taken(path) => self.beside(&path).map(drop),
             // A pipe would wait for its reader.
             Place::Stream => Ok(()),
@@ -143,7 +145,7 @@ impl Output {
         self.no("exists already; choose another name, or say --force to replace it")
     }
 
-    /// What is there, if it may be written over.
+    /// The present content, if it may be replaced.
     fn place(&self) -> Result<Place> {
         let path = &self.path;
         let there = match std::fs::symlink_metadata(path) {
@@ -275,7 +277,8 @@ pub fn check_report(path: &Path, force: bool) -> Result<()> {
 
 /// Writes a report in the form that the file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
 ///
-/// The file appears whole or not at all. It replaces another report; with `force`, any file that nobody uses ([`Output`]).
+/// The file appears whole or not at all. It replaces another report; with `force`, any unused file
+/// ([`Output`]).
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for another ending, [`ErrorKind::Invalid`] if there is something that must stay, [`ErrorKind::Io`] if it cannot be

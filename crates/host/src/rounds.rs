@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_rounds_outlive_a_broken_one() {
+    fn broken_round_keeps_whole_ones() {
         assert_eq!(breaking(0).unwrap_err().kind(), ErrorKind::Interrupted);
         for at in 1..3 {
             let (rounds, calls) = breaking(at).unwrap();

@@ -1,4 +1,5 @@
-//! Back ends as child processes: started on a CPU or anywhere, reached, observed by their process id, and ended whatever happens.
+//! Back ends as child processes: started on a CPU or anywhere, reached, observed by their process
+//! id, and ended in every case.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -16,14 +17,15 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Requests that vlane's null device works on at the same time where it has a latency. (qemu-storage-daemon's works on all.)
 pub const AT_ONCE: u16 = 32;
 
-/// What a back end serves.
+/// Storage that a back end serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage<'a> {
     /// A device without a medium, of so many bytes: no data are touched.
     Null {
         /// Its capacity in bytes.
         bytes: u64,
-        /// How long each request takes, beside others (vlane: beside as many as [`AT_ONCE`]); nothing: it succeeds at once.
+        /// Time of each request, in parallel with others (vlane: with as many as [`AT_ONCE`]).
+        /// `None`: it succeeds at once.
         latency: Duration,
     },
     /// A file or a block device.
@@ -61,8 +63,8 @@ impl Storage<'_> {
     }
 }
 
-/// A program that stays on some CPUs, if CPUs are given: `taskset`, which replaces itself by the program (what the standard library
-/// offers for work between fork and exec is unsafe).
+/// A program that stays on some CPUs, if CPUs are given: `taskset`, which replaces itself by the
+/// program. (The standard library's hook between fork and exec is unsafe.)
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] if there is no taskset.
@@ -179,8 +181,9 @@ impl Server {
     /// Any back end: what to start, where it will listen, and how one sees that it does.
     ///
     /// # Errors
-    /// [`ErrorKind::Process`] or [`ErrorKind::Timeout`] with its last words if it does not get there, [`ErrorKind::Missing`]
-    /// if a program is missing, [`ErrorKind::Invalid`] if the socket's path is too long.
+    /// [`ErrorKind::Process`] or [`ErrorKind::Timeout`] with its last words if it does not get
+    /// there. [`ErrorKind::Missing`] if a program is missing, [`ErrorKind::Invalid`] if the
+    /// socket's path is too long.
     pub fn start(name: &str, spec: Spec, cpus: &[usize], socket: &Path, ready: Ready) -> Result<Self> {
         // sun_path of sockaddr_un, with its zero.
         if socket.as_os_str().len() > 107 {
@@ -234,12 +237,12 @@ impl Server {
         self.backend.socket()
     }
 
-    /// What it printed so far.
+    /// Its output so far.
     pub fn log(&self) -> String {
         self.backend.log()
     }
 
-    /// Asks it to end and waits; dropping it does that too, but tells nobody how it went.
+    /// Asks it to end and waits; dropping it does that too, but without a result.
     ///
     /// # Errors
     /// [`ErrorKind::Timeout`] if it is not gone after `limit`.
@@ -271,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_back_end_that_ends_before_it_listens_is_told_with_its_words() {
+    fn early_end_of_back_end_quotes_it() {
         let dir = tempfile::tempdir().unwrap();
         let spec = Spec::new("/bin/sh", ["-c", "echo the image is locked >&2; exit 1"]);
         let error =
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_end_that_dies_afterwards_is_told_with_its_words_too() {
+    fn late_end_of_back_end_quotes_it() {
         let dir = tempfile::tempdir().unwrap();
         let spec =
             Spec::new("/bin/sh", ["-c", "echo listening on nothing; sleep 0.05; echo bad luck; exit 3"]);
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_end_stays_on_its_cpu_and_is_gone_when_it_is_dropped() {
+    fn back_end_stays_on_cpu_until_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let cpu = (0..rustix::thread::CpuSet::MAX_CPU)
             .find(|cpu| rustix::thread::sched_getaffinity(None).unwrap().is_set(*cpu))
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_too_deep_for_a_socket_is_said() {
+    fn too_deep_directory_is_refused() {
         let spec = Spec::new("/bin/sh", ["-c", "exit 0"]);
         let socket = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let error = Server::start("sh", spec, &[], &socket, Ready::Socket).unwrap_err();

@@ -1,7 +1,8 @@
-//! What a file or a socket is, for somebody who gave the wrong one.
+//! Identifies a file or a socket, for a user who gave the wrong one.
 //!
-//! A look at the first bytes of a file, or at who listens at a socket, tells what it is; [`mistaken`] makes a sentence of it that says what to
-//! give instead. What is not recognised is left to whoever reads it.
+//! A look at the first bytes of a file, or at the process that listens at a socket, shows its kind.
+//! [`mistaken`] makes a sentence that names the kind and the right argument. Unknown kinds are left
+//! to the reader of the file.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,14 +17,14 @@ const HEAD: usize = 64 * 1024;
 /// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SAVED: &str = "vlane-bench/1";
 
-/// What a command needs.
+/// Kind of file that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// A trace in vlane's own format.
     Trace,
     /// A report: JSON or page.
     Report,
-    /// What `vlane bench --save` wrote.
+    /// A file of `vlane bench --save`.
     SavedRun,
     /// The control socket of a volume.
     ControlSocket,
@@ -31,22 +32,22 @@ pub enum Wanted {
     VhostUserSocket,
 }
 
-/// What something is.
+/// Kind of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// A trace in vlane's own format.
     Trace,
     /// fio's iolog.
     Iolog,
-    /// What blktrace writes.
+    /// A file of blktrace.
     Blktrace,
     /// A trace in a format that is not read.
     ForeignTrace(&'static str),
     /// A report: JSON or page.
     Report,
-    /// What `vlane bench --save` wrote.
+    /// A file of `vlane bench --save`.
     SavedRun,
-    /// What `vlane bench --verify --state` wrote.
+    /// A file of `vlane bench --verify --state`.
     VerifyState,
     /// An image of a disk, of this format.
     Image(&'static str),
@@ -54,15 +55,15 @@ pub enum Found {
     Device,
     /// A directory.
     Directory,
-    /// Nothing is in it.
+    /// It is empty.
     Empty,
     /// The control socket of a volume; its vhost-user socket, if that is known.
     ControlSocket(Option<PathBuf>),
     /// The vhost-user socket of a volume; its control socket, if it has one.
     VhostUserSocket(Option<PathBuf>),
-    /// A socket of somebody else, or of nobody.
+    /// A socket of an unknown process, or of none.
     OtherSocket,
-    /// It is not there, cannot be looked at, or is nothing that is known.
+    /// It is missing, cannot be read, or is of an unknown kind.
     Unknown,
 }
 
@@ -224,7 +225,7 @@ fn image(head: &[u8], file: &File, bytes: u64) -> Option<&'static str> {
     if bytes >= 512 && file.read_exact_at(&mut end, bytes - 512).is_ok() && end == *b"conectix" {
         return Some("vpc");
     }
-    // A new image is nothing but zeroes.
+    // A new image has only zeroes.
     (bytes.is_multiple_of(512) && head.iter().all(|byte| *byte == 0)).then_some("raw")
 }
 
@@ -234,8 +235,8 @@ fn socket(path: &Path) -> Found {
     listener(&stream, path)
 }
 
-/// What the program that listens at the other end says of itself: its arguments name its sockets. Another user's program says
-/// nothing.
+/// Kind of the program that listens at the other end, by its arguments, which name its sockets.
+/// Another user's program cannot be identified.
 pub fn listener(stream: &UnixStream, path: &Path) -> Found {
     let pid = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
     let Ok(pid) = pid else { return Found::OtherSocket };
@@ -273,7 +274,7 @@ pub fn listener(stream: &UnixStream, path: &Path) -> Found {
 /// `BLK_IO_TRACE_MAGIC` and version 7, the first word of a trace of blktrace.
 pub const BLKTRACE: u32 = 0x6561_7407;
 
-/// Whether a file that begins so is an iolog of fio.
+/// True if a file that begins so is an iolog of fio.
 pub fn is_iolog(head: &[u8]) -> bool {
     head.starts_with(b"fio version ")
 }
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_kind_of_file_is_named_with_what_to_do() {
+    fn wrong_file_kind_names_remedy() {
         let mut qcow2 = vec![0; 4096];
         qcow2[..4].copy_from_slice(b"QFI\xfb");
         let report = format!("{{\"schema\": \"{}\"}}", vlane_report::SCHEMA);
@@ -367,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_or_not_known_is_left_to_who_reads_it() {
+    fn unknown_kinds_are_left_to_readers() {
         assert_eq!(told("a", b"VLANETRC....", Wanted::Trace), None);
         assert_eq!(told("a", b"some words", Wanted::Report), None);
         assert_eq!(mistaken(Path::new("/nowhere/at/all"), Wanted::Trace), None);
     }
 
     #[test]
-    fn foreign_traces_are_named_with_what_is_read() {
+    fn foreign_traces_list_readable_formats() {
         for (content, is) in [
             ("0,20941264,8192,W,0.551706\n0,20939840,8192,W,0.554041\n", "SPC"),
             ("202,16   7    50007   675.722691803   661  D   W 95839968 + 80 [kswapd0]\n", "blkparse"),
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn any_file_is_looked_at_without_a_panic() {
+    fn any_file_is_checked_without_panic() {
         for bytes in [1, 7, 511, 512, 513, 32770, 70_000] {
             for byte in [0_u8, 0x55, 0xff] {
                 let _ = told("x", &vec![byte; bytes], Wanted::Trace);

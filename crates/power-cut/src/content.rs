@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_records_are_taken_for_records() {
+    fn only_whole_records_count() {
         assert_eq!(parse_record(&record(2, 17)), Some((2, 17)));
         let mut torn = record(2, 17);
         torn[63] = 0;

@@ -95,8 +95,9 @@ fn missing(answer: &str, worker: u32, told: u64) -> Vec<String> {
 mod tests {
     use super::*;
 
+    /// The place of a transaction does not matter.
     #[test]
-    fn a_transaction_is_told_when_the_next_one_is_written_wherever_it_lies() {
+    fn next_write_commits_the_transaction() {
         let mut bytes = vec![0; 1000];
         bytes[301..301 + 17].copy_from_slice(mark(2, 7).as_bytes());
         bytes[900..910].copy_from_slice(&mark(1, 9).as_bytes()[..10]);
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_loss_is_seen_in_a_database_that_sqlite_takes_for_sound() {
+    fn losses_are_seen_in_sound_database() {
         let answer = |counter: u64, sum: u64, steps: &[u64]| {
             let rows = steps.iter().map(|step| String::from_utf8(content(1, *step)).unwrap());
             let lines: Vec<String> = [counter.to_string(), sum.to_string()].into_iter().chain(rows).collect();

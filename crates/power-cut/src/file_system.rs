@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_file_system_is_told_from_a_damaged_one_as_often_as_it_is_checked() {
+    fn repeated_checks_distinguish_damaged_file_systems() {
         use std::os::unix::fs::FileExt;
         for (file_system, bench) in benches() {
             for _ in 0..3 {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_is_busy_for_a_moment_is_unmounted_a_moment_later() {
+    fn busy_file_system_is_unmounted_later() {
         for (_, bench) in benches().into_iter().filter(|(kind, _)| *kind == FileSystem::Xfs) {
             let mut holder = None;
             let wrong = bench.check(|files| {

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_has_shown_what_it_sees_when_either_way_has_seen_something() {
+    fn either_control_proves_the_check() {
         for (unsound, lost, is_good) in [(0, 34, true), (11, 0, true), (7, 35, true), (0, 0, false)] {
             let broken = Checked { states: 42, unsound, lost, ..Checked::default() };
             assert_eq!(

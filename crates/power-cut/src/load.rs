@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_leaves_is_right_and_each_loss_is_seen() {
+    fn each_loss_of_the_program_is_seen() {
         let Some(dir) = left(21, Load::Files) else { return };
         let dir = dir.path().join("w");
         assert_eq!(wrong(&dir, 3, 21), Vec::<String>::new());
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_deliverer_leaves_is_right_and_each_loss_is_seen() {
+    fn each_loss_of_the_deliverer_is_seen() {
         let Some(dir) = left(21, Load::Mail) else { return };
         let dir = dir.path().join("w");
         let wrong = |told| mail::wrong(&dir, 3, told);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sqlite_leaves_is_right_and_each_loss_is_seen() {
+    fn each_loss_of_sqlite_is_seen() {
         let (Some(sqlite3), Some(perl)) =
             (vlane_boot::find_program("sqlite3"), vlane_boot::find_program("perl"))
         else {

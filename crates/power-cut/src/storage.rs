@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sync_covers_is_there_and_what_none_covers_may_be() {
+    fn only_synced_writes_are_certain() {
         let first = [begin(1, write(0, 2, b'a', false)), end(1, 1024)];
         let second = [begin(2, write(1, 2, b'b', false)), end(2, 1024)];
         let record = history(&[&first, &sync(9), &second]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_writes_that_overlap_in_time_either_may_have_been_the_last() {
+    fn concurrent_writes_may_end_either_way() {
         let [a, b] = [begin(1, write(0, 1, b'a', false)), begin(2, write(0, 1, b'b', false))];
         let ends = [end(1, 512), end(2, 512)];
         let record = history(&[&[a.clone(), b.clone()], &ends, &sync(9)]);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_is_there_when_it_has_ended_and_hides_what_was_before() {
+    fn ended_durable_write_replaces_older_data() {
         let first = [begin(1, write(0, 1, b'a', false)), end(1, 512)];
         let durable = [begin(2, write(0, 1, b'b', true)), end(2, 512)];
         assert_eq!(possible(&history(&[&first, &durable]), 1), [b"b"]);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_and_short_operations_are_only_what_they_are() {
+    fn failed_and_short_operations_promise_less() {
         let failed = [begin(1, write(0, 2, b'a', false)), end(1, -5)];
         assert_eq!(possible(&history(&[&failed, &sync(9)]), 2), [b"oa", b"oa"]);
         let short = [begin(1, write(0, 2, b'a', false)), end(1, 512)];
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_content_and_a_discard_promises_nothing() {
+    fn zeroes_count_and_discards_promise_nothing() {
         let clear = |how| What::Clear { how, offset: 0, len: 512 };
         let written = [begin(1, write(0, 1, b'a', false)), end(1, 512)];
         for how in [Clear::Punch, Clear::Zero] {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_the_image_is_left_out() {
+    fn data_beyond_the_image_are_ignored() {
         let beyond = [begin(1, write(IMAGE / SECTOR - 1, 8, b'a', false)), end(1, 4096)];
         let far = What::Clear { how: Clear::Punch, offset: 1 << 60, len: 1 << 61 };
         let record = history(&[&beyond, &[begin(2, far), end(2, 0)], &sync(9)]);

@@ -23,7 +23,7 @@ impl Begun {
         Self { command: command.into(), created: date::now(), at: Instant::now(), busy: Busy::now() }
     }
 
-    /// Its report, with nothing in it yet. `programs` took part, and their versions matter.
+    /// An empty report of it. `programs` took part, and their versions matter.
     pub fn report(&self, kind: &str, title: impl Into<String>, programs: &[&str]) -> Report {
         Report {
             schema: SCHEMA.into(),
@@ -209,7 +209,7 @@ impl Point {
 }
 
 impl From<f64> for Cell {
-    /// Nothing, if it is not a number.
+    /// `None` if it is not a number.
     fn from(value: f64) -> Self {
         if value.is_finite() { Self::Number(value) } else { Self::Empty }
     }
@@ -221,7 +221,7 @@ impl From<Option<f64>> for Cell {
     }
 }
 
-/// One figure of every round; nothing if a round does not have it.
+/// One figure of every round; `None` if a round does not have it.
 pub fn spread<T>(rounds: &[T], of: impl Fn(&T) -> Option<f64>) -> Option<Spread> {
     let values: Option<Vec<f64>> = rounds.iter().map(of).collect();
     Spread::of(&values?)
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_without_a_figure_leaves_none_for_all() {
+    fn round_without_figure_spares_the_others() {
         assert_eq!(spread(&[Some(1.0), None], |v| *v), None);
         assert_eq!(
             spread(&[3.0, 1.0, 2.0], |v| Some(*v)).map(|s| (s.min, s.median, s.max)),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_a_spreadsheets_file_with_exact_numbers() {
+    fn samples_have_exact_numbers_for_spreadsheets() {
         let rows =
             vec![vec!["a, \"b\"".into(), Cell::Number(0.1 + 0.2)], vec!["c".into(), Cell::from(f64::NAN)]];
         let samples = Samples::new("runs", "Runs", "Disk | Throughput [IOPS]", rows);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_that_is_missing_leaves_its_place_free() {
+    fn missing_bar_leaves_its_place_free() {
         let one = Spread::of(&[1.0]);
         let Block::Chart(chart) =
             bars("c", ("y", ""), vec!["a".into(), "b".into()], vec![("s".into(), vec![None, one])])

@@ -1,10 +1,10 @@
 //! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
 
-/// What went wrong, for code that wants to decide; the text for people is in [`Error`].
+/// Kind of an error, for code that decides by it; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A mistake in the command line: a file's name ends in nothing that is known.
+    /// A mistake in the command line: a file's name has an unknown ending.
     Usage,
     /// A file or the system refused.
     Io,

@@ -1,12 +1,12 @@
 //! Numbers for people: three significant digits, thousands by a letter or a gap, units where they belong.
 //!
-//! Counts take a letter from ten thousand on (`347.6k`, `1.09M`); what has a unit of its own never does (`0.192 us`, `12 345 MB/s`): a
-//! letter before such a unit would be another unit. A [`Format`] is chosen for a whole column, so that its figures can be compared by
-//! their places.
+//! Counts take a letter from ten thousand on (`347.6k`, `1.09M`). Figures with a unit never do
+//! (`0.192 us`, `12 345 MB/s`): a letter before such a unit would be another unit. A [`Format`] is
+//! chosen for a whole column, so that its figures can be compared by their places.
 
 use crate::Spread;
 
-/// What stands where there is no number.
+/// Text where there is no number.
 pub const NONE: &str = "-";
 /// As wide as a digit, where digits have one width.
 const FIGURE_SPACE: char = '\u{2007}';
@@ -21,7 +21,7 @@ const OWN_PREFIX: [&str; 20] = [
     "Hz", "MHz", "GHz",
 ];
 
-/// Whether a figure of this unit may be followed by `k`, `M`, `G`.
+/// True if a figure of this unit may be followed by `k`, `M`, `G`.
 fn takes_letter(unit: &str) -> bool {
     let first = unit.split(['/', ' ']).next().unwrap_or("");
     !OWN_PREFIX.contains(&first)
@@ -30,7 +30,7 @@ fn takes_letter(unit: &str) -> bool {
 /// How the figures of one column or axis are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
-    /// Whether large figures take a letter.
+    /// True if large figures take a letter.
     letters: bool,
     /// One letter for all of them: place in [`LETTERS`].
     common: Option<usize>,
@@ -68,7 +68,7 @@ impl Format {
         format
     }
 
-    /// Whether figures written so line up when [`Format::aligned`].
+    /// True if figures written so line up when [`Format::aligned`].
     pub fn is_common(self) -> bool {
         self.common.is_some()
     }
@@ -85,8 +85,9 @@ impl Format {
         format!("{}{letter}", group(scaled, decimals(scaled).max(least)))
     }
 
-    /// A figure with blanks behind it that bring the decimal points of a column below each other, when set to the right with digits
-    /// of one width. `deepest` is the largest of the column's [`Format::decimals`].
+    /// A figure with blanks behind it. The blanks align the decimal points of a right-justified
+    /// column, if digits have one width. `deepest` is the largest of the column's
+    /// [`Format::decimals`].
     pub fn aligned(self, value: f64, deepest: usize) -> String {
         let mut text = self.show(value);
         if self.is_common() && value.is_finite() {
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_take_letters_and_units_do_not() {
+    fn only_counts_take_letters() {
         for (value, unit, text) in [
             (1_090_000.0, "IOPS", "1.09M IOPS"),
             (347_600.0, "IOPS", "347.6k IOPS"),
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_has_one_letter_and_its_points_below_each_other() {
+    fn column_has_one_letter_and_aligned_points() {
         let values = [347_600.0, 1_090_000.0, 12_340.0];
         let format = Format::of_column(values, "IOPS");
         let shown = values.map(|v| format.show(v));
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn spreads_are_told_only_when_there_are_some() {
+    fn only_existing_spreads_are_shown() {
         let spread = |min, max, runs| Spread { median: 12_300.0, min, max, runs };
         let format = Format::of_unit("IOPS");
         assert_eq!(with_range(&spread(11_900.0, 12_800.0, 5), format), "12.3k (11.9k-12.8k)");
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_say_no_more_than_they_must() {
+    fn ticks_have_minimal_digits() {
         assert_eq!(tick(200_000.0, 200_000.0, 1_000_000.0, "IOPS"), "0.2M");
         assert_eq!(tick(400_000.0, 200_000.0, 800_000.0, "IOPS"), "400k");
         assert_eq!(tick(0.25, 0.25, 1.0, ""), "0.25");
@@ -341,7 +342,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_figure_is_true_to_three_digits(exponent in -3.0..14.0_f64, sign in any::<bool>(), letters in any::<bool>()) {
+        fn figures_keep_three_digits(exponent in -3.0..14.0_f64, sign in any::<bool>(), letters in any::<bool>()) {
             let value = 10_f64.powf(exponent) * if sign { 1.0 } else { -1.0 };
             let shown = Format::of_unit(if letters { "IOPS" } else { "us" }).show(value);
             prop_assert!((read(&shown) - value).abs() <= value.abs() * 0.005_01, "{value} as {shown}");

@@ -1,8 +1,8 @@
 //! A report as one page: no network, no program in it, readable on a phone, on paper and in the dark.
 //!
-//! Each chart is drawn twice, for a desk and for a phone, and the style sheet shows one: text that shrinks with its chart cannot be
-//! read. The report's JSON is in the page too, so the page is also the data (`vlane report page.html` reads it back).
-//! The page is well-formed XML.
+//! Each chart is drawn twice, for a desk and for a phone, and the style sheet shows one: text that
+//! shrinks with its chart cannot be read. The report's JSON is in the page too, so the page is also
+//! the data (`vlane report page.html` reads it back). The page is well-formed XML.
 
 use crate::error::Result;
 use crate::machine::{Load, Storage};
@@ -83,7 +83,7 @@ fn head(out: &mut String, report: &Report) {
     }
     if !report.notes.is_empty() {
         *out += "<ul class=\"notes\">\n";
-        // What changes the meaning comes first.
+        // Escapes that change the meaning come first.
         for severity in [Severity::Warning, Severity::Info] {
             for note in report.notes.iter().filter(|note| note.severity == severity) {
                 let (class, word) = match severity {

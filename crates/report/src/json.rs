@@ -1,4 +1,5 @@
-//! A report as a file: JSON, the page that holds it, or text; written by its name's ending, read whatever it is.
+//! A report as a file: JSON, the page that holds it, or text. The name's ending chooses the written
+//! form; each form can be read.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::{Report, SCHEMA, html, lines, text};
 /// Columns of a report that is written to a text file.
 const TEXT_WIDTH: usize = 110;
 
-/// What is read first, to refuse a file that is something else with words that help.
+/// The part that is read first, to refuse other files with words that help.
 #[derive(Deserialize)]
 struct Head {
     schema: Option<String>,
@@ -58,7 +59,8 @@ impl Report {
         Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
     }
 
-    /// Whether a file's content is a report in any form and of any version, which a new report may replace.
+    /// True if a file's content is a report in any form and of any version, which a new report may
+    /// replace.
     pub fn is_one(content: &[u8]) -> bool {
         let Ok(text) = str::from_utf8(content) else { return false };
         let name = SCHEMA.split('/').next().unwrap_or(SCHEMA);
@@ -90,7 +92,8 @@ impl Report {
     }
 }
 
-/// Whether `content` is JSON of one of vlane's formats: an object whose `schema` begins with `name` and a slash.
+/// True if `content` is JSON of one of vlane's formats: an object whose `schema` begins with `name`
+/// and a slash.
 pub fn is_json_of(content: &[u8], name: &str) -> bool {
     let head = serde_json::from_slice::<Head>(content).ok().and_then(|head| head.schema);
     head.is_some_and(|schema| schema.strip_prefix(name).is_some_and(|rest| rest.starts_with('/')))

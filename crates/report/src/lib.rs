@@ -1,11 +1,14 @@
-//! What every measurement ends as: one [`Report`], which becomes JSON, HTML and text.
+//! The result of every measurement: one [`Report`], which becomes JSON, HTML and text.
 //!
-//! The JSON is the model below, as serde writes it, and `docs/src/report-format.md` describes it; its version is [`SCHEMA`].
-//! [`Report::in_form_of`] makes the form that a file's name asks for, [`html::page`] makes the page, [`text::render`] what a
-//! terminal shows, [`markdown::table`] a table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes numbers for people, for all of them.
+//! The JSON is the model below, as serde writes it. `docs/src/report-format.md` describes it, and
+//! its version is [`SCHEMA`]. [`Report::in_form_of`] makes the form that a file's name asks for.
+//! [`html::page`] makes the page, [`text::render`] the text of a terminal, [`markdown::table`] a
+//! table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes
+//! numbers for people, for all of them.
 //!
-//! Beside it: what a report is made of. [`stats`] tells whether two arms differ, [`published`] how a figure lies to a published one, [`machine`] where they were measured, [`date`] when, and
-//! [`progress`] how far a measurement is.
+//! Other modules supply the parts of a report. [`stats`] decides if two arms differ, and
+//! [`published`] compares a figure with a published one. [`machine`] describes the place of
+//! measurement, [`date`] its time, and [`progress`] its progress.
 
 #![forbid(unsafe_code)]
 

@@ -16,7 +16,7 @@ pub(super) fn to_string<T: Serialize>(value: &T) -> serde_json::Result<String> {
 #[derive(Default)]
 struct Lines {
     pretty: PrettyFormatter<'static>,
-    /// What is open: whether each is a list.
+    /// Open brackets: true for a list.
     open: Vec<bool>,
     /// How many of these are on one line.
     flat: usize,
@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_it_is_it_is_the_same_json(value in any_value()) {
+        fn any_value_keeps_its_json(value in any_value()) {
             prop_assert_eq!(serde_json::from_str::<Value>(&to_string(&value).unwrap()).unwrap(), value);
         }
     }

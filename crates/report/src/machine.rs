@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub use load::{Busy, Load};
 pub use storage::{Storage, images_in};
 
-/// What a reader needs to know of the machine. Nothing in it names a host or a user.
+/// Description of the machine for a reader. It names neither a host nor a user.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
@@ -30,13 +30,14 @@ pub struct Machine {
     /// The virtual machine monitor that it runs under, if it tells: `kvm`, `xen`, ...; empty on bare metal.
     #[serde(default)]
     pub hypervisor: String,
-    /// The commit that vlane was built from, followed by `+` if files had been changed since; empty if the build was not told.
+    /// The commit that vlane was built from, followed by `+` if files had been changed since; empty
+    /// if the build did not get it.
     #[serde(default)]
     pub commit: String,
-    /// What the images that were measured lay on; empty if there were none.
+    /// Storage below the measured images; empty if there were none.
     #[serde(default)]
     pub storage: Vec<Storage>,
-    /// What else the machine did.
+    /// Other load of the machine.
     #[serde(default)]
     pub load: Option<Load>,
     /// Programs that took part, with their versions, vlane first.
@@ -46,7 +47,7 @@ pub struct Machine {
 impl Machine {
     /// This machine, vlane's version, and the versions of those of `programs` that are installed (they are asked with `--version`).
     ///
-    /// What cannot be found out is left empty: a report without it is still a report. Nothing needs root.
+    /// Unknown facts are left empty: a report without them is still a report. No fact needs root.
     pub fn describe(programs: &[&str]) -> Self {
         let mut versions = vec![("vlane".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         for program in programs {
@@ -58,7 +59,7 @@ impl Machine {
         Self { versions, commit, storage: storage::seen(), ..Self::at(Path::new("/")) }
     }
 
-    /// What the files below `root` tell (a machine's own are below `/`).
+    /// Facts from the files below `root` (a machine's own are below `/`).
     fn at(root: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let cpuinfo = read("proc/cpuinfo");
@@ -146,8 +147,9 @@ fn memory_mib(meminfo: &str) -> u64 {
     kib.unwrap_or(0) / 1024
 }
 
-/// The virtual machine monitor below, by what a kernel shows to everybody: Xen's directory, the firmware's strings, the
-/// paravirtual clocks, the device tree; and the processor's flag, which says only that there is one.
+/// The virtual machine monitor below, from public files of the kernel: Xen's directory, the
+/// firmware's strings, the paravirtual clocks, the device tree. The processor's flag says only that
+/// there is one.
 fn hypervisor(root: &Path, cpuinfo: &str) -> String {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     if cpuinfo.contains("User Mode Linux") {
@@ -249,8 +251,9 @@ mod tests {
         assert!(machine.cpus >= 1);
     }
 
+    /// The maker's name may be that of a hypervisor.
     #[test]
-    fn bare_metal_names_no_hypervisor_even_if_its_maker_sells_one() {
+    fn bare_metal_names_no_hypervisor() {
         let cpuinfo = "model name\t: Intel(R) Xeon(R)\nflags\t\t: fpu vme\n";
         let dir = files(&[("sys/class/dmi/id/sys_vendor", "Xen Makers Inc."), ("proc/cpuinfo", cpuinfo)]);
         assert_eq!(Machine::at(dir.path()).hypervisor, "");
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm64_machine_is_named_by_its_numbers() {
+    fn arm64_machine_is_named_by_numbers() {
         let cpuinfo = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
         let dir =
             files(&[("proc/cpuinfo", cpuinfo), ("proc/device-tree/hypervisor/compatible", "linux,kvm\0")]);
@@ -269,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_any_of_these_files_is_described_by_what_is_known() {
+    fn machine_without_files_is_described_partly() {
         let machine = Machine::at(Path::new("/does/not/exist"));
         assert_eq!((machine.cpu.as_str(), machine.memory_mib), (std::env::consts::ARCH, 0));
     }
 
     #[test]
-    fn versions_are_found_in_what_programs_print() {
+    fn versions_are_found_in_output() {
         for (text, version) in [
             ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright", Some("7.2.22")),
             ("fio-3.33\n", Some("3.33")),

@@ -29,7 +29,7 @@ fn cell(shown: &Shown) -> String {
     }
 }
 
-/// Nothing ends a cell or a line early, and blanks that line up figures elsewhere are gone.
+/// No character ends a cell or a line early, and blanks that align figures elsewhere are gone.
 fn plain(text: &str) -> String {
     let blank = |c: char| c.is_control() || matches!(c, '\u{2007}' | '\u{2008}' | '\u{202f}');
     text.replace(blank, " ").trim().replace('|', "\\|")
@@ -41,7 +41,7 @@ mod tests {
     use crate::{Cell, Column, Spread};
 
     #[test]
-    fn every_row_has_every_cell_whatever_is_in_them() {
+    fn every_row_has_every_cell() {
         let spread = Spread { median: 2.0, min: 1.0, max: 3.0, runs: 3 };
         let columns = vec![Column::new("Row", ""), Column::new("CPU", "us"), Column::new("Verdict", "")];
         let rows = vec![

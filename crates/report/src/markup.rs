@@ -1,4 +1,4 @@
-//! What HTML and SVG have in common: escaped text, and how wide it will be.
+//! Common parts of HTML and SVG: escaped text, and its estimated width.
 
 use std::fmt::Write;
 
@@ -31,7 +31,7 @@ pub(super) fn text_width(text: &str, size: f64) -> f64 {
         '\u{202f}' | '\u{2008}' => 0.25,
         c if c.is_ascii_uppercase() => 0.68,
         c if c.is_ascii() => 0.58,
-        // East Asian wide letters, and whatever else we do not know.
+        // East Asian wide letters, and other letters of unknown width.
         c if c >= '\u{1100}' => 1.02,
         _ => 0.66,
     };
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_escaped_can_be_read_back_from_xml(text in "\\PC*") {
+        fn escaped_text_survives_xml(text in "\\PC*") {
             let xml = format!("<a b=\"{0}\">{0}</a>", escape(&text));
             let document = roxmltree::Document::parse(&xml).map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert_eq!(document.root_element().text().unwrap_or(""), &text);

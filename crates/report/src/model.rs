@@ -12,11 +12,11 @@ pub const SCHEMA: &str = "vlane-report/1";
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// What made it: `compare`, `topologies`, `bench`, `peers`, `replay`.
+    /// The command that made it: `compare`, `topologies`, `bench`, `peers`, `replay`.
     pub kind: String,
     /// Its title.
     pub title: String,
-    /// What it comes to, in a few sentences of plain text.
+    /// The result, in a few sentences of plain text.
     pub summary: Vec<String>,
     /// The command that makes it again.
     pub command: String,
@@ -30,7 +30,7 @@ pub struct Report {
     /// The measurements that are missing, in a sentence, if it is of fewer than were wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<String>,
-    /// What a reader must know before believing the figures.
+    /// Facts that a reader must know before believing the figures.
     pub notes: Vec<Note>,
     /// The results.
     pub sections: Vec<Section>,
@@ -44,7 +44,7 @@ pub struct Report {
 pub struct Samples {
     /// Short name for files: letters, digits, dashes.
     pub id: String,
-    /// What was measured.
+    /// The measured subject.
     pub caption: String,
     /// The columns: first what a measurement is of, then its figures.
     pub columns: Vec<Column>,
@@ -101,7 +101,7 @@ pub enum Block {
 /// Rows and columns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// What it shows.
+    /// Subject of the table.
     pub caption: String,
     /// The columns.
     pub columns: Vec<Column>,
@@ -156,7 +156,7 @@ impl From<String> for Cell {
     }
 }
 
-/// What stands in a cell.
+/// Content of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Cell {
@@ -166,7 +166,7 @@ pub enum Cell {
     Number(f64),
     /// Words.
     Text(String),
-    /// Nothing was measured.
+    /// No measurement.
     Empty,
 }
 
@@ -201,7 +201,7 @@ impl Spread {
 /// A picture of figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Chart {
-    /// What it shows.
+    /// Subject of the chart.
     pub caption: String,
     /// How it is drawn.
     pub kind: ChartKind,
@@ -212,7 +212,7 @@ pub struct Chart {
     /// Names of the places on the horizontal axis, for bars; point x of a series is then the place's index.
     #[serde(default)]
     pub categories: Vec<String>,
-    /// What is drawn.
+    /// Lines or bars.
     pub series: Vec<Series>,
 }
 
@@ -231,12 +231,12 @@ pub enum ChartKind {
 /// An axis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it measures.
+    /// The measured quantity.
     pub title: String,
     /// In which unit; empty for plain numbers.
     #[serde(default)]
     pub unit: String,
-    /// Whether it is logarithmic.
+    /// True if it is logarithmic.
     #[serde(default)]
     pub log: bool,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use terminal_size::{Width, terminal_size_of};
 
-/// Least time between two lines where nobody looks at a terminal.
+/// Least time between two lines without a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// Least time between two updates of the line on a terminal.
 const BETWEEN_UPDATES: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ pub struct Progress {
     /// Steps begun.
     begun: usize,
     label: String,
-    /// What one step is thought to take before any has been measured.
+    /// Estimated time of one step before any has been measured.
     guess: Option<Duration>,
     start: Instant,
     step_start: Instant,
@@ -39,7 +39,7 @@ enum Out {
     Terminal,
     /// Something else that keeps every line.
     Lines,
-    /// Nobody wants it.
+    /// No output.
     Nowhere,
     /// A test looks at it.
     #[cfg(test)]
@@ -91,7 +91,7 @@ impl Progress {
         Self::on(if std::io::stderr().is_terminal() { Out::Terminal } else { Out::Lines }, steps)
     }
 
-    /// For nobody.
+    /// A progress without output.
     pub fn silent() -> Self {
         Self::on(Out::Nowhere, 0)
     }
@@ -110,7 +110,7 @@ impl Progress {
         }
     }
 
-    /// What one step will take, about: for the time left until the first one has shown what it is.
+    /// Estimated time of one step: for the time left until the first one has shown its true length.
     pub fn expecting(mut self, step: Duration) -> Self {
         self.guess = Some(step);
         self
@@ -205,7 +205,7 @@ fn show_left(left: Duration) -> String {
     let seconds = seconds as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, s) => format!("{s} s"),
-        // Nobody can know it better.
+        // No better estimate exists.
         (0, m @ ..10, s) => format!("{m} min {} s", s / 10 * 10),
         (0, m, _) => format!("{m} min"),
         (h, m, _) => format!("{h} h {m} min"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_shows_the_step_and_the_time_left_in_one_line() {
+    fn terminal_shows_step_and_remaining_time() {
         let mut progress = test(48, Some(100));
         let start = Instant::now();
         for i in 0..12_u32 {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_no_line_that_wraps() {
+    fn narrow_terminal_line_never_wraps() {
         let mut progress = test(2, Some(20));
         progress.step("a label that is much longer than the terminal is wide");
         let shown = text(&progress).trim_start_matches("\r\x1b[K");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_gets_a_line_per_step_but_not_too_often() {
+    fn log_lines_per_step_are_limited() {
         let mut progress = test(1000, None);
         let start = Instant::now();
         for i in 0..1000_u32 {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_is_a_guess_until_a_step_is_done_and_more_steps_than_planned_do_no_harm() {
+    fn remaining_time_is_estimated_until_first_step() {
         let mut progress = test(1, None).expecting(Duration::from_secs(30));
         let start = Instant::now();
         progress.step_at("one".into(), start);

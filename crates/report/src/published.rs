@@ -5,26 +5,31 @@
 //! - **Size** ([`Size`]): the figure here over the published one, and whether it is within [`TOLERANCE`].
 //! - **Spread** ([`Interval`]): between what the true figure lies, and of how many runs that is known.
 //!
-//! None of them says that the publication is right or wrong. Two figures on the same side of 1 may be far apart, and two that are near may be noise.
-//! What a program of ours is to reach is no published figure, and does not stand among them.
+//! None of them says that the publication is right or wrong. Two figures on the same side of 1 may
+//! be far apart, and two that are near may be noise. Goals of our own programs are no published
+//! figures, and do not stand among them.
 //!
 //! # Method
 //!
-//! Of repeated measurements the smallest and the largest are kept ([`Spread`]). They are the ends of the widest interval that ranks can give, and how
-//! surely it holds the true figure follows from the number of runs alone, whatever the noise is like: with n runs 1 - 2^(1-n); for a ratio of m runs to
-//! n runs, from the smallest over the largest to the largest over the smallest, 1 - 2 / C(m+n, n). They are the intervals of [`crate::stats`] with nothing cut
-//! off; and as there, less than 90 % decides nothing: five runs, or three against three, are the least.
+//! Of repeated measurements the smallest and the largest are kept ([`Spread`]). They are the ends
+//! of the widest interval that ranks can give. Its confidence follows from the number of runs
+//! alone, for any noise. With n runs it is 1 - 2^(1-n). For a ratio of m runs to n runs, from the
+//! smallest over the largest to the largest over the smallest, it is 1 - 2 / C(m+n, n). They are
+//! the intervals of [`crate::stats`] without any values cut off. As there, less than 90 % is
+//! inconclusive: five runs, or three against three, are the least.
 
 use crate::stats::LEAST_CONFIDENCE;
 use crate::{Cell, Spread, Table};
 
 /// A size is within it if it is at most so many times the published one, and at least the same part of it.
 ///
-/// It is one for all figures, and is not to be chosen by what was measured. A quarter is more than the publications differ from themselves where they give
-/// the same figure twice (2.67 and 2.55 times, 34.1 and 37.1 Mbit/s), and less than the smallest gap between two of their configurations that matters (1.32 times).
+/// It is one for all figures, and is not to be chosen by the measured results. A quarter exceeds
+/// the difference of the publications from themselves where they give the same figure twice (2.67
+/// and 2.55 times, 34.1 and 37.1 Mbit/s). It is less than the smallest gap between two of their
+/// configurations that matters (1.32 times).
 pub const TOLERANCE: f64 = 1.25;
 
-/// What a publication says of a figure.
+/// A publication's statement of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Said {
     /// This number.
@@ -38,9 +43,10 @@ pub enum Said {
 /// A published figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Published {
-    /// What was published.
+    /// The published value.
     pub said: Said,
-    /// The value that would mean that nothing changed: 1 for a ratio, 100 for per cent of something, none for a level (37.2 ms), which has no direction.
+    /// The value that would mean no change: 1 for a ratio, 100 for per cent of something. None for
+    /// a level (37.2 ms), which has no direction.
     pub no_change: Option<f64>,
 }
 
@@ -62,7 +68,7 @@ pub struct Size {
     pub ratio: f64,
 }
 
-/// What was measured, and between what the true figure lies.
+/// A measured figure, and the interval of the true one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// The figure: the median.
@@ -71,13 +77,13 @@ pub struct Interval {
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// How surely the true figure is between them, whatever the noise is like; 0 with one run.
+    /// Confidence that the true figure is between them, for any noise; 0 with one run.
     pub confidence: f64,
     /// Of how many runs; of a ratio, the fewer of both sides.
     pub runs: usize,
 }
 
-/// What came of holding one against the other.
+/// Result of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
     /// Which way; none for a level, and where no change was published.
@@ -114,7 +120,7 @@ impl Interval {
         fits.then_some(interval)
     }
 
-    /// Whether there were runs enough to decide anything.
+    /// True if there were enough runs for a decision.
     pub fn is_decisive(&self) -> bool {
         // Exactly the least is enough, however the sum was rounded.
         self.confidence >= LEAST_CONFIDENCE - 1e-9
@@ -156,7 +162,7 @@ impl Direction {
 }
 
 impl Size {
-    /// Whether it is within [`TOLERANCE`].
+    /// True if it is within [`TOLERANCE`].
     pub fn is_within(self) -> bool {
         (1.0 / TOLERANCE..=TOLERANCE).contains(&self.ratio)
     }
@@ -168,12 +174,12 @@ impl Size {
 }
 
 impl Published {
-    /// A ratio: of 1, nothing would have changed.
+    /// A ratio: 1 means no change.
     pub fn ratio(value: f64) -> Self {
         Self { said: Said::Number(value), no_change: Some(1.0) }
     }
 
-    /// Per cent of something: of 100, nothing would have changed.
+    /// Per cent of something: 100 means no change.
     pub fn percent(value: f64) -> Self {
         Self { said: Said::Number(value), no_change: Some(100.0) }
     }
@@ -183,7 +189,7 @@ impl Published {
         Self { said: Said::Number(value), no_change: None }
     }
 
-    /// Whether more than no change was published; none if nothing can be said.
+    /// True if more than no change was published; none if that is undefined.
     fn is_more(&self) -> Option<bool> {
         match self.said {
             Said::More => Some(true),
@@ -227,14 +233,14 @@ impl Published {
 pub struct Row {
     /// Which figure, with its unit.
     pub figure: String,
-    /// What was published of it.
+    /// Its published value.
     pub published: Published,
-    /// What was measured; or why nothing was.
+    /// The measured figure; or the reason for its absence.
     pub here: Result<Interval, String>,
 }
 
 impl Row {
-    /// What came of it; none if nothing was measured.
+    /// Result of the comparison; none without a measurement.
     pub fn comparison(&self) -> Option<Comparison> {
         self.here.as_ref().ok().map(|here| self.published.compare(here))
     }

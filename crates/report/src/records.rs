@@ -12,7 +12,8 @@ const UNITS: [&str; 4] = ["us", "ms", "ns", "seconds"];
 impl Samples {
     /// A row for each record: first the words that tell what it is of, which `labels` are the titles of, then its fields.
     ///
-    /// A column is called like its field. A record in a record gives its own fields, lists are numbers with spaces between. What a record does not have is empty.
+    /// A column is called like its field. A record in a record gives its own fields, lists are
+    /// numbers with spaces between. Fields that a record lacks are empty.
     pub fn of_records<R: Serialize>(
         id: impl Into<String>,
         caption: impl Into<String>,
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_every_record_has_a_place_and_what_is_not_there_is_empty() {
+    fn every_record_field_has_a_place() {
         let bare = Record { seconds: 0.5, p99_us: f64::NAN, pages: None, beside: None, fsyncs_us: vec![] };
         let full = Record {
             seconds: 1.0,

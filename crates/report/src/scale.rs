@@ -5,7 +5,7 @@ use crate::{Axis, figure};
 /// Figures beyond this are treated as missing: their differences would overflow.
 const LARGEST: f64 = 1e100;
 
-/// Whether a figure can be drawn.
+/// True if a figure can be drawn.
 pub(super) fn drawable(value: f64, log: bool) -> bool {
     value.is_finite() && value.abs() < LARGEST && (!log || value > 1.0 / LARGEST)
 }
@@ -65,7 +65,7 @@ impl Scale {
 
     /// Round ticks (1, 2, 5 times a power of ten); with `whole`, the ends are ticks too.
     fn even(axis: &Axis, low: f64, high: f64, ticks: usize, whole: bool) -> Self {
-        // Ticks between two figures that are all but the same could not be told apart.
+        // Ticks between two almost equal figures could not be distinguished.
         let least = (low.abs().max(high.abs()) * 1e-9).max(1.0 / LARGEST);
         let high = if high - low > least { high } else { low + (low.abs() / 2.0).max(1.0) };
         let step = nice_step((high - low) / ticks.max(1) as f64);
@@ -121,7 +121,8 @@ impl Scale {
     }
 }
 
-/// The smallest and the largest of what can be drawn; 0 and 1 (logarithmic: 1 and 10) if there is nothing.
+/// The smallest and the largest of the drawable figures; without any, 0 and 1 (logarithmic: 1 and
+/// 10).
 fn ends(values: impl Iterator<Item = f64>, log: bool) -> (f64, f64) {
     let (low, high) = values
         .filter(|v| drawable(*v, log))
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_begin_at_zero_and_end_at_a_tick() {
+    fn length_axes_span_zero_to_tick() {
         let scale = Scale::of_lengths(&axis(false), [123_000.0, 347_000.0].into_iter(), 5);
         assert_eq!(labels(&scale), ["0", "100k", "200k", "300k", "400k"]);
         assert!(scale.at(0.0) == 0.0 && (scale.at(400_000.0) - 1.0).abs() < 1e-12);
@@ -166,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn logarithmic_axes_have_powers_of_ten() {
+    fn logarithmic_axes_use_powers_of_ten() {
         let scale = Scale::of_lengths(&axis(true), [3.0, 40_000.0].into_iter(), 6);
         assert_eq!(labels(&scale), ["1", "10", "100", "1k", "10k", "100k"]);
         assert!((scale.at(1000.0) - 0.6).abs() < 1e-9 && scale.base() == 0.0);
     }
 
     #[test]
-    fn few_places_are_named_themselves() {
+    fn few_places_keep_their_names() {
         let jobs = [1.0, 2.0, 4.0, 8.0, 16.0];
         for log in [false, true] {
             let scale =

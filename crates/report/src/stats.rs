@@ -1,44 +1,51 @@
-//! Whether one set of measurements is better than another, told by somebody who knows the noise.
+//! Comparison of two sets of measurements, with regard to their noise.
 //!
-//! Two questions are answered. [`paired`]: A and B were measured in turns (A B, B A, ...), so each pair saw the same weather. [`unpaired`]: a new
-//! run is held against a saved one. Both work on ratios (logarithms inside), so units and sizes do not matter, and neither
-//! assumes how the noise is distributed: machines have long tails and two modes.
+//! Two questions are answered. [`paired`]: A and B were measured in turns (A B, B A, ...), so each
+//! pair had the same conditions. [`unpaired`]: a new run is compared with a saved one. Both work on
+//! ratios (logarithms inside), so units and sizes do not matter. Neither assumes a distribution of
+//! the noise: machines have long tails and two modes.
 //!
 //! # Method
 //!
-//! The interval for the ratio is that of Hodges and Lehmann: for pairs, from the ordered Walsh averages of the log ratios, cut where
-//! Wilcoxon's signed-rank statistic says; for two samples, from the ordered differences of all logs of A and all logs of B, cut where Mann and
-//! Whitney's U says. The estimate is the median of the same averages or differences. Null distributions are exact up to
-//! [`EXACT`] values, normal beyond. Source: Hollander, Wolfe, Chicken, "Nonparametric Statistical Methods", 3rd ed., sections 3.1-3.3 and 4.1-4.3.
-//! (Pairs need a symmetric log ratio. If A and B differ by a factor only, swapping a pair's two measurements changes nothing but its
-//! sign, so it is.)
+//! The interval for the ratio is that of Hodges and Lehmann. For pairs it comes from the ordered
+//! Walsh averages of the log ratios, cut by Wilcoxon's signed-rank statistic. For two samples it
+//! comes from the ordered differences of all logs of A and all logs of B, cut by Mann and Whitney's
+//! U. The estimate is the median of the same averages or differences. Null distributions are exact
+//! up to [`EXACT`] values, normal beyond. Source: Hollander, Wolfe, Chicken, "Nonparametric
+//! Statistical Methods", 3rd ed., sections 3.1-3.3 and 4.1-4.3. (Pairs need a symmetric log ratio.
+//! If A and B differ by a factor only, swapping a pair's two measurements changes only its sign, so
+//! the log ratio is symmetric.)
 //!
-//! The interval holds the true ratio with at least 95 % where the number of runs allows that, else with as much as it allows, but at
-//! least 90 %: five pairs give 93.75 %, three runs against three 90 %. With fewer, nothing is decided.
+//! The interval holds the true ratio with at least 95 % where the number of runs allows that.
+//! Otherwise it holds with as much as the number allows, but at least 90 %: five pairs give 93.75
+//! %, three runs against three 90 %. With fewer, the comparison is inconclusive.
 //!
 //! # Verdict
 //!
-//! With a threshold t (0.05: what is below 5 % does not matter):
-//! better or worse: the interval leaves out 1, and the estimate differs from 1 by more than t; same: the whole interval lies between 1/(1+t)
-//! and 1+t; otherwise undecided: more runs, or a quieter machine.
+//! With a threshold t (0.05: differences below 5 % do not matter):
+//! better or worse: the interval leaves out 1, and the estimate differs from 1 by more than t;
+//! same: the whole interval lies between 1/(1+t) and 1+t; otherwise undecided: more runs, or a
+//! quieter machine.
 //!
-//! A sentence of a summary says even less ([`Verdict::told`]): that there is more or less of something if the interval leaves out 1, and otherwise that
-//! no difference was seen. A target is met or missed only if the whole interval says so ([`Verdict::side`]).
+//! A sentence of a summary says even less ([`Verdict::told`]). It claims more or less of something
+//! if the interval leaves out 1, and otherwise that no difference was seen. A target is met or
+//! missed only if the whole interval says so ([`Verdict::side`]).
 //!
-//! False alarms (better or worse, although nothing differs) are at most 1 minus the interval's confidence: 6.25 % with
-//! five pairs, 5 % with more. They are rarer where the noise is small against the threshold. A test below simulates both.
+//! False alarms (better or worse, without a true difference) are at most 1 minus the interval's
+//! confidence: 6.25 % with five pairs, 5 % with more. They are rarer where the noise is small
+//! relative to the threshold. A test below simulates both.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What one aims at.
+/// The desired confidence.
 const CONFIDENCE: f64 = 0.95;
-/// What one accepts if there are too few runs for more.
+/// The least confidence accepted when there are too few runs for more.
 pub(crate) const LEAST_CONFIDENCE: f64 = 0.90;
-/// A difference below this does not matter, unless somebody says otherwise.
+/// A difference below this does not matter, unless the caller says otherwise.
 pub const THRESHOLD: f64 = 0.05;
-/// Fewer pairs than this have no interval, so nothing is concluded from them.
+/// Fewer pairs than this have no interval, so they are inconclusive.
 pub const LEAST_PAIRS: usize = 5;
 /// Null distributions are exact for samples up to so many values.
 pub const EXACT: usize = 50;
@@ -55,7 +62,7 @@ pub enum Better {
     Lower,
 }
 
-/// What a comparison comes to.
+/// Verdict of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -103,7 +110,7 @@ pub enum Side {
 /// A comparison of A with B.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What it comes to.
+    /// The verdict.
     pub outcome: Outcome,
     /// How many times B's figure A's is; NaN if it is not known.
     pub ratio: f64,
@@ -120,7 +127,7 @@ impl Verdict {
         Self { outcome, ratio: f64::NAN, low: f64::NAN, high: f64::NAN, confidence: 0.0 }
     }
 
-    /// Where the true ratio is, seen from `figure`: by the interval, whatever the estimate is.
+    /// Place of the true ratio relative to `figure`: by the interval, not by the estimate.
     pub fn side(&self, figure: f64) -> Side {
         match (self.low, self.high) {
             (low, high) if self.confidence <= 0.0 || low.is_nan() || high.is_nan() => Side::Unknown,
@@ -130,7 +137,8 @@ impl Verdict {
         }
     }
 
-    /// What a sentence may say of it: `1.31x (1.22x-1.40x)`, or `no difference seen (0.77x-1.03x)`; nothing without an interval.
+    /// Words that a sentence may use: `1.31x (1.22x-1.40x)`, or `no difference seen (0.77x-1.03x)`;
+    /// none without an interval.
     pub fn told(&self) -> Option<String> {
         let interval = format!("({:.2}x-{:.2}x)", self.low, self.high);
         match self.side(1.0) {
@@ -165,7 +173,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Compares A with B, which were measured in turns: value i of both belong together. What one has more than the other is left out.
+/// Compares A with B, which were measured in turns: value i of both belong together. Surplus values
+/// of one are left out.
 pub fn paired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict {
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
@@ -208,7 +217,7 @@ fn logs(values: &[f64]) -> Option<Vec<f64>> {
     values.iter().map(|v| (v.is_finite() && *v > 0.0).then(|| v.ln())).collect()
 }
 
-/// Nothing on both sides (no context switch at all) is the same; otherwise there is no ratio.
+/// Zero on both sides (no context switch at all) is the same; otherwise there is no ratio.
 fn unfit(a: &[f64], b: &[f64]) -> Verdict {
     let nothing = |values: &[f64]| !values.is_empty() && values.iter().all(|v| *v == 0.0);
     match nothing(a) && nothing(b) {
@@ -249,7 +258,7 @@ fn judge(mut values: Vec<f64>, null: &Null, better: Better, threshold: f64) -> V
     Verdict { outcome, ratio: estimate, low, high, confidence }
 }
 
-/// What is known of a rank statistic if there is no difference: symmetric, whole numbers from 0 up.
+/// Distribution of a rank statistic without a difference: symmetric, whole numbers from 0 up.
 enum Null {
     /// The probability of each value.
     Exact(Vec<f64>),
@@ -258,8 +267,8 @@ enum Null {
 }
 
 impl Null {
-    /// How many of `n` ordered values to leave out at each end, and the confidence of what is left: the narrowest interval
-    /// that reaches [`CONFIDENCE`], or the widest there is.
+    /// Number of ordered values (of `n`) to leave out at each end, and the confidence of the rest.
+    /// The interval is the narrowest that reaches [`CONFIDENCE`], or the widest there is.
     fn cut(&self, n: usize) -> (usize, f64) {
         let tail = |cut: usize| match self {
             // The interval from the value at place `cut` misses if the statistic is at most `cut`.

@@ -24,14 +24,15 @@ pub(super) const WIDE: f64 = 760.0;
 /// Width of a chart for a phone.
 pub(super) const NARROW: f64 = 350.0;
 
-/// The colours of charts in the light and in the dark, and how their parts look. The palette is Okabe and Ito's ("Color Universal Design",
-/// 2008), darkened or lightened until each has a contrast of at least 3:1 with the page (WCAG 2, 1.4.11).
+/// The colours of charts in the light and in the dark, and the look of their parts. The palette is
+/// Okabe and Ito's ("Color Universal Design", 2008). Its colours are darkened or lightened to a
+/// contrast of at least 3:1 with the page (WCAG 2, 1.4.11).
 pub(super) const STYLE: &str = include_str!("svg/style.css");
 
 /// How a chart's own file begins.
 const FILE_BEGIN: &str = r#"<svg xmlns="http://www.w3.org/2000/svg" class="chart""#;
 
-/// Whether a file's content is what [`svg_file`] makes.
+/// True if [`svg_file`] made a file's content.
 pub fn is_svg_file(content: &[u8]) -> bool {
     content.starts_with(FILE_BEGIN.as_bytes())
 }
@@ -111,7 +112,8 @@ pub(super) fn full_name(series: &Series) -> String {
     }
 }
 
-/// Place of a series among the colours and markers: one that goes on where another of its name ends (a prediction) has that one's.
+/// Place of a series among the colours and markers. A series that continues another of its name (a
+/// prediction) has that one's place.
 fn look(chart: &Chart, index: usize) -> usize {
     let same = |series: &Series| chart.series.get(index).is_some_and(|this| this.name == series.name);
     chart.series.iter().position(same).unwrap_or(index)
@@ -131,7 +133,7 @@ fn classes(chart: &Chart, index: usize) -> String {
     classes
 }
 
-/// What a pointer on a point shows.
+/// Text for a pointer on a point.
 fn hint(chart: &Chart, series: &Series, place: &str, point: &Point) -> String {
     let format = figure::Format::of_unit(&chart.y.unit);
     let mut text =
@@ -207,12 +209,12 @@ fn hatches(canvas: &mut Canvas, chart: &Chart, id: &str) {
     canvas.raw("</defs>");
 }
 
-/// What fills a bar of a series.
+/// Fill of a bar of a series.
 fn fill(series: &Series, index: usize, id: &str) -> String {
     if series.predicted { format!(r#" fill="url(#{id}-{index})""#) } else { String::new() }
 }
 
-/// Whether names are needed to tell the series apart.
+/// True if names are needed to distinguish the series.
 fn needs_legend(chart: &Chart) -> bool {
     chart.series.len() > 1 || chart.series.iter().any(|s| s.predicted || s.published)
 }

@@ -4,12 +4,12 @@ use crate::svg::full_name;
 use crate::table::{Grid, Shown};
 use crate::{Block, Chart, ChartKind, Report, Section, Severity, Table, figure, html};
 
-/// No narrower than this, whatever the terminal says.
+/// Least width, for any terminal.
 const LEAST: usize = 40;
 /// Rows of a chart that is shown as a table.
 const CHART_ROWS: usize = 24;
 
-/// Whether a text is what [`render`] makes: the title underlined, and the command that made it.
+/// True if [`render`] made a text: the title underlined, and the command that made it.
 pub(super) fn is_rendered(text: &str) -> bool {
     let underline = text.lines().find(|line| line.starts_with('='));
     underline.is_some_and(|line| line.bytes().all(|byte| byte == b'=')) && text.contains("\nMade by   vlane ")
@@ -47,14 +47,14 @@ pub fn render(report: &Report, width: usize) -> String {
     printable(&out)
 }
 
-/// A table alone, for a command that prints nothing else.
+/// A table alone, for a command that prints only this.
 pub fn table(table: &Table, width: usize) -> String {
     let mut out = String::new();
     put_table(&mut out, table, width.max(LEAST));
     printable(&out)
 }
 
-/// Nothing of a report's texts may drive the terminal; the blanks of print are plain ones.
+/// Texts of a report must not drive the terminal; the blanks of print are plain ones.
 fn printable(text: &str) -> String {
     let plain = |c: char| match c {
         '\u{2007}' | '\u{2008}' | '\u{202f}' => ' ',

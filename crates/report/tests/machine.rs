@@ -1,4 +1,4 @@
-//! What reports say of the build and the machine, seen from outside.
+//! Facts in reports about the build and the machine, seen from outside.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -6,7 +6,7 @@ use vlane_report::build::Begun;
 use vlane_report::{Machine, Report, machine};
 
 #[test]
-fn the_build_s_commit_is_in_reports_and_the_first_one_counts() {
+fn reports_have_the_builds_first_commit() {
     machine::built_from(None);
     machine::built_from(Some("0123456789ab+\n"));
     machine::built_from(Some("another"));
@@ -14,7 +14,7 @@ fn the_build_s_commit_is_in_reports_and_the_first_one_counts() {
 }
 
 #[test]
-fn a_report_of_an_earlier_version_is_read_and_knows_neither_commit_nor_load() {
+fn earlier_reports_lack_commit_and_load() {
     let report = Begun::now("vlane").report("test", "A test", &[]);
     assert!(report.machine.load.is_some(), "the kernel tells how busy it is");
     let mut json: serde_json::Value = serde_json::from_str(&report.to_json().unwrap()).unwrap();

@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_scenarios_are_sound_and_as_large_as_they_say() {
+    fn embedded_scenarios_are_sound() {
         for (name, _) in EMBEDDED {
             let scenario = Scenario::named(name).unwrap();
             assert_eq!(scenario.name, name);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn senseless_scenarios_are_refused() {
         let (_, paper) = EMBEDDED[0];
         let said = |text: &str| {
             let error = Scenario::parse("x", text).unwrap_err();

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_a_scheduler_with_parameters_that_can_be() {
+    fn every_name_is_a_valid_scheduler() {
         for name in NAMES {
             let setup = Setup::named(name).unwrap();
             assert!(!setup.about().is_empty(), "{name}");

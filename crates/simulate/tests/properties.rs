@@ -23,7 +23,7 @@ fn small() -> Scenario {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_outcome_and_another_another() {
+fn seed_determines_the_outcome() {
     let scenario = small();
     for name in ["eevdf", "adaptive", "paper"] {
         let first = outcome(&scenario, name);
@@ -34,7 +34,7 @@ fn the_same_seed_gives_the_same_outcome_and_another_another() {
 }
 
 #[test]
-fn no_cpu_is_idle_while_somebody_waits_and_all_time_is_accounted_for() {
+fn cpus_work_and_time_adds_up() {
     for scenario in [small(), part("paper", "iperf", 5.0), part("table-7", "", 5.0)] {
         for name in NAMES {
             let outcome = outcome(&scenario, name);
@@ -61,7 +61,7 @@ fn credit_and_loans_follow_weights() {
 }
 
 #[test]
-fn always_boosting_breaks_shares_where_loans_hold_them() {
+fn only_loans_hold_shares_when_boosting() {
     let scenario = part("paper", "iperf", 30.0);
     let off = |name: &str| outcome(&scenario, name).farthest_off().unwrap().off() * 100.0;
     assert!(off("always-boost") > 30.0, "{}", off("always-boost"));
@@ -70,8 +70,9 @@ fn always_boosting_breaks_shares_where_loans_hold_them() {
     }
 }
 
+/// Loans answer ten times faster than EEVDF.
 #[test]
-fn loans_answer_ten_times_faster_than_eevdf_and_more_bandwidth_comes_than_with_credit() {
+fn loans_beat_eevdf_response_and_credit_bandwidth() {
     let pings = part("paper", "hping", 60.0);
     let mean = |name: &str| outcome(&pings, name).load("domain-1", "hping").unwrap().mean_ms();
     let eevdf = mean("eevdf");
@@ -88,8 +89,9 @@ fn loans_answer_ten_times_faster_than_eevdf_and_more_bandwidth_comes_than_with_c
     assert!(mbit("loan") > 1.2 * mbit("credit"), "{} {} {}", mbit("loan"), mbit("adaptive"), mbit("credit"));
 }
 
+/// It takes three seconds to redeem, and denies most events.
 #[test]
-fn the_paper_s_loan_takes_three_seconds_to_redeem_and_denies_most_events() {
+fn papers_loan_redeems_slowly_and_denies_events() {
     let outcome = outcome(&part("paper", "hping", 120.0), "paper");
     let own = outcome.machine("domain-1").unwrap();
     let seconds = own.loans.redeeming_ns / own.loans.redemptions / 1_000_000_000;
@@ -98,14 +100,14 @@ fn the_paper_s_loan_takes_three_seconds_to_redeem_and_denies_most_events() {
 }
 
 #[test]
-fn the_corners_of_figure_three_have_loans_in_its_order() {
+fn corners_of_figure_three_keep_order() {
     let outcome = outcome(&part("classes", "", 30.0), "loan");
     let next = |name: &str| outcome.machine(name).unwrap().next_loan().unwrap();
     assert!(next("C") > next("A").max(next("D")) && next("B") < next("A").min(next("D")));
 }
 
 #[test]
-fn mixed_loads_on_several_cpus_are_simulated_by_all_and_answered_fastest_by_loans() {
+fn loans_answer_mixed_loads_fastest() {
     let scenario = small();
     let mean = |name: &str| outcome(&scenario, name).load("batch-io", "requests").unwrap().mean_ms();
     for name in COMPARED {

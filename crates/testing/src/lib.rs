@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
 
-/// What a line begins with that says that a test was not run.
+/// Beginning of a line that reports a skipped test.
 pub const MARK: &str = "SKIPPED: ";
 
 /// Says that the test of this thread cannot run here, and why; the caller returns.
@@ -27,12 +27,13 @@ pub fn skip(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "{MARK}{test}: {why}");
 }
 
-/// Whether this machine must have everything: continuous integration says so with `CI=true`.
+/// True if this machine must run every test: continuous integration says so with `CI=true`.
 pub fn everything_is_required() -> bool {
     std::env::var_os("CI").is_some_and(|ci| ci == "true")
 }
 
-/// Whether somebody listens at this path, without connecting to it. A socket's file is there a moment before that.
+/// True if a process listens at this path, found without connecting to it. A socket's file exists a
+/// moment before that.
 pub fn listens(path: &Path) -> bool {
     // proc_net(5): number, references, protocol, flags, type, state, inode, path. The flag is `__SO_ACCEPTCON`.
     let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
@@ -76,7 +77,7 @@ pub fn inherited(pid: u32) -> Vec<String> {
 
 #[cfg(test)]
 #[test]
-fn who_only_has_a_file_does_not_listen() {
+fn process_with_only_a_file_does_not_listen() {
     use std::os::unix::net::{UnixListener, UnixStream};
     let path = std::env::temp_dir().join(format!("vlane-testing-{}.sock", std::process::id()));
     assert!(!listens(&path));

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Whether a licence expression can be met by those that are allowed. `/` is an old way to say OR.
+/// True if the allowed licences satisfy a licence expression. `/` is an old way to say OR.
 fn is_met(expression: &str, allowed: &[&str]) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
@@ -55,7 +55,7 @@ fn one(tokens: &mut &[&str], allowed: &[&str]) -> bool {
 }
 
 #[test]
-fn expressions_are_understood() {
+fn licence_expressions_are_parsed() {
     let allowed = ["MIT", "Unicode-3.0"];
     for (expression, met) in [
         ("MIT", true),
@@ -72,7 +72,7 @@ fn expressions_are_understood() {
 }
 
 #[test]
-fn everything_that_is_built_has_a_licence_that_is_allowed_and_comes_from_crates_io() {
+fn dependencies_have_allowed_licences_and_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let deny = std::fs::read_to_string(root.join("deny.toml")).unwrap();
     let allowed: Vec<&str> = deny
@@ -97,7 +97,8 @@ fn everything_that_is_built_has_a_licence_that_is_allowed_and_comes_from_crates_
     assert!(lines.len() > 100, "these are not all: {}", lines.len());
     for line in lines {
         let (package, licence) = line.split_once('\t').unwrap();
-        // A crate whose tests ask for a feature of its own depends on itself, which is told once.
+        // A crate whose tests ask for a feature of its own depends on itself, which is reported
+        // once.
         let licence = licence.trim_end_matches(" (*)");
         assert!(
             !licence.is_empty() && is_met(licence, &allowed),

@@ -1,5 +1,6 @@
-//! The gate's scripts, tried on a small repository of their own in which `cargo` does what a test wants: `.ci/run` runs what README.md
-//! says, `./test` ends what hangs, and nothing is passed over with CI=true.
+//! The gate's scripts, tried on a small repository of their own, in which `cargo` does the test's
+//! bidding. `.ci/run` runs the commands of README.md, `./test` ends hung steps, and CI=true allows
+//! no omission.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -29,9 +30,9 @@ impl Repository {
         let repository = Self(dir);
         for name in ["test", ".ci/run", "scripts/common"] {
             let text = std::fs::read_to_string(root().join(name)).unwrap();
-            // For the tests, and for the README's command, a few seconds, whatever they have: on a
-            // busy machine that is enough for what does nothing. A step that has to be ended is
-            // ended after twice as many.
+            // A few seconds for the tests, and for the README's command, in every case: on a busy
+            // machine that is enough for empty steps. A step that has to be ended is ended after
+            // twice as many.
             let shorter = |line: &str| match line {
                 _ if line.starts_with("tests ") => "tests 6".to_owned(),
                 _ if line.starts_with("budget=") => "budget=6".to_owned(),
@@ -89,7 +90,7 @@ impl Repository {
         (output.status.success(), String::from_utf8(said).unwrap())
     }
 
-    /// What `cargo` was asked to do.
+    /// The commands that `cargo` was asked to run.
     fn work(&self) -> String {
         std::fs::read_to_string(self.0.join("work")).unwrap_or_default()
     }
@@ -114,7 +115,7 @@ fn rows() -> Vec<Vec<String>> {
 
 /// A program that is named twice would run twice.
 #[test]
-fn each_program_that_runs_beside_others_is_there_and_in_one_row() {
+fn each_parallel_program_has_one_row() {
     let mut names: Vec<String> = rows().concat();
     let count = names.len();
     names.sort();
@@ -135,7 +136,7 @@ fn good() -> String {
 }
 
 #[test]
-fn the_gate_runs_what_the_readme_says_and_ends_with_the_count_of_the_tests() {
+fn gate_runs_readme_commands_and_counts_tests() {
     let repository = Repository::new(BOOT, &good());
     let (success, said) = repository.run(".ci/run", &[], None);
     assert!(success, "{said}");
@@ -160,11 +161,11 @@ fn the_gate_runs_what_the_readme_says_and_ends_with_the_count_of_the_tests() {
 }
 
 #[test]
-fn a_readme_that_says_something_else_is_what_is_tested() {
+fn changed_readme_changes_the_gate() {
     let repository = Repository::new("cargo run --bin vlane -- boot", &good());
     assert!(repository.run(".ci/run", &[], None).0);
     assert!(repository.work().starts_with("cargo run --bin vlane -- boot\n"));
-    // What a newcomer meets when there are two programs.
+    // A newcomer's error when there are two programs.
     let cargo = good()
         .replace("run*)", "'run -p vlane '*)")
         .replace("case", "[ \"$1 $2\" = 'run --release' ] && exit 101\ncase");
@@ -175,14 +176,14 @@ fn a_readme_that_says_something_else_is_what_is_tested() {
 }
 
 #[test]
-fn a_first_command_without_a_guest_is_a_failure() {
+fn first_command_without_guest_fails() {
     let repository = Repository::new(BOOT, &good().replace(GUEST, "No guest can be booted here"));
     let (success, said) = repository.run(".ci/run", &[], None);
     assert!(!success && said.contains("no guest has run"), "{said}");
 }
 
 #[test]
-fn changes_that_are_not_committed_are_not_what_is_tested() {
+fn uncommitted_changes_are_not_tested() {
     let repository = Repository::new(BOOT, &good());
     repository.write("README.md", "## Try it\n\n    false\n\n    ./test\n");
     let (success, said) = repository.run(".ci/run", &[], None);
@@ -191,8 +192,8 @@ fn changes_that_are_not_committed_are_not_what_is_tested() {
 }
 
 #[test]
-fn a_step_that_hangs_is_ended_with_all_that_it_started_and_the_others_run() {
-    // A time that nobody else sleeps for.
+fn hung_step_is_ended_with_its_children() {
+    // A sleep of a length that no other process uses.
     let sleep = format!("sleep 1000.{}", std::process::id());
     let repository = Repository::new(BOOT, &format!("case \"$*\" in *no-fail-fast*) {sleep} & wait;; esac"));
     let begin = Instant::now();
@@ -203,7 +204,7 @@ fn a_step_that_hangs_is_ended_with_all_that_it_started_and_the_others_run() {
     assert!(!runs(&sleep), "it left something behind");
 }
 
-/// Whether a process has that command line.
+/// True if a process has that command line.
 fn runs(command: &str) -> bool {
     let line = format!("{}\0", command.replace(' ', "\0"));
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -213,7 +214,7 @@ fn runs(command: &str) -> bool {
 }
 
 #[test]
-fn a_process_that_a_step_leaves_behind_does_not_keep_the_gate_waiting() {
+fn leftover_process_does_not_delay_gate() {
     let repository = Repository::new(BOOT, "case \"$*\" in *no-fail-fast*) setsid sleep 60 & ;; esac");
     let begin = Instant::now();
     assert!(repository.run("test", &["--only", "tests"], None).0);
@@ -221,7 +222,7 @@ fn a_process_that_a_step_leaves_behind_does_not_keep_the_gate_waiting() {
 }
 
 #[test]
-fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
+fn skipped_tests_are_listed_and_fail_ci() {
     let line = "SKIPPED: some_test: no disk";
     let cargo = format!(
         "case \"$*\" in *--lib*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 failed; 0 ignored;';; esac"
@@ -243,7 +244,7 @@ fn what_is_skipped_is_said_again_at_the_end_and_is_a_failure_with_ci() {
 }
 
 #[test]
-fn a_failure_in_any_of_the_runs_of_tests_is_one_and_is_shown() {
+fn any_failed_test_run_fails_the_gate() {
     let rows = rows();
     let of_rows = rows.iter().map(|row| format!("--test {}", row.last().unwrap()));
     for run in ["--lib".to_owned(), "--doc".to_owned()].into_iter().chain(of_rows) {
@@ -258,7 +259,7 @@ fn a_failure_in_any_of_the_runs_of_tests_is_one_and_is_shown() {
 }
 
 #[test]
-fn a_missing_tool_is_skipped_and_with_ci_a_failure() {
+fn missing_tool_is_skipped_and_fails_ci() {
     let cargo = "case \"$*\" in *--version) exit 1;; esac";
     let repository = Repository::new(BOOT, cargo);
     let steps = ["--only", "formatting,lints"];
@@ -269,7 +270,7 @@ fn a_missing_tool_is_skipped_and_with_ci_a_failure() {
 }
 
 #[test]
-fn budgets_match_the_book_and_stay_below_45_minutes() {
+fn budgets_match_book_within_45_minutes() {
     let book = std::fs::read_to_string(root().join("docs/src/testing.md")).unwrap();
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();

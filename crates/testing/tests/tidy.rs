@@ -15,7 +15,7 @@ fn tests_of<'a>(name: &str, text: &'a str) -> Option<(usize, &'a str)> {
     Some((text[..at].lines().count(), &text[at..]))
 }
 
-/// What is wrong with a file: the line, and why.
+/// Faults of a file: the line, and the reason.
 fn faults(name: &str, text: &str) -> Vec<(usize, &'static str)> {
     let mut faults = Vec::new();
     let rust = name.ends_with(".rs");
@@ -61,7 +61,7 @@ fn faults(name: &str, text: &str) -> Vec<(usize, &'static str)> {
 }
 
 #[test]
-fn a_test_that_cannot_run_says_so_in_one_way() {
+fn tests_skip_in_one_way() {
     let files = match files() {
         Ok(files) => files,
         Err(why) => return vlane_testing::skip(why),
@@ -77,7 +77,7 @@ fn a_test_that_cannot_run_says_so_in_one_way() {
 }
 
 #[test]
-fn each_other_way_is_found() {
+fn other_ways_to_skip_are_found() {
     let test = "crates/x/tests/y.rs";
     for (name, text) in [
         (test, "eprintln!(\"SKIPPED: no disk\");"),

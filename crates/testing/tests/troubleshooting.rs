@@ -27,7 +27,7 @@ fn source() -> String {
     for (_, text) in code {
         for line in text.lines() {
             match line.strip_suffix('\\') {
-                // The next line goes on without its indentation.
+                // The next line continues without its indentation.
                 Some(begun) => all.push_str(begun.trim_start()),
                 None => {
                     all.push_str(line.trim_start());

@@ -32,7 +32,7 @@ const ROOTS: [&str; 6] = [
     "crates/sched/src/lib.rs",
 ];
 
-/// What an `unsafe` is.
+/// Kind of an `unsafe`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Block,
@@ -162,7 +162,7 @@ fn find(lines: &[Line]) -> Vec<(usize, Form)> {
     found
 }
 
-/// Whether the reason stands beside the `unsafe` of line `at`: before its statement, or in it.
+/// True if the reason stands beside the `unsafe` of line `at`: before its statement, or in it.
 fn has_reason(lines: &[Line], at: usize, form: Form) -> bool {
     let says = |line: &Line| {
         line.comment.contains("SAFETY:") || (form == Form::Function && line.comment.contains("# Safety"))
@@ -193,7 +193,7 @@ fn is_test(name: &str) -> bool {
 /// Numbers of a file: blocks, functions, impls.
 type Count = [usize; 3];
 
-/// What is found in the workspace, and what is wrong with it.
+/// The `unsafe` code of the workspace, and its faults.
 fn take(files: &[(String, String)]) -> (BTreeMap<String, Count>, Vec<String>) {
     let (mut counts, mut faults) = (BTreeMap::new(), Vec::new());
     for (name, text) in files.iter().filter(|(name, _)| name.ends_with(".rs")) {
@@ -260,7 +260,7 @@ fn updated(page: &str, counts: &BTreeMap<String, Count>) -> String {
 }
 
 #[test]
-fn every_unsafe_is_where_it_may_be_has_its_reason_and_is_in_the_inventory() {
+fn unsafe_code_has_reasons_and_is_inventoried() {
     let files = match files() {
         Ok(files) => files,
         Err(why) => return vlane_testing::skip(why),
@@ -290,7 +290,7 @@ fn every_unsafe_is_where_it_may_be_has_its_reason_and_is_in_the_inventory() {
 }
 
 #[test]
-fn each_form_is_found_and_nothing_else() {
+fn each_form_of_unsafe_is_found() {
     for (text, forms) in [
         ("let x = unsafe { y() };", &[Form::Block][..]),
         ("unsafe\n{ y() }", &[Form::Block]),
@@ -315,7 +315,7 @@ fn each_form_is_found_and_nothing_else() {
 }
 
 #[test]
-fn a_reason_is_one_only_where_it_stands_beside() {
+fn reason_counts_only_beside_its_code() {
     let is_said = |text: &str| {
         let lines = lines(text);
         let (at, form) = find(&lines)[0];
@@ -344,7 +344,7 @@ fn a_reason_is_one_only_where_it_stands_beside() {
 }
 
 #[test]
-fn what_may_not_be_is_told() {
+fn forbidden_unsafe_is_reported() {
     let faults = |name: &str, text: &str| take(&[(name.to_owned(), text.to_owned())]).1.len();
     let good = "// SAFETY: so.\nunsafe { y() };";
     assert_eq!(faults("crates/ring/src/x.rs", good), 0);
@@ -356,7 +356,7 @@ fn what_may_not_be_is_told() {
 }
 
 #[test]
-fn the_page_gets_new_numbers_and_keeps_its_words() {
+fn page_gets_numbers_and_keeps_words() {
     let head = "| file | blocks | functions | impls | what | why it holds |\n|---|--:|--:|--:|---|---|\n";
     let page = format!(
         "# X\n\n{head}| `a/src/x.rs` | 1 | 0 | 0 | a \\`b | c |\n| `a/src/gone.rs` | 1 | 0 | 0 | d | e |\n\nIn tests:\n\n{head}"

@@ -278,7 +278,7 @@ impl BenchArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurement from being made; also requests that failed, after the results were printed.
+/// Obstacles to the measurement; also requests that failed, after the results were printed.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if args.runs.is_wanted() {
         return runs::run(args);
@@ -314,7 +314,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What the back end uses when there is nothing to do.
+/// Measures the back end's use of CPU time without requests.
 fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
     let socket = args.socket()?;
     let session = explain::connecting(socket, Session::connect(socket, options))?;
@@ -341,7 +341,7 @@ struct Given<'a, T> {
     result: &'a T,
 }
 
-/// What stands before a result of less than what was asked for.
+/// The line above a partial result.
 fn interrupted_line(partial: bool) -> &'static str {
     if partial { "INTERRUPTED: only what was measured until then\n" } else { "" }
 }
@@ -401,7 +401,7 @@ fn plural(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// What was driven, and how.
+/// The target and the settings of a run, as text.
 fn setting_text(r: &Report) -> String {
     let yes = |on: bool, what: &'static str| on.then_some(what);
     let ring: Vec<_> = [
@@ -491,7 +491,7 @@ fn report_text(r: &Report) -> String {
     out
 }
 
-/// Whether the back end kept up with a rate.
+/// States if the back end kept up with a rate.
 fn open_text(open: &OpenReport, r: &Report) -> String {
     let spacing = match open.arrivals {
         Arrivals::Constant => "evenly spaced",

@@ -1,7 +1,7 @@
 //! `vlane boot`: a QEMU guest on a served volume, with every argument made for you.
 //!
-//! It starts this same program as `vlane serve`, runs QEMU on its socket, and leaves nothing behind: whichever of
-//! the three ends first, the others are ended in order.
+//! It starts this same program as `vlane serve`, runs QEMU on its socket, and cleans up. The end of
+//! any of the three ends the others in order.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
@@ -105,7 +105,7 @@ enum AccelArg {
     Tcg,
 }
 
-/// What came of it.
+/// Result of the command.
 #[derive(Debug)]
 pub enum Outcome {
     /// A guest ran.
@@ -328,7 +328,7 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
     println!("The README goes on from here, under \"Use it\".");
 }
 
-/// Prints the command lines and runs nothing.
+/// Prints the command lines without running them.
 fn dry_run(args: &BootArgs, host: &Host) -> Result<Outcome> {
     let program =
         QemuProgram::find(host).unwrap_or(QemuProgram { path: "qemu-system-x86_64".into(), version: (7, 2) });

@@ -1,4 +1,4 @@
-//! `vlane caches`: cache modes side by side. What is measured and how is in [`vlane_mechanisms::caches`].
+//! `vlane caches`: compares cache modes. [`vlane_mechanisms::caches`] describes the measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -218,7 +218,7 @@ impl CachesArgs {
     }
 }
 
-/// What is there, once each, in order.
+/// The distinct values, in order.
 fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
     let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
     firsts.map(|(_, one)| *one).collect()
@@ -227,7 +227,7 @@ fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made, or the report from being written.
+/// Obstacles to the measurements, or to writing the report.
 pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_modes_that_are_compared_are_those_that_serve_has() {
+    fn compared_modes_match_serve() {
         let usual = usual_modes();
         assert_eq!(usual.first().map(String::as_str), Some("writeback"));
         assert!(usual.iter().any(|mode| mode == "none"), "{usual:?}");

@@ -120,7 +120,7 @@ enum AccelArg {
     Tcg,
 }
 
-/// What a target says: where, and how large.
+/// Place and size that a target names.
 fn read_target(args: &CompareArgs) -> anyhow::Result<(Target, Option<u64>)> {
     let mut target = Target::Anywhere;
     let mut size = args.size;
@@ -228,7 +228,7 @@ impl CompareArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the comparison from being made; what it started and wrote is gone then.
+/// Obstacles to the comparison; its processes and files are gone then.
 pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     if args.list {
         for column in ALL {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_a_size_a_directory_or_an_image_that_only_says_where() {
+    fn target_is_size_directory_or_image() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.raw");
         std::fs::write(&image, "").unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_and_loads_are_chosen_by_name_and_unknown_ones_refused() {
+    fn unknown_columns_and_loads_are_refused() {
         let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(read_columns(&words(&["ide", "vlane"])).unwrap(), [Column::Ide, Column::Vlane]);
         assert_eq!(read_columns(&[]).unwrap().len(), ALL.len());
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_runs_differ_and_can_be_overruled() {
+    fn run_lengths_differ_and_yield_to_options() {
         let of = |words: &[&str]| parse(words).options().unwrap();
         let often = |words: &[&str]| (of(words).often.passes, of(words).often.turns);
         assert_eq!((often(&["--quick"]), often(&[]), often(&["--full"])), ((1, 1), (2, 5), (5, 5)));

@@ -5,7 +5,8 @@ use std::fmt;
 
 /// It failed.
 const FAILED: u8 = 1;
-/// The command line, or a variable, asks for what cannot be; nothing was begun. clap ends with the same status.
+/// The command line, or a variable, asks for the impossible; no work was begun. clap ends with the
+/// same status.
 const USAGE: u8 = 2;
 /// There is a result: of less than what was asked for, or worse than what was demanded.
 const LESS: u8 = 3;
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_is_that_of_the_cause_whatever_stands_around_it() {
+    fn status_follows_the_wrapped_cause() {
         let around = |error: anyhow::Error| Err::<(), _>(error).context("one").context("two").unwrap_err();
         assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
         assert_eq!(status_of(&around(Partial("x".into()).into())), LESS);

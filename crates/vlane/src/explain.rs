@@ -1,4 +1,5 @@
-//! Failures to connect, told by what is really there: who gave an image or a control socket hears so.
+//! Explains failed connections by the kind of the file: a user who gave an image or a control
+//! socket learns so.
 
 use std::path::Path;
 

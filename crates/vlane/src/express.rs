@@ -1,4 +1,5 @@
-//! `vlane express`: foreground first, measured. What is measured and how is in [`vlane_mechanisms::express`].
+//! `vlane express`: measures foreground first. [`vlane_mechanisms::express`] describes the
+//! measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -182,7 +183,7 @@ fn named<T: Copy>(text: &str, what: &str, all: &[T], name: fn(T) -> &'static str
     found.copied().ok_or_else(|| format!("`{text}` is no {what}"))
 }
 
-/// What is there, once each, in order.
+/// The distinct values, in order.
 fn unique<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
     let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
     firsts.map(|(_, one)| *one).collect()
@@ -255,7 +256,7 @@ impl LaunchArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made, or the report from being written.
+/// Obstacles to the measurements, or to writing the report.
 pub fn run(args: &ExpressArgs) -> anyhow::Result<()> {
     let output = match &args.what {
         What::Native(args) => &args.output,
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mode_that_is_measured_is_one_that_serve_has() {
+    fn measured_modes_exist_in_serve() {
         let known = crate::serve::ClassesArg::value_variants().iter();
         let known: Vec<_> =
             known.filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned())).collect();
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_told_with_those_that_there_are() {
+    fn unknown_names_list_the_valid_ones() {
         assert!(parse_variant("fast").is_err_and(|why| why.contains("cpu+io")));
         assert!(parse_place("xen").is_err_and(|why| why.contains("uml")));
         assert!(parse_program("emacs").is_err_and(|why| why.contains("vim")));

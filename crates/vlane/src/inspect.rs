@@ -138,7 +138,7 @@ fn bytes_in_words(range: &Range<u64>) -> String {
     format!("{} from byte {} to {}", show_size(range.end - range.start), range.start, range.end)
 }
 
-/// What was found, as JSON. Places are where they begin, and their length.
+/// The findings, as JSON. A place is its beginning and its length.
 fn as_json(path: &Path, size: u64, findings: &Findings) -> Value {
     let pair = |range: &Range<u64>| [range.start, range.end - range.start];
     let (table, sector) = match findings.label {
@@ -180,7 +180,7 @@ fn as_json(path: &Path, size: u64, findings: &Findings) -> Value {
     })
 }
 
-/// Whether a file is what this command wrote.
+/// True if this command wrote the file.
 fn is_own(content: &[u8]) -> bool {
     let value: Option<Value> = serde_json::from_slice(content).ok();
     value.is_some_and(|value| value["journals"].is_array() && value["places"].is_array())

@@ -1,7 +1,7 @@
-//! The command line: reads arguments, prints for people; nothing else.
+//! The command line: reads arguments and prints for people.
 //!
-//! The program is [`main()`]. [`command()`] is the definition of its command line, from which help, completions and man pages are made, and which
-//! the tests go through option by option.
+//! The program is [`main()`]. [`command()`] is the definition of its command line. Help,
+//! completions and man pages are made from it, and the tests check each of its options.
 
 #![forbid(unsafe_code)]
 
@@ -122,7 +122,7 @@ enum Command {
     Man(man::ManArgs),
 }
 
-/// The commit that the build was told of. A source archive has none, and a build needs no git.
+/// The commit given to the build. A source archive has none, and a build needs no git.
 const COMMIT: Option<&str> = option_env!("VLANE_COMMIT");
 
 /// The words of `--version` after the name.
@@ -184,7 +184,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };
-    // What was not printed counts for more than that it was only a part.
+    // Lost output counts for more than a partial result.
     let result = match (result, print::finish()) {
         (Err(error), Err(unprinted)) if error.is::<exit::Partial>() => Err(unprinted),
         (Ok(()), printed) => printed,
@@ -195,7 +195,7 @@ pub fn main() -> ExitCode {
 
 #[cfg(test)]
 #[test]
-fn version_has_the_commit_of_the_build() {
+fn version_has_the_builds_commit() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(version_with(Some("9b0ee78f9e55+\n")), format!("{version} (commit 9b0ee78f9e55+)"));
     assert_eq!(version_with(Some("")), version);

@@ -1,4 +1,5 @@
-//! What the program tells while it works: on standard error, as lines or as JSON. Standard output is for results.
+//! Messages of the running program: on standard error, as lines or as JSON. Standard output is for
+//! results.
 
 mod limit;
 
@@ -84,7 +85,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
 }
 
-/// What VLANE_LOG says: a level, or levels for parts of the program besides.
+/// Content of VLANE_LOG: a level, or also levels for parts of the program.
 fn filter(text: &str) -> Result<Targets, Usage> {
     let wrong = |part: &str| {
         Usage(format!(
@@ -98,7 +99,7 @@ fn filter(text: &str) -> Result<Targets, Usage> {
             Some((target, level)) => (Some(target.trim()), level.trim()),
             None => (None, part),
         };
-        // The parser also takes numbers, and nothing at all.
+        // The parser also takes numbers, and the empty string.
         let named = level.chars().all(|c| c.is_ascii_alphabetic()) && !level.is_empty();
         let level = LevelFilter::from_str(level).ok().filter(|_| named).ok_or_else(|| wrong(part))?;
         targets = match target {
@@ -110,7 +111,7 @@ fn filter(text: &str) -> Result<Targets, Usage> {
     Ok(targets)
 }
 
-/// Whether this may be a module's path.
+/// True if this may be a module's path.
 fn is_path(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_and_parts_are_taken_and_what_is_not_named_stays_at_info() {
+    fn unnamed_parts_stay_at_info() {
         let tells =
             |text: &str, target: &str, level: Level| filter(text).unwrap().would_enable(target, &level);
         assert!(tells("debug", "vlane", Level::DEBUG) && !tells("debug", "vlane", Level::TRACE));
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_what_is_legal() {
+    fn invalid_levels_list_valid_ones() {
         for text in
             ["nonsense", "nonsense,info", "vlane=", "=info", "vlane=loud", "3", "[span]=debug", "info,", ","]
         {

@@ -1,4 +1,5 @@
-//! The program `vlane`. What it does is in the library of the same name, so that tests see the definition of its command line.
+//! The program `vlane`. Its work is in the library of the same name, so that tests see the
+//! definition of its command line.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Tells a service manager how far the program is: systemd's protocol of datagrams to the socket that `NOTIFY_SOCKET` names
-//! (sd_notify(3)). Without that variable nothing is sent.
+//! Reports the program's state to a service manager: systemd's protocol of datagrams to the socket
+//! that `NOTIFY_SOCKET` names (sd_notify(3)). Without that variable no datagram is sent.
 
 use std::time::Duration;
 

@@ -108,7 +108,7 @@ pub fn check_json(path: Option<&Path>, overwrite: Overwrite) -> Result<()> {
     }
 }
 
-/// Whether a file's name means standard output.
+/// True if a file's name means standard output.
 pub fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }

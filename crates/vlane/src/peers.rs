@@ -1,4 +1,5 @@
-//! `vlane peers`: vlane and qemu-storage-daemon side by side. What is measured and how is in [`vlane_lab::peers`].
+//! `vlane peers`: compares vlane with qemu-storage-daemon. [`vlane_lab::peers`] describes the
+//! measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -121,7 +122,7 @@ fn list(fixed_load: bool) {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made.
+/// Obstacles to the measurements.
 pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if args.list {
         list(args.fixed_load);

@@ -145,7 +145,7 @@ impl PowerCutArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps it from being done; and when something is found, after the report.
+/// Obstacles to the check; and faults that it finds, after the report.
 pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;

@@ -1,8 +1,9 @@
 //! Standard output and standard error, of which a reader may see only the beginning: `vlane ... | head -1` is no mistake.
 //!
-//! The standard library's `println!` panics when nobody reads any more. The macros here have the same names and take its place in this
-//! crate: what nobody reads is dropped, and the command goes on, because it may also write files, or serve. Any other failure (a full disk) is
-//! kept, and makes the command fail at its end.
+//! The standard library's `println!` panics when its reader is gone. The macros here have the same
+//! names and replace it in this crate. Output without a reader is dropped, and the command
+//! continues, because it may also write files, or serve. Any other failure (a full disk) is kept,
+//! and makes the command fail at its end.
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -38,7 +39,7 @@ pub fn out(words: Arguments<'_>) {
     }
 }
 
-/// Prints on standard error. There is nobody left to be told if that fails.
+/// Prints on standard error. A failure is ignored: there is no channel left to report it.
 pub fn err(words: Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(words);
 }

@@ -46,7 +46,7 @@ enum Command {
 ///
 /// # Errors
 ///
-/// What the command says.
+/// The errors of the subcommand.
 pub fn run(args: &SchedArgs) -> anyhow::Result<()> {
     match &args.command {
         Command::Run(args) => run::run(args),

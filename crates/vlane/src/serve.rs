@@ -303,7 +303,7 @@ pub enum FormatArg {
     Raw,
 }
 
-/// A number, or nothing for "auto".
+/// A number; `None` for "auto".
 #[derive(Debug, Clone, Copy)]
 struct Count(Option<u32>);
 
@@ -349,7 +349,7 @@ fn express(args: &ServeArgs) -> Result<Express> {
         (args.express.as_deref(), Class::Express),
     ];
     for (list, class) in lists {
-        // What was given was understood once.
+        // The program before this one has parsed the options.
         classes.put(list.unwrap_or_default(), class)?;
     }
     Ok(Express { mode, classes })
@@ -375,7 +375,7 @@ fn parse_schedulers(text: &str) -> Result<Schedulers, String> {
 /// Serves until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<()> {
     serve(args).map_err(|error| {
-        // Whatever it was for that there was no descriptor left.
+        // The missing descriptor can be of any kind.
         let is_short =
             error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| {
                 [Errno::MFILE, Errno::NFILE]
@@ -400,7 +400,7 @@ fn threads(args: &ServeArgs) -> ThreadChoice {
     }
 }
 
-/// What serves the requests, and what writes down what reaches the storage.
+/// The engine that serves the requests, and the one that records them on their way to the storage.
 fn engine(
     args: &ServeArgs,
     opened: &Opened,
@@ -417,7 +417,7 @@ fn engine(
     }
 }
 
-/// What it means that not everything could be written.
+/// Meaning of an incomplete write-back, in words.
 fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
     let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
     match volume.lost_write() {
@@ -512,8 +512,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // A trace that is being recorded gets its end, after the last request.
     drop(control);
     ending.writes_back();
-    // The session was drained when it ended. What lies in the page cache or in the device's write cache was promised
-    // to nobody who did not flush, but ending in order means to leave nothing behind.
+    // The session was drained when it ended. Data in the page cache or in the device's write cache
+    // were never promised to a guest that did not flush. But ending in order means to leave none of
+    // them behind.
     let synced = volume.sync();
     // When the process has ended, the image and the guest's memory are free at once.
     volume.end();
@@ -562,7 +563,7 @@ fn config(args: &ServeArgs, topology: Topology, express: Express, is_new: bool) 
     config
 }
 
-/// The last of several errors; those before it are told here.
+/// The last of several errors; those before it are logged here.
 fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     let mut errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
     let last = errors.pop();
@@ -586,7 +587,7 @@ fn guard(args: &ServeArgs, ending: &stop::Ending, remains: stop::Remains) -> Res
     Ok(())
 }
 
-/// The sockets: new ones, or those of the program that handed them over, which is told.
+/// The sockets: new ones, or those of the program that handed them over, which gets a message.
 fn sockets(
     args: &ServeArgs,
     volume: &Arc<Volume>,
@@ -614,7 +615,8 @@ fn sockets(
     Ok((listener, control))
 }
 
-/// A thread that looks at the image's size when it is told to. One more look waits while it does; more are the same.
+/// A thread that looks at the image's size on request. One more request waits while it looks;
+/// further ones count as the same.
 fn resizer(
     name: String,
     listener: Arc<Listener>,
@@ -642,7 +644,7 @@ fn resizer(
                 Ok(false) => {
                     tracing::info!("{name}: still has {before} bytes");
                     // The front end may not know: it was stopped, or its back end was killed, when
-                    // it was told.
+                    // it was informed.
                     listener.size_changed();
                 }
                 Err(error) => tracing::warn!("{error}"),
@@ -652,7 +654,7 @@ fn resizer(
     Ok(sender)
 }
 
-/// What the volume is called in messages.
+/// The volume's name in messages.
 fn volume_name(args: &ServeArgs) -> String {
     args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string())
 }

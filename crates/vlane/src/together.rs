@@ -1,4 +1,5 @@
-//! `vlane together`: nothing, each mechanism alone, and all of them. What is measured and how is in [`vlane_mechanisms::together`].
+//! `vlane together`: the baseline, each mechanism alone, and all of them.
+//! [`vlane_mechanisms::together`] describes the measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -120,7 +121,7 @@ impl TogetherArgs {
 /// Measures.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made, or the report from being written.
+/// Obstacles to the measurements, or to writing the report.
 pub fn run(args: &TogetherArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_is_one_short_round_unless_something_else_is_said() {
+    fn quick_is_one_short_round_by_default() {
         let of = |words: &[&str]| {
             let all = std::iter::once("vlane").chain(words.iter().copied());
             let options = Only::try_parse_from(all).unwrap().args.options().unwrap();

@@ -111,7 +111,7 @@ impl TopologiesArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps it from being measured or written; what it started is gone then.
+/// Obstacles to measuring or writing; its processes are gone then.
 pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     args.output.check()?;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_and_checks_of_the_model_differ_and_can_be_overruled() {
+    fn short_runs_and_checks_yield_to_options() {
         let of = |words: &[&str]| {
             let args = Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args;
             args.options().unwrap()

@@ -73,12 +73,12 @@ pub fn group(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Parses a time that is not nothing.
+/// Parses a time above zero.
 pub fn time(text: &str) -> Result<Duration, String> {
     time_between(Duration::from_nanos(1), LONGEST)(text)
 }
 
-/// Parses a time, which may be nothing.
+/// Parses a time, which may be zero.
 pub fn time_or_none(text: &str) -> Result<Duration, String> {
     time_between(Duration::ZERO, LONGEST)(text)
 }
@@ -208,7 +208,7 @@ fn within(number: u64, low: u64, high: u64) -> Result<u64, String> {
     }
 }
 
-/// An error for what is below nothing.
+/// An error for a value below zero.
 fn signed(text: &str) -> Result<(), String> {
     match text.trim_start().starts_with('-') {
         true => Err(format!("`{text}` is negative")),
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_bare_whole_and_within_their_range() {
+    fn numbers_are_whole_and_in_range() {
         let parse = whole::<u16>(1..=1024);
         assert_eq!((parse("1"), parse("1024")), (Ok(1), Ok(1024)));
         for (text, says) in [
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_of_a_unit_may_have_one() {
+    fn counts_may_have_their_unit() {
         let parse = time_in::<u64>("us", 1..=1_000_000);
         for (text, us) in [("50", 50), ("50us", 50), ("1ms", 1000), ("0.5ms", 500), ("1s", 1_000_000)] {
             assert_eq!(parse(text), Ok(us), "{text}");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn times_sizes_and_factors_have_bounds() {
+    fn times_sizes_and_factors_are_bounded() {
         assert_eq!(time("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(time_or_none("0"), Ok(Duration::ZERO));
         assert!(time("0").is_err() && time("-1s").unwrap_err().contains("negative") && time("1e9h").is_err());

@@ -103,7 +103,7 @@ impl WorkArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made, or the report from being written.
+/// Obstacles to the measurements, or to writing the report.
 pub fn run(args: &WorkArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_counted_or_there_is_a_reason() {
+    fn uncounted_instructions_have_a_reason() {
         let own = Role::new("this", std::process::id().cast_signed(), ThreadFilter::All);
         match (available(), Instructions::open(&[own])) {
             (Counted::Is(()), Counted::Is(mut counters)) => {

@@ -112,7 +112,7 @@ MIS:          0
 ";
 
     #[test]
-    fn what_came_between_two_looks() {
+    fn counts_cover_time_between_looks() {
         let (before, after) = (Interrupts::parse(BEFORE), Interrupts::parse(AFTER));
         assert_eq!(before.lines.len(), 7, "{before:?}");
         assert_eq!(before.lines["25"].counts, [1180, 4]);

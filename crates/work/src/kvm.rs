@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_of_one_process_are_read_and_subtracted() {
+    fn figures_of_one_process_are_subtracted() {
         let before = KvmStats::read(recorded(100, 10).path(), 4711);
         let after = KvmStats::read(recorded(350, 210).path(), 4711);
         let (before, after) = (before.get().unwrap(), after.get().unwrap());
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn without_kvm_or_the_machine_there_is_a_reason() {
+    fn missing_kvm_or_machine_has_reason() {
         let dir = recorded(1, 1);
         assert!(
             KvmStats::read(dir.path(), 471).reason().unwrap().contains("no virtual machine of process 471")

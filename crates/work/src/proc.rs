@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_with_an_awkward_name_is_found_and_its_switches_are_told_apart() {
+    fn awkward_thread_name_is_parsed() {
         let name = "a) R (b\n) c";
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let sleeper = std::thread::Builder::new().name(name.into()).spawn(move || {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_in_any_order_and_a_cycle_does_not_hang() {
+    fn descendants_are_found_without_endless_cycle() {
         let parents = [(5, 4), (4, 2), (3, 2), (2, 1), (9, 8), (8, 9)];
         let mut found = descendants(2, &parents);
         found.sort_unstable();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_a_clock_that_runs_and_a_thread() {
+    fn own_process_has_clock_and_thread() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let before = ProcessLook::take(pid).unwrap();
         let start = std::time::Instant::now();

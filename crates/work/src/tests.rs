@@ -93,7 +93,7 @@ fn happens() -> impl Strategy<Value = Happens> {
 proptest! {
     /// However threads come, run, end, and numbers are used again: what the roles used is what the process used, no more and no less.
     #[test]
-    fn cpu_time_of_threads_that_come_and_go_is_neither_lost_nor_counted_twice(
+    fn cpu_time_of_short_threads_counts_once(
         first in proptest::collection::vec(happens(), 0..30),
         then in proptest::collection::vec(happens(), 0..60),
     ) {
@@ -117,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn a_thread_counts_for_the_first_role_that_it_fits() {
+fn thread_counts_for_its_first_role() {
     let mut process = Simulated::default();
     (0..4).for_each(|name| process.does(&Happens::Starts(name, false)));
     let roles = Role::vlane(PID);
@@ -134,7 +134,7 @@ fn a_thread_counts_for_the_first_role_that_it_fits() {
 }
 
 #[test]
-fn a_process_with_a_number_that_is_used_again_starts_at_nothing() {
+fn reused_process_number_starts_at_zero() {
     let roles = Role::program("p", PID);
     let mut old = Simulated::default();
     old.does(&Happens::Starts(0, false));
@@ -148,7 +148,7 @@ fn a_process_with_a_number_that_is_used_again_starts_at_nothing() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_called_lost() {
+fn vanished_process_is_called_lost() {
     let roles = Role::peer(PID);
     let process = Simulated::default();
     let before = process.snapshot(&roles);
@@ -159,7 +159,7 @@ fn a_process_that_is_gone_is_called_lost() {
 }
 
 #[test]
-fn children_that_have_ended_count_for_their_tree() {
+fn ended_children_count_for_their_tree() {
     let child = |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
     // The loop runs in a child of the child, which is waited for before the second look.
     let mut shell = child("sleep 0.1; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 60");
@@ -181,7 +181,7 @@ fn children_that_have_ended_count_for_their_tree() {
 }
 
 #[test]
-fn a_thread_that_has_ended_is_not_lost() {
+fn ended_thread_still_counts() {
     let pid = i32::try_from(std::process::id()).unwrap();
     let mut sampler = Sampler::new(Role::peer(pid));
     let before = sampler.take();
@@ -198,7 +198,7 @@ fn a_thread_that_has_ended_is_not_lost() {
 }
 
 #[test]
-fn system_calls_are_counted_for_the_role_that_makes_them() {
+fn system_calls_count_for_their_role() {
     if let Counted::Not(reason) = calls::available() {
         return vlane_testing::skip(reason);
     }

@@ -44,7 +44,7 @@ fn cell(report: &Report, section: &str, row: &str, column: &str) -> f64 {
 
 /// Four sequential writes, a flush, two reads of the first, a flush with nothing before it: every figure counted by hand.
 #[test]
-fn the_figures_of_a_small_trace_are_those_that_were_counted_by_hand() {
+fn small_trace_matches_manual_count() {
     let best_effort = 2 << 13 | 4;
     let mut records: Vec<_> =
         (0..4).map(|i| record(Kind::Write, i * 10_000, 5_000, 8 * i, best_effort)).collect();
@@ -71,7 +71,7 @@ fn the_figures_of_a_small_trace_are_those_that_were_counted_by_hand() {
 }
 
 #[test]
-fn a_trace_without_requests_is_told_so() {
+fn empty_trace_says_so() {
     let report = analyze(&Trace::default(), "x");
     assert!(report.summary[0].starts_with("0 requests"), "{:?}", report.summary);
     assert!(report.notes[0].text.contains("no end"));

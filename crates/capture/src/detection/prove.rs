@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_asked_for_of_all_guests_before_the_first_one_runs_and_of_no_others() {
+    fn programs_are_checked_before_the_first_guest() {
         let of = |names: &[&str]| needed(GUESTS.iter().filter(|guest| names.contains(&guest.name)));
         assert_eq!(of(&["ordered-4"]), BTreeSet::from(["debugfs", "fio", "mkfs.ext4"]));
         assert_eq!(

@@ -11,7 +11,7 @@ const GUEST: &[u8] = include_bytes!("ordered-4.trc");
 const JOURNAL: Range<u64> = 1024 * MIB..1028 * MIB;
 
 #[test]
-fn the_journal_of_a_recorded_guest_is_found_by_content_and_by_pattern() {
+fn recorded_journal_is_found_both_ways() {
     let trace = Trace::read(GUEST).unwrap();
     assert!(trace.is_complete && trace.lost() == 0);
     let truth = layout_journal(FileSystem::Ext4, vec![JOURNAL]);
@@ -44,7 +44,7 @@ fn heads_and_layouts_are_saved_with_a_trace() {
 }
 
 #[test]
-fn a_score_counts_the_bytes_of_each_side() {
+fn score_counts_bytes_of_each_side() {
     let of = |range: Range<u64>| Map::new(&[layout_journal(FileSystem::Ext4, vec![range])]);
     let mut score = Score::default();
     assert_eq!((score.precision(), score.recall()), (None, None));

@@ -8,7 +8,7 @@ fn own(content: &[u8]) -> bool {
     content.starts_with(b"own")
 }
 
-/// Both ways to write, each to a place where nothing has been done yet.
+/// Both ways to write, each to an unused place.
 fn both(path: &Path, force: bool) -> [Result<()>; 2] {
     let output = Output::new(path).replacing(own).force(force);
     let streamed = || {
@@ -28,14 +28,14 @@ fn refused(path: &Path, force: bool, why: &str) {
 }
 
 #[test]
-fn place_without_new_files_is_refused_before() {
+fn unwritable_place_is_refused_early() {
     let error = Output::new("/proc/vlane-result").check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     assert!(error.to_string().contains("/proc/vlane-result: cannot be written"), "{error}");
 }
 
 #[test]
-fn a_file_is_made_where_none_is_and_replaced_only_if_it_is_of_the_same_kind_or_by_force() {
+fn only_same_kind_or_force_replaces() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("result");
     for content in [None, Some(&b""[..]), Some(b"own old, and longer than the new")] {
@@ -64,7 +64,7 @@ fn a_file_is_made_where_none_is_and_replaced_only_if_it_is_of_the_same_kind_or_b
 }
 
 #[test]
-fn what_is_in_use_and_what_is_no_file_is_never_written_over() {
+fn used_and_special_files_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.raw");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
@@ -91,7 +91,7 @@ fn what_is_in_use_and_what_is_no_file_is_never_written_over() {
 }
 
 #[test]
-fn a_link_stays_a_link_and_what_the_shell_opened_is_written_to() {
+fn links_and_shell_redirections_are_followed() {
     let dir = tempfile::tempdir().unwrap();
     let (file, link) = (dir.path().join("file"), dir.path().join("link"));
     std::fs::write(&file, "own old").unwrap();
@@ -113,7 +113,7 @@ fn a_link_stays_a_link_and_what_the_shell_opened_is_written_to() {
 }
 
 #[test]
-fn what_is_not_finished_leaves_nothing_and_what_came_meanwhile_stays() {
+fn unfinished_output_leaves_newer_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("result");
     let output = Output::new(&path);
@@ -144,7 +144,7 @@ fn report() -> Report {
 }
 
 #[test]
-fn a_file_is_what_its_name_says_and_whole_or_absent() {
+fn output_is_whole_or_absent() {
     let dir = tempfile::tempdir().unwrap();
     let report = report();
     for (name, start) in
@@ -167,7 +167,7 @@ fn a_file_is_what_its_name_says_and_whole_or_absent() {
 }
 
 #[test]
-fn a_report_replaces_a_report_of_any_version_and_nothing_else() {
+fn report_replaces_only_reports() {
     let dir = tempfile::tempdir().unwrap();
     let report = report();
     let path = dir.path().join("a.json");

@@ -9,7 +9,7 @@ fn parse(page: &str) -> Document<'_> {
     Document::parse_with_options(page, options).unwrap_or_else(|e| panic!("{e}\n{page}"))
 }
 
-/// What would make a page load or run something.
+/// Markup that would make a page load or run something.
 fn dangers(document: &Document<'_>) -> Vec<String> {
     let bad = |node: &Node<'_, '_>| {
         let name = node.tag_name().name();
@@ -27,7 +27,7 @@ fn dangers(document: &Document<'_>) -> Vec<String> {
 }
 
 #[test]
-fn the_page_is_well_formed_and_needs_nothing_from_elsewhere() {
+fn page_is_well_formed_and_self_contained() {
     let page = page(&example::report()).unwrap();
     let document = parse(&page);
     assert_eq!(dangers(&document), Vec::<String>::new());
@@ -44,7 +44,7 @@ fn the_page_is_well_formed_and_needs_nothing_from_elsewhere() {
 }
 
 #[test]
-fn everything_of_the_report_is_on_the_page() {
+fn page_has_the_whole_report() {
     let report = example::report();
     let page = page(&report).unwrap();
     let document = parse(&page);
@@ -74,7 +74,7 @@ fn everything_of_the_report_is_on_the_page() {
 }
 
 #[test]
-fn what_is_wide_scrolls_in_its_own_box() {
+fn wide_content_scrolls_in_its_box() {
     let page = page(&example::report()).unwrap();
     let document = parse(&page);
     for table in document.descendants().filter(|n| n.has_tag_name("table")) {
@@ -92,7 +92,7 @@ fn what_is_wide_scrolls_in_its_own_box() {
 
 /// Writes the example for looking at it: `VLANE_EXAMPLE_DIR=/tmp/x cargo test -p vlane-report example_for_eyes`.
 #[test]
-fn an_example_for_eyes() {
+fn example_page_for_review() {
     let Some(dir) = std::env::var_os("VLANE_EXAMPLE_DIR") else { return };
     let report = example::report();
     for name in ["example.html", "example.json", "example.txt"] {
@@ -105,7 +105,7 @@ fn an_example_for_eyes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_report_is_a_safe_page(report in example::any_report()) {
+    fn any_report_makes_a_safe_page(report in example::any_report()) {
         let page = page(&report).unwrap();
         prop_assert_eq!(dangers(&parse(&page)), Vec::<String>::new());
     }

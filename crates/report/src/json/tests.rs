@@ -4,7 +4,7 @@ use super::*;
 use crate::{Cell, Point, Spread, example};
 
 #[test]
-fn other_versions_and_other_files_are_refused_with_words() {
+fn other_versions_and_files_are_refused() {
     let json = example::report().to_json().unwrap();
     for (text, words) in [
         (json.replace("vlane-report/1", "vlane-report/2"), "`vlane-report/2`"),
@@ -21,7 +21,7 @@ fn other_versions_and_other_files_are_refused_with_words() {
 }
 
 #[test]
-fn what_is_not_a_number_becomes_null_and_comes_back() {
+fn missing_numbers_survive_as_null() {
     let spread = Spread { median: f64::NAN, min: f64::INFINITY, max: 1.0, runs: 2 };
     let point = Point { x: f64::NEG_INFINITY, y: spread };
     let json = serde_json::to_string(&point).unwrap();
@@ -34,7 +34,7 @@ fn what_is_not_a_number_becomes_null_and_comes_back() {
 }
 
 #[test]
-fn the_form_is_what_the_files_name_says() {
+fn file_name_decides_the_format() {
     let report = example::report();
     for (name, start) in
         [("a.json", "{"), ("a.html", "<!DOCTYPE html>"), ("a.HTM", "<!DOCTYPE html>"), ("a.txt", "What")]
@@ -65,7 +65,7 @@ fn keys(value: &serde_json::Value, found: &mut std::collections::BTreeSet<String
 }
 
 #[test]
-fn the_documentation_names_every_field_and_no_other() {
+fn documentation_names_exactly_the_fields() {
     let page = include_str!("../../../../docs/src/report-format.md");
     let value = serde_json::to_value(example::report()).unwrap();
     let mut written = std::collections::BTreeSet::new();
@@ -88,7 +88,7 @@ fn the_documentation_names_every_field_and_no_other() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_report_comes_back_from_its_json_and_from_its_page(report in example::any_report()) {
+    fn report_survives_json_and_page(report in example::any_report()) {
         let back = Report::from_json(&report.to_json().unwrap()).unwrap();
         prop_assert_eq!(&back, &report);
         let back = Report::from_json(&html::page(&report).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What else the machine did while it was measured on.
+//! Other load of the machine during a measurement.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Load {
     /// Load average of the minute before it began: tasks that ran or waited for a CPU or a disk. On a quiet machine it is near 0.
     pub before: f64,
-    /// Load average of its last minute: the measurement's own, and that of whatever ran beside it.
+    /// Load average of its last minute: of the measurement itself, and of other processes.
     pub after: f64,
     /// Of the CPUs' time, what a hypervisor gave to other machines meanwhile, in per cent; 0 on bare metal.
     pub stolen_percent: f64,
@@ -49,7 +49,7 @@ impl Busy {
         Some(Self { average, all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or(0) })
     }
 
-    /// What came to pass since; none if the kernel does not tell.
+    /// Load since then; none if the kernel does not report it.
     pub fn until_now(self) -> Option<Load> {
         Self::now().map(|end| self.until(end))
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_hypervisor_took_is_a_part_of_the_time_between() {
+    fn stolen_time_is_a_share_of_elapsed() {
         let stat =
             |user: u64, stolen: u64| format!("cpu  {user} 0 100 500 0 0 0 {stolen} 7 0\ncpu0 1 1 1 1\n");
         let begin = Busy::of("0.25 0.10 0.05 1/99 7\n", &stat(100, 10)).unwrap();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_tell_leaves_it_out() {
+    fn missing_kernel_figure_is_left_out() {
         assert_eq!(Busy::of("", "cpu  1 2 3\n"), None);
         assert_eq!(Busy::of("0.1 0 0 1/9 7\n", ""), None);
         // Old kernels have fewer columns.

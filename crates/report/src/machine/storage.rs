@@ -1,4 +1,4 @@
-//! What images lie on: the file system and the device below it.
+//! Storage below images: the file system and the device below it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ pub struct Storage {
     pub device: String,
     /// The device's model, if it tells.
     pub model: String,
-    /// Whether the device calls itself a disk that turns. Virtual ones often do, whatever is behind them.
+    /// True if the device calls itself a rotating disk. Virtual ones often do, on any medium.
     pub is_rotational: bool,
     /// The device's I/O scheduler: `none`, `mq-deadline`; empty if it has none.
     pub scheduler: String,
@@ -34,13 +34,14 @@ pub fn images_in(dir: &Path) {
     }
 }
 
-/// What [`images_in`] was told.
+/// Directories given to [`images_in`].
 pub(super) fn seen() -> Vec<Storage> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 impl Storage {
-    /// What a directory is on, as the files below `root` tell (a machine's own are below `/`); none if there is no such directory.
+    /// Storage below a directory, from the files below `root` (a machine's own are below `/`); none
+    /// if there is no such directory.
     fn of(dir: &Path, root: &Path) -> Option<Self> {
         let device = fs::metadata(dir).ok()?.dev();
         let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partition_has_its_disk_s_model_and_scheduler() {
+    fn partition_has_disks_model_and_scheduler() {
         let root = tempfile::tempdir().unwrap();
         let disk = root.path().join("sys/devices/nvme/nvme0n1");
         let part = disk.join("nvme0n1p2");
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_no_device_is_named_by_its_file_system() {
+    fn storage_without_device_names_file_system() {
         let root = tempfile::tempdir().unwrap();
         let storage = Storage::of(root.path(), root.path()).unwrap();
         assert_eq!(storage, Storage::default(), "nothing is known, and nothing fails");
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_named_once_in_reports() {
+    fn directory_is_named_once() {
         let dir = tempfile::tempdir().unwrap();
         images_in(dir.path());
         images_in(dir.path());

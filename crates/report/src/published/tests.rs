@@ -11,7 +11,7 @@ fn interval(low: f64, middle: f64, high: f64) -> Interval {
 }
 
 #[test]
-fn a_figure_on_the_same_side_of_one_can_be_far_from_the_published_size() {
+fn right_direction_may_miss_published_size() {
     let compare = |published: f64, here| {
         let Comparison { direction, size } = Published::ratio(published).compare(&here);
         (direction.map(Direction::word), size.map(Size::words).unwrap())
@@ -25,18 +25,18 @@ fn a_figure_on_the_same_side_of_one_can_be_far_from_the_published_size() {
 }
 
 #[test]
-fn per_cent_and_levels_have_their_own_no_change() {
+fn percentages_and_levels_define_no_change() {
     let here = interval(120.0, 150.0, 160.0);
     assert_eq!(Published::percent(90.0).compare(&here).direction, Some(Direction::Opposite));
     assert_eq!(Published::level(37.2).compare(&here).direction, None);
     let words = Published { said: Said::More, no_change: Some(100.0) }.compare(&here);
     assert_eq!((words.direction, words.size), (Some(Direction::Same), None));
-    // Nothing can be so many times nothing.
+    // Zero has no ratio to zero.
     assert_eq!(Published::level(0.0).compare(&here).size, None);
 }
 
 #[test]
-fn how_sure_an_interval_is_follows_from_the_number_of_runs() {
+fn confidence_follows_from_number_of_runs() {
     let runs = |n: usize| Spread { median: 2.0, min: 1.5, max: 2.5, runs: n };
     let of = |n| Interval::of(&runs(n));
     assert!(of(5).is_decisive() && !of(4).is_decisive());
@@ -48,14 +48,14 @@ fn how_sure_an_interval_is_follows_from_the_number_of_runs() {
 }
 
 #[test]
-fn what_is_zero_or_negative_has_no_ratio() {
+fn zero_and_negative_have_no_ratio() {
     let spread = |min, max| Spread { median: f64::midpoint(min, max), min, max, runs: 5 };
     assert_eq!(Interval::ratio(&spread(1.0, 2.0), &spread(0.0, 2.0)), None);
     assert_eq!(Interval::ratio(&spread(-1.0, 2.0), &spread(1.0, 2.0)), None);
 }
 
 #[test]
-fn what_was_not_measured_says_why_in_the_table() {
+fn unmeasured_row_gives_its_reason() {
     let rows = [
         Row {
             figure: "MT over Baseline".into(),
@@ -86,7 +86,7 @@ fn any_interval() -> impl Strategy<Value = Interval> {
 
 proptest! {
     #[test]
-    fn unclear_is_what_includes_no_change_or_has_too_few_runs(here in any_interval(), value in 0.01..100.0_f64, none in 0.01..100.0_f64) {
+    fn wide_intervals_and_few_runs_are_unclear(here in any_interval(), value in 0.01..100.0_f64, none in 0.01..100.0_f64) {
         prop_assume!((value - none).abs() > 1e-6);
         let published = Published { said: Said::Number(value), no_change: Some(none) };
         let includes = here.low <= none && none <= here.high;
@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn a_wider_interval_never_decides_what_a_narrower_one_did_not(here in any_interval(), more in 1.0..10.0_f64, value in 0.01..100.0_f64) {
+    fn wider_interval_never_decides_more(here in any_interval(), more in 1.0..10.0_f64, value in 0.01..100.0_f64) {
         prop_assume!((value - 1.0).abs() > 1e-6);
         let wider = Interval { low: here.low / more, high: here.high * more, ..here };
         let compare = |here| Published::ratio(value).compare(here).direction.unwrap();
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn twice_as_long_is_judged_as_half_as_fast(values in runs(), value in 0.01..100.0_f64) {
+    fn doubled_time_equals_halved_speed(values in runs(), value in 0.01..100.0_f64) {
         prop_assume!((value - 1.0).abs() > 1e-6 && values.iter().all(|v| (v - 1.0).abs() > 1e-6));
         // An odd number, so that the median of the inverses is the inverse of the median.
         let odd = &values[..values.len() - usize::from(values.len().is_multiple_of(2))];
@@ -122,8 +122,9 @@ proptest! {
         prop_assert!(there.is_within() == back.is_within() || is_at_an_edge);
     }
 
+    /// No end of it is cut off.
     #[test]
-    fn the_interval_of_a_ratio_is_that_of_the_statistics_with_nothing_cut_off(a in vec(0.1..100.0_f64, 3), b in vec(0.1..100.0_f64, 3)) {
+    fn ratio_interval_is_that_of_statistics(a in vec(0.1..100.0_f64, 3), b in vec(0.1..100.0_f64, 3)) {
         let ours = Interval::ratio(&Spread::of(&a).unwrap(), &Spread::of(&b).unwrap()).unwrap();
         let theirs = unpaired(&a, &b, Better::Higher, 0.0);
         prop_assert!((ours.low / theirs.low - 1.0).abs() < 1e-9 && (ours.high / theirs.high - 1.0).abs() < 1e-9);
@@ -131,8 +132,9 @@ proptest! {
     }
 
     #[test]
-    fn two_samples_that_are_one_leave_each_other_by_chance_as_often_as_is_said(m in 1..5_usize, n in 1..5_usize) {
-        // Every order of m and n values is as likely as every other; in two of them all of one come before all of the other.
+    fn equal_samples_differ_as_rarely_as_stated(m in 1..5_usize, n in 1..5_usize) {
+        // Every order of m and n values is equally likely. In two of them all of one come before
+        // all of the other.
         let all = m + n;
         let masks = (0_u32..1 << all).filter(|mask| mask.count_ones() as usize == m);
         let (mut orders, mut apart) = (0.0, 0.0);

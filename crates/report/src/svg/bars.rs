@@ -11,7 +11,7 @@ const VALUE: f64 = 11.0;
 const HEIGHT: f64 = 260.0;
 /// A taller picture than this is not drawn lying if its bars can be seen upright.
 const TALL: f64 = 1600.0;
-/// A taller picture than this is not drawn lying at all: nobody would scroll it.
+/// A taller picture than this is not drawn lying at all: it would need too much scrolling.
 const TALLEST: f64 = 8000.0;
 
 /// The bars of one category: by series, those that there are.

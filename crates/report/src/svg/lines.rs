@@ -77,7 +77,7 @@ struct Name {
 fn ends(chart: &Chart, series: &[Vec<Point>], x: &Scale, y: &Scale, plot: Plot) -> Option<Vec<Name>> {
     let mut names = Vec::new();
     for (index, points) in series.iter().enumerate() {
-        // One that has nothing to show still has its place in a legend above.
+        // An empty series still has its place in a legend above.
         let last = points.last()?;
         let end = (plot.x(x, last.x), plot.y(y, last.y.median));
         // A name far from its line's end would seem to be another line's.

@@ -51,7 +51,8 @@ fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
     numbers.clear();
 }
 
-/// Checks a picture: well-formed, nothing outside, no reference to elsewhere, every reference inside resolved.
+/// Checks a picture: well-formed, within its frame, no reference to elsewhere, every reference
+/// inside resolved.
 fn check(svg: &str) -> Result<(), String> {
     let document = Document::parse(svg).map_err(|e| format!("{e}\n{svg}"))?;
     let root = document.root_element();
@@ -97,7 +98,7 @@ fn count(svg: &str, class: &str) -> usize {
 }
 
 #[test]
-fn every_chart_stays_in_its_frame() {
+fn chart_stays_in_its_frame() {
     let report = example::report();
     let blocks = report.sections.iter().flat_map(|s| &s.blocks);
     let charts: Vec<_> =
@@ -113,7 +114,7 @@ fn every_chart_stays_in_its_frame() {
 }
 
 #[test]
-fn every_figure_is_drawn_with_its_spread_and_said_in_words() {
+fn figures_are_drawn_and_described() {
     let chart = example::throughput();
     let svg = svg_file(&chart);
     // 5 series in 4 places; the legend has one of each.
@@ -126,7 +127,7 @@ fn every_figure_is_drawn_with_its_spread_and_said_in_words() {
 }
 
 #[test]
-fn what_was_not_measured_looks_different_and_is_called_so() {
+fn unmeasured_figures_look_different() {
     let svg = svg_file(&example::throughput());
     assert!(svg.contains("virtio (published)") && svg.contains("vlane, 4 lanes (predicted)"));
     assert_eq!(count(&svg, "published"), 5);
@@ -136,7 +137,7 @@ fn what_was_not_measured_looks_different_and_is_called_so() {
 }
 
 #[test]
-fn an_axis_begins_at_zero_unless_it_is_logarithmic() {
+fn linear_axes_begin_at_zero() {
     let mut chart = example::chart(
         "c",
         ChartKind::Bars,
@@ -159,7 +160,7 @@ fn an_axis_begins_at_zero_unless_it_is_logarithmic() {
 }
 
 #[test]
-fn nothing_to_draw_is_said() {
+fn empty_chart_says_so() {
     for chart in example::awkward().into_iter().take(2) {
         assert!(svg_file(&chart).contains("nothing was measured"));
     }
@@ -168,7 +169,7 @@ fn nothing_to_draw_is_said() {
 }
 
 #[test]
-fn a_file_has_its_colours_for_light_and_dark_and_says_what_it_shows() {
+fn file_has_both_themes_and_description() {
     let svg = svg_file(&example::scaling());
     assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("--s0"));
     let document = Document::parse(&svg).unwrap();
@@ -180,7 +181,7 @@ fn a_file_has_its_colours_for_light_and_dark_and_says_what_it_shows() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
-    fn any_chart_is_a_picture_inside_its_frame(chart in example::any_chart(), width in 120.0..900.0_f64) {
+    fn any_chart_fits_its_frame(chart in example::any_chart(), width in 120.0..900.0_f64) {
         check(&svg_file(&chart)).map_err(TestCaseError::fail)?;
         check(&element(&chart, width.round(), "x", "i")).map_err(TestCaseError::fail)?;
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::example;
 
 #[test]
-fn everything_that_matters_is_there() {
+fn text_has_the_important_parts() {
     let text = render(&example::report(), 110);
     for part in [
         "WARNING: Guest CPU emulated",
@@ -22,7 +22,7 @@ fn everything_that_matters_is_there() {
 }
 
 #[test]
-fn figures_stand_below_each_other() {
+fn figures_are_aligned_in_columns() {
     let report = example::report();
     let Some(Block::Table(table)) = report.sections[0].blocks.get(1) else { panic!("a table") };
     let text = super::table(table, 110);
@@ -31,7 +31,7 @@ fn figures_stand_below_each_other() {
 }
 
 #[test]
-fn a_table_fits_into_narrow_terminals() {
+fn table_fits_narrow_terminals() {
     let report = example::report();
     let Some(Block::Table(table)) = report.sections[0].blocks.get(1) else { panic!("a table") };
     for width in [60, 80, 100, 200] {

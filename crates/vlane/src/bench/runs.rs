@@ -19,7 +19,7 @@ use crate::{exit, explain, values};
 
 use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg};
 
-/// What makes it more than one run.
+/// Options that make several runs.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Multiple runs")]
 pub(super) struct RunsArgs {
@@ -88,7 +88,7 @@ impl RunsArgs {
         Ok(self.list_profiles || self.show_profile.is_some())
     }
 
-    /// Whether any of this was asked for.
+    /// True if any of these options was given.
     pub(super) fn is_wanted(&self) -> bool {
         self.profile.is_some()
             || self.repeats.is_some()
@@ -177,7 +177,7 @@ impl BenchArgs {
         }
     }
 
-    /// What is to be measured.
+    /// The loads and targets to measure.
     fn profile(&self) -> anyhow::Result<Profile> {
         let mut profile = match &self.runs.profile {
             Some(name) => Profile::find(name)?,
@@ -209,7 +209,7 @@ impl BenchArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the measurements from being made; with --fail-on-worse, a result that is worse.
+/// Obstacles to the measurements; with --fail-on-worse, a result that is worse.
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
     if runs.shows_profiles()? {
@@ -220,7 +220,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         usage!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
     }
     args.check_overwrite(&profile)?;
-    // What would fail after the measurements is said before them.
+    // Faults that would appear after the measurements are reported before them.
     let older = runs.compare.as_deref().map(Saved::read).transpose()?;
     if let Some(older) = &older {
         vlane_bench::check_saved(&profile, older)?;
@@ -251,7 +251,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         None => vlane_bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
-    // The report is shown before an error of this file is told: the measurements took their time.
+    // The report is shown before an error of this file is reported: the measurements took their
+    // time.
     let saved = save.as_ref().map_or(Ok(()), |output| measured.write(output));
     let (comparisons, missing) = match &older {
         Some(older) => against_saved(&measured, older)?,
@@ -290,7 +291,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
 fn tell_written(output: &OutputArgs) {
     for path in output.files() {
         if std::io::stderr().is_terminal() {
-            // The report is written; that nobody can be told is no reason to fail.
+            // The report is written; a missing listener is no reason to fail.
             let _ = writeln!(std::io::stderr(), "written: {}", path.display());
         }
     }
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn conflicting_options_are_refused() {
         for words in [
             &[] as &[&str],
             &["s", "--profile", "quick", "--rw", "read"],
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn options_become_the_load_that_a_single_run_would_have() {
+    fn options_become_a_single_runs_load() {
         let words = [
             "s",
             "--repeat",

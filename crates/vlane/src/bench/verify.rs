@@ -12,13 +12,13 @@ use crate::{exit, explain};
 /// The reports of one invocation, in the order in which they were made.
 #[derive(Debug, Default, serde::Serialize)]
 struct Reports {
-    /// What the state file knew, compared before anything was written.
+    /// The state file's blocks, compared before any write.
     before: Option<VerifyReport>,
     /// The load itself.
     load: Option<VerifyReport>,
     /// Everything that was written, compared.
     after: Option<VerifyReport>,
-    /// Whether any of them was interrupted.
+    /// True if any of them was interrupted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     partial: bool,
 }

@@ -1,13 +1,13 @@
-//! A bound on how much is told.
+//! A bound on the number of messages.
 //!
-//! Front ends, guests and local users cause messages, as many as they like. Without a bound they
-//! fill the disk that keeps the log, and hide what matters. So each place in the code has an
+//! Front ends, guests and local users cause messages without limit. Without a bound they fill the
+//! disk that keeps the log, and hide important messages. So each place in the code has an
 //! allowance: [`BURST`] messages at once, and one more every [`REFILL`]. Messages beyond it are
-//! counted. Their number is told with the first of them, after a pause that grows while it goes on,
-//! and at the end of the program.
+//! counted. Their number is logged with the first of them, after a pause that grows during the
+//! flood, and at the end of the program.
 //!
-//! The bound is for all messages from level info up, whoever causes them. Thus no place can be
-//! forgotten. Those who ask for debug messages get all of them.
+//! The bound is for all messages from level info up, from any cause. Thus no place can be
+//! forgotten. Users who ask for debug messages get all of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,7 +24,7 @@ const BURST: u32 = 100;
 const REFILL: Duration = Duration::from_secs(10);
 /// From the first message that is left out to the telling of their number: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Characters of a message that are told as an example.
+/// Characters of a message that are logged as an example.
 const EXAMPLE: usize = 300;
 /// The target of the messages that tell of others. They have no bound, and need none.
 const TARGET: &str = "vlane::left_out";
@@ -57,7 +57,7 @@ impl<S> Filter<S> for Bounded {
 /// Begins to tell how many messages are left out, in a thread of its own. For programs that run for
 /// long. A program that holds back signals does so before: the thread would take them.
 pub fn tell_from_now_on() {
-    // Without the thread, the number is told at the end.
+    // Without the thread, the number is logged at the end.
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
         let mut pause = PAUSES.0;
         loop {
@@ -72,8 +72,8 @@ pub fn tell_from_now_on() {
     });
 }
 
-/// Tells how many messages were left out since it was told last. Must come before the process ends
-/// or becomes another one.
+/// Logs the number of messages suppressed since the last such line. Must come before the process
+/// ends or becomes another one.
 pub fn tell_left_out() {
     for LeftOut { level, count, since, example } in LIMIT.take_left_out() {
         let seconds = since.elapsed().as_secs_f64().ceil();
@@ -94,7 +94,7 @@ pub fn tell_left_out() {
     }
 }
 
-/// All places that have told something.
+/// All places that have logged a message.
 #[derive(Default)]
 struct Limit {
     places: Mutex<HashMap<callsite::Identifier, Place>>,
@@ -124,7 +124,7 @@ impl Limit {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a message of a place is told; it is counted otherwise.
+    /// True if a message of a place is logged; it is counted otherwise.
     fn admits(
         &self,
         place: callsite::Identifier,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_place_has_its_whole_allowance_again() {
+    fn quiet_place_regains_its_allowance() {
         let (limit, begin) = (Limit::default(), Instant::now());
         let burst = |at| (0..10 * BURST).filter(|_| tells(&limit, at)).count();
         assert_eq!(burst(begin), BURST as usize);

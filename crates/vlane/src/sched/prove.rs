@@ -101,7 +101,7 @@ fn parse_arm(text: &str) -> Result<String, String> {
 ///
 /// # Errors
 ///
-/// Whatever keeps it from being measured or written.
+/// Obstacles to the measurement, or to writing the report.
 pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let report = match args.real {
@@ -134,7 +134,7 @@ const fn machines(real: Real) -> guests::Machines {
     }
 }
 
-/// What is measured beside EEVDF: policies with what was asked for, and the scheduler that people get.
+/// Schedulers measured beside EEVDF: policies with the given options, and the default scheduler.
 fn schedulers(args: &ProveArgs) -> Vec<guests::Scheduler> {
     let scheduler = |policy: Policy| {
         let mut arguments = vec!["--policy".to_owned(), policy.name().to_owned()];
@@ -148,7 +148,7 @@ fn schedulers(args: &ProveArgs) -> Vec<guests::Scheduler> {
     all.filter(|scheduler| is_usual(&scheduler.name) || args.only.contains(&scheduler.name)).collect()
 }
 
-/// What is passed on to `vlane sched run`.
+/// Arguments passed on to `vlane sched run`.
 fn scheduler_arguments(args: &ProveArgs) -> Vec<String> {
     let mut arguments = Vec::new();
     if let Some(config) = &args.config {

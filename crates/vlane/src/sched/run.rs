@@ -394,7 +394,7 @@ fn restore_what_was_left(state_dir: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 ///
-/// Whatever keeps it from scheduling, in words; nothing is changed then.
+/// Obstacles to scheduling, in words; no thread is changed then.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     crate::logging::tell_from_now_on();
     // Each machine and each session needs some.
@@ -475,8 +475,8 @@ fn handle_signals() -> anyhow::Result<UnixStream> {
         let stopper = stopper.try_clone().context("cannot make a socket pair")?;
         signal_hook::low_level::pipe::register(signal, stopper).context("cannot handle signals")?;
     }
-    // The daemon has nothing to read again. SIGHUP, which asks others for that, does not end it,
-    // nor does a terminal that goes.
+    // The daemon has no configuration to read again. SIGHUP, which asks others for that, does not
+    // end it, nor does a terminal that goes.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGHUP, ignored).context("cannot handle signals")?;
     Ok(stop)
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_caps_count_in_the_order_of_the_machines_and_the_last_for_the_rest() {
+    fn last_weight_and_cap_apply_to_the_rest() {
         let args = parsed(&["--pid", "1", "--pid", "2", "--weight", "512", "--cap", "0,25"]);
         let args = args.unwrap();
         let claims = [0, 1, 7, usize::MAX].map(|at| args.claim(at, 3));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_of_others_are_adopted_only_by_option() {
+    fn foreign_machines_are_adopted_only_by_option() {
         let own = rustix::process::geteuid().as_raw();
         let adoption = |words: &[&str]| parsed(words).unwrap().adoption();
         let users = |users: &[u32]| Adoption::Users(users.iter().copied().collect());
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_is_percent_and_there_are_no_more_of_them_than_machines() {
+    fn caps_are_percent_and_match_machines() {
         for wrong in ["x", "-1", "1.5", "1000001", "10,x"] {
             let error = parsed(&["--pid", "1", &format!("--cap={wrong}")]).unwrap_err().to_string();
             assert!(error.contains("--cap"), "{wrong}: {error}");
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_named_once_and_a_qmp_socket_without_a_listener_is_told() {
+    fn duplicate_machine_and_dead_qmp_socket_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let me = std::process::id().to_string();
         let listen = dir.path().join("sched.sock").display().to_string();

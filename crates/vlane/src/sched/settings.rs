@@ -1,4 +1,4 @@
-//! What `vlane sched run` and `prove` can be set to, from a TOML file and the command line.
+//! Settings of `vlane sched run` and `prove`, from a TOML file and the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -12,9 +12,9 @@ use vlane_sched::realtime::{HoldBack, Settings};
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Who is boosted.
+    /// The policy that chooses boosted vCPUs.
     pub policy: Option<Policy>,
-    /// Whose completions boost.
+    /// The completions that boost.
     pub completions: Option<CompletionsArg>,
     /// Percent of the kernel's real-time budget.
     pub rt_share: Option<u8>,
@@ -30,7 +30,7 @@ pub struct Config {
     pub paid_ms: Option<u64>,
     /// The policy's parameters, by the names that docs/src/sched.md gives; times in nanoseconds.
     pub params: Option<toml::Table>,
-    /// What `adaptive` is to reach.
+    /// The goal of `adaptive`.
     pub goal: Option<Goal>,
 }
 
@@ -66,7 +66,7 @@ impl From<CompletionsArg> for Completions {
 }
 
 impl Config {
-    /// From a file; what stands in it that nobody knows is an error.
+    /// Reads a file; an unknown name in it is an error.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Config {
             *to = percent;
         }
         match self.hold_back {
-            // Nothing is owed where boosts are free.
+            // No vCPU owes time where boosts are free.
             Some(_) if policy == Policy::AlwaysBoost => {}
             Some(HoldBackArg::Idle) => settings.hold_back = HoldBack::Idle,
             Some(HoldBackArg::Nice) => settings.hold_back = HoldBack::Nice,
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_changes_what_it_names_and_nothing_else() {
+    fn file_changes_only_named_settings() {
         let config: Config =
             toml::from_str("rt_share = 10\nowes_ms = 5\npaid_ms = 1\n[params]\nline_ns = 4000000\n").unwrap();
         let settings = config.settings(Policy::Adaptive).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn impossible_settings_are_refused() {
         assert!(toml::from_str::<Config>("lien = 3").is_err());
         let config: Config = toml::from_str("[params]\nlien_ns = 4").unwrap();
         assert!(config.settings(Policy::Loan).is_err());

@@ -61,7 +61,7 @@ impl SimulateArgs {
             scenario.cpus = self.cpus.unwrap_or(scenario.cpus);
             scenario.seconds = self.seconds.unwrap_or(scenario.seconds);
             scenario.seed = self.seed.unwrap_or(scenario.seed);
-            // What was changed is the paper's set-up; the others have a size of their own.
+            // Changed parameters belong to the paper's set-up; the others have a size of their own.
             match self.vms.filter(|_| self.scenario.is_some() || name == "paper") {
                 Some(vms) => Ok(scenario.with_machines(vms)?),
                 None => Ok(scenario.checked()?),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_can_be_changed_and_what_makes_no_sense_is_named() {
+    fn changed_scenarios_are_checked() {
         let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
         let paper = of(&["--cpus", "4", "--vms", "20", "--seed", "7"]).unwrap();
         let sizes: Vec<_> = paper.scenarios.iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();

@@ -52,7 +52,7 @@ struct Answer {
     state: Option<DaemonState>,
 }
 
-/// What one machine has, all its vCPUs together.
+/// Resources of one machine, all its vCPUs together.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Machine {
     pid: u32,
@@ -224,7 +224,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
     let machines = state.as_ref().map(machines).unwrap_or_default();
-    // Whoever does not read it has the exit status.
+    // A caller that does not read it has the exit status.
     if !args.json.as_deref().is_some_and(output::is_standard) {
         match &state {
             Some(state) => print!("{}", text(&path, state, &machines)),
@@ -252,7 +252,7 @@ mod tests {
     use vlane_sched::live::state::{BudgetState, VcpuState};
 
     #[test]
-    fn vcpus_of_one_process_are_one_line_and_names_are_made_printable() {
+    fn vcpus_of_one_process_share_a_line() {
         let vcpu = |pid, name: &str| VcpuState {
             pid,
             user: 1000,

@@ -136,12 +136,12 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
             (false, true) => {
                 let (columns, rows) = terminal_size::terminal_size()
                     .map_or((80, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)));
-                // Home, the lines, and nothing below: no flicker, and the scroll-back is kept.
+                // Home, the lines, and an empty rest: no flicker, and the scroll-back is kept.
                 format!("\x1b[H{}\x1b[J", fitting(&table(&state), columns, rows))
             }
         };
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            // Whoever does not read on has seen enough.
+            // A reader that closed the pipe has seen enough.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
             Err(error) => return Err(anyhow::Error::new(error).context("cannot write the state")),
             Ok(()) if args.once => return Ok(()),
@@ -159,7 +159,7 @@ mod tests {
     use vlane_sched::live::state::VcpuState;
 
     #[test]
-    fn the_table_has_a_line_per_vcpu_with_the_columns_below_their_titles() {
+    fn table_has_one_line_per_vcpu() {
         let vcpu = VcpuState {
             name: "a machine with a very long name".into(),
             credit_ms: -3.25,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_call_themselves_is_shown_and_not_done() {
+    fn foreign_names_are_shown_escaped() {
         let vcpu = VcpuState { name: "\x1b[2J\rvCPU".into(), state: "\x07".into(), ..VcpuState::default() };
         let state = DaemonState { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..DaemonState::default() };
         let text = table(&state);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_terminal_shows_what_fits() {
+    fn small_terminal_shows_the_first_lines() {
         assert_eq!(fitting("abcdef\nghi\njkl\n", 3, 3), "abc\x1b[K\nghi\x1b[K\n");
     }
 }

@@ -1,5 +1,5 @@
-//! An image that is deleted, moved or replaced while it is served: told at once, with the way back,
-//! and at every end.
+//! An image that is deleted, moved or replaced while it is served: reported at once, with the way
+//! back, and at every end.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +13,8 @@ use vlane_socket::Changes;
 /// How long the storage may take, at the end, to say where the image is.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Watches over a volume's image until this is dropped. Nothing without inotify: then the end alone
-/// tells of it.
+/// Watches a volume's image until this is dropped. `None` without inotify: then only the end
+/// reports it.
 #[derive(Debug)]
 pub(super) struct Watch {
     _changes: Option<Changes>,
@@ -47,8 +47,8 @@ impl Watch {
     }
 }
 
-/// Tells of an image that is not at its path at the end. Storage that does not say in time where
-/// the image is keeps nothing from ending.
+/// Reports an image that is not at its path at the end. Storage that does not say in time where the
+/// image is does not delay the end.
 ///
 /// # Errors
 /// When the guest's data are lost with this process.

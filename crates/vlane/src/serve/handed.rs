@@ -1,8 +1,10 @@
-//! What `vlane serve` hands to the program that takes its place, and how it gets there.
+//! The state that `vlane serve` hands to its successor, and its transport.
 //!
-//! The new program is executed in the place of the old one: the same process, with nothing but its descriptors. They arrive in messages of a
-//! socket pair, of which the new program finds one end as its standard input. So nothing else has to survive the execution: all other
-//! descriptors are closed by it, and if it fails, nothing has changed. The first descriptor is a file in memory with the [`Handed`] in JSON.
+//! The new program is executed in place of the old one: the same process, with only its
+//! descriptors. They arrive in messages of a socket pair, of which the new program finds one end as
+//! its standard input. So no other descriptor has to survive the execution: it closes all of them.
+//! If it fails, the old state is unchanged. The first descriptor is a file in memory with the
+//! [`Handed`] in JSON.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Seek, Write};
@@ -144,7 +146,7 @@ impl Handed {
         Ok(theirs)
     }
 
-    /// What another program has handed to this one, if it has; standard input is what it was before.
+    /// State that another program has handed to this one, if it has; standard input is restored.
     pub(super) fn receive() -> Result<Option<(Handed, Arrived)>> {
         if std::env::var(VARIABLE).ok().as_deref() != Some(&std::process::id().to_string()) {
             return Ok(None);
@@ -163,7 +165,7 @@ impl Handed {
     }
 }
 
-/// What every format has.
+/// The part common to every format.
 #[derive(Deserialize)]
 struct Form {
     format: u32,

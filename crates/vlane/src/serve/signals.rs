@@ -1,7 +1,7 @@
 //! The signals of `vlane serve`.
 //!
-//! They are blocked in all threads and read by one. So one that nobody has read yet outlives the program when another one takes over: it is the
-//! next one's, which begins with them blocked.
+//! Signals are blocked in all threads and read by one. So an unread signal outlives the program
+//! when another one takes over. It is the successor's, which begins with signals blocked.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::stop::Ending;
 use super::upgrade::Upgrade;
 use crate::notify;
 
-/// What signals have done.
+/// Targets of the signals.
 pub(super) struct Means {
     pub(super) ending: Ending,
     pub(super) resize: SyncSender<()>,
@@ -46,7 +46,7 @@ pub(super) fn thread(signals: SignalFd, means: Means) -> std::io::Result<()> {
             {
                 return tracing::error!("signals cannot be waited for any more: {error}");
             }
-            // Read and done as one: in between, nobody takes over.
+            // Read and done as one: in between, no program takes over.
             let mut turn = upgrade.turn();
             let Ok(Some(signal)) = signals.read_signal() else { continue };
             match i32::try_from(signal.ssi_signo).map(Signal::try_from) {

@@ -1,4 +1,5 @@
-//! The end of `vlane serve`, which does not wait for ever: storage that hangs lets no request be answered and nothing be written back.
+//! The end of `vlane serve`, which does not wait for ever: storage that hangs lets no request be
+//! answered and no data be written back.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ const NAMED: usize = 20;
 /// How far the end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// Nobody has asked for it.
+    /// No end was requested.
     Serving,
     /// Requests in flight are waited for.
     Draining,
@@ -25,7 +26,7 @@ enum Stage {
     Closing,
     /// Everything is answered and is being written to the device.
     WritingBack,
-    /// Nothing is left to be done.
+    /// The end is complete.
     Done,
 }
 
@@ -38,7 +39,7 @@ pub(super) struct Ending {
     limit: Duration,
 }
 
-/// What a process that cannot wait leaves behind in order.
+/// Objects that a process tidies up when it cannot wait longer.
 pub(super) struct Remains {
     pub(super) name: String,
     pub(super) volume: Arc<Volume>,
@@ -75,12 +76,12 @@ impl Ending {
         self.enter(Stage::Closing);
     }
 
-    /// What is left is to write everything to the device.
+    /// Only the write-back to the device is left.
     pub(super) fn writes_back(&self) {
         self.enter(Stage::WritingBack);
     }
 
-    /// Nothing can hang any more.
+    /// No further step can hang.
     pub(super) fn done(&self) {
         self.enter(Stage::Done);
     }
@@ -99,7 +100,7 @@ impl Ending {
         let ending = self.clone();
         let stopping = move || {
             ending.wait_for_its_beginning();
-            // Whoever asked for it: a signal, or a lost write.
+            // The cause is a signal, or a lost write.
             notify::stopping();
             stop();
         };

@@ -1,4 +1,4 @@
-//! The storage of `vlane serve`: an image, a device, or nothing, opened as the options want it.
+//! The storage of `vlane serve`: an image, a device, or none, opened as the options want it.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(super) fn model(args: &ServeArgs) -> Option<ModelConfig> {
     Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
 }
 
-/// Opens what is to be served; nothing if a signal ended the wait for it.
+/// Opens the storage to serve; `None` if a signal ended the wait for it.
 pub(super) fn open(
     args: &ServeArgs,
     handed: Option<HandedFiles>,

@@ -1,10 +1,15 @@
-//! Upgrade in place (SIGUSR2): the program is replaced while it serves, and its front end notices nothing but a moment's wait.
+//! Upgrade in place (SIGUSR2): the program is replaced while it serves, and its front end sees only
+//! a moment's wait.
 //!
-//! 1. The new program is asked, as a process of its own, whether it can take over ([`Program::ask`]). All goes on meanwhile.
-//! 2. The thread that serves, between two messages of the front end, lets the requests under way be answered and takes no more ([`Upgrade::become_next`]).
-//! 3. It executes the new program in the place of this one, with what it needs ([`super::handed`]). From there on nothing leads back.
+//! 1. This program asks the new one, as a process of its own, for its ability to take over
+//!    ([`Program::ask`]). Service continues meanwhile.
+//! 2. The thread that serves, between two messages of the front end, lets the requests in flight be
+//!    answered and takes no more ([`Upgrade::become_next`]).
+//! 3. It executes the new program in the place of this one, with its state ([`super::handed`]).
+//!    From there on there is no way back.
 //!
-//! Until then everything leads back: whatever is in the way, this program goes on as if nothing had been asked.
+//! Until then every obstacle leads back: this program continues as if no upgrade had been
+//! requested.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -40,7 +45,7 @@ struct Program {
     arguments: Vec<OsString>,
 }
 
-/// What a program answers when it is asked.
+/// A program's answer to the question.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     format: u32,
@@ -73,7 +78,8 @@ impl Program {
         let output = || -> Result<File> {
             Ok(rustix::fs::memfd_create("vlane-answer", rustix::fs::MemfdFlags::CLOEXEC)?.into())
         };
-        // Files and no pipes: nobody has to read while it writes, or to wait for others who have them.
+        // Files and no pipes: no process has to read while it writes, or to wait for others that
+        // hold them.
         let (out, err) = (output()?, output()?);
         let mut command = Command::new(&self.path);
         for argument in self.arguments.iter().skip(1) {
@@ -156,12 +162,13 @@ fn text(file: &File) -> String {
     String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
-/// Who may do what next: signals, and the thread that serves. Whoever has it locked does not lose the process.
+/// Decides on the next step between signals and the thread that serves. The process stays while the
+/// lock is held.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// The version that is to take over, until the thread that serves comes to it.
     wanted: Option<String>,
-    /// The end was asked for: nobody takes over any more.
+    /// The end was requested: no program takes over any more.
     pub(super) is_ending: bool,
     /// Looks at the image's size that were asked for and are not over.
     pub(super) looks: usize,
@@ -180,7 +187,7 @@ impl Drop for Looking<'_> {
 pub(super) type GiveControl =
     Box<dyn Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync>;
 
-/// What is handed over beside the session.
+/// Objects handed over beside the session.
 pub(super) struct Belongings {
     pub(super) name: String,
     /// Of the service manager.
@@ -188,7 +195,7 @@ pub(super) struct Belongings {
     pub(super) volume: Arc<Volume>,
     pub(super) image: Option<Arc<FileEngine>>,
     pub(super) control: GiveControl,
-    /// What reaches the storage is written down.
+    /// True if a recorder writes down the storage's requests.
     pub(super) is_recorded: bool,
 }
 
@@ -219,7 +226,8 @@ impl Upgrade {
         Ok(Arc::new(Upgrade { program, belongings, turn, over: Condvar::new(), wanted }))
     }
 
-    /// What is to be had while a signal is read and dealt with: it is lost with the process otherwise.
+    /// The lock to hold while a signal is read and handled: the signal is lost with the process
+    /// otherwise.
     pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,7 +237,7 @@ impl Upgrade {
         Looking(self)
     }
 
-    /// A thread that upgrades when it is told to. Who asks again meanwhile asks for the next time.
+    /// A thread that upgrades on request. A request during an upgrade counts for the next one.
     pub(super) fn thread(self: &Arc<Upgrade>) -> std::io::Result<SyncSender<()>> {
         let (sender, receiver): (_, Receiver<()>) = sync_channel(1);
         let upgrade = Arc::clone(self);
@@ -252,13 +260,13 @@ impl Upgrade {
         tracing::warn!("{}: not upgraded, version {VERSION} goes on: {why:#}", self.belongings.name);
     }
 
-    /// Asks the new program, and then the thread that serves; comes back when nobody took over.
+    /// Asks the new program, and then the thread that serves; returns when no program took over.
     fn attempt(&self) -> Result<()> {
         ensure!(
             !self.belongings.is_recorded,
             "what reaches the storage is written down (--danger-record-storage), and the record would be cut off; stop the service and start it again"
         );
-        // Without enough of them nothing below succeeds either, for a reason that says less.
+        // Without enough of them no step below succeeds either, for a reason that says less.
         self.check_limit(0)?;
         let version = self.program.ask()?;
         let mut turn = self.turn();
@@ -297,7 +305,7 @@ impl Upgrade {
         let Belongings { volume, image, control, .. } = &self.belongings;
         let (begun, mut descriptors) = (handed::now(), Descriptors::default());
         let mut server = give(&mut descriptors).map_err(anyhow::Error::msg)?;
-        // Nothing is under way: what is not lost by now is not lost before the next program looks.
+        // No request is in flight: writes intact by now stay intact until the next program looks.
         ensure!(
             volume.lost_write().is_none(),
             "writes that were answered are lost, and the next program would not know; let the guest check its file systems, and start the service \
@@ -321,7 +329,8 @@ impl Successor for Upgrade {
 
     fn take_over(&self, give: &mut dyn FnMut(&mut Descriptors) -> Result<HandedServer, String>) {
         let _ = rustix::io::read(&self.wanted, &mut [0; 8]);
-        // Whoever reads signals waits: one that comes now stays where it is, for whichever program reads it.
+        // The reader of signals waits: a signal that comes now stays pending, for the program that
+        // reads next.
         let mut turn = self.turn();
         let Some(version) = turn.wanted.take() else { return };
         self.over.notify_all();

@@ -9,7 +9,7 @@ use vlane_engine::file::Leftover;
 
 use crate::notify;
 
-/// It is told again that often.
+/// Interval of the repeated message.
 const AGAIN: Duration = Duration::from_secs(10);
 /// A wait that ends sooner is not worth a line: an ordinary restart does.
 const UNTOLD: Duration = Duration::from_secs(2);
@@ -29,9 +29,9 @@ impl<'a> Waiting<'a> {
         Self { path, signals, limit, told: None, was_ended: false }
     }
 
-    /// Whether to go on.
+    /// True if the wait continues.
     pub(super) fn goes_on(&mut self, leftover: &Leftover) -> bool {
-        // There is nothing yet of which SIGHUP could look at the size, nor that another program could take over.
+        // SIGHUP has no size to look at yet, and no other program could take over.
         let ends = [Signal::SIGTERM, Signal::SIGINT].map(|signal| signal as u32);
         while let Ok(Some(signal)) = self.signals.read_signal() {
             self.was_ended |= ends.contains(&signal.ssi_signo);
@@ -59,12 +59,12 @@ impl<'a> Waiting<'a> {
         true
     }
 
-    /// Whether a signal has ended the wait.
+    /// True if a signal has ended the wait.
     pub(super) fn was_ended(&self) -> bool {
         self.was_ended
     }
 
-    /// It is over; whoever was told of it is told of that, too.
+    /// The wait is over; a log line follows if its beginning had one.
     pub(super) fn over(&self) {
         if self.told.is_some() {
             tracing::info!("{}: the wait is over: nothing of a dead process is left", self.path.display());
