@@ -1,4 +1,4 @@
-//! Which threads may be taken at all: one rule for both vehicles.
+//! The rule that decides which threads may be taken, the same for both vehicles.
 
 #[cfg(feature = "sched-ext")]
 use crate::sys;
@@ -7,7 +7,7 @@ use crate::thread::Thread;
 use crate::vehicle::{MAX_THREADS, VcpuThreads};
 use crate::{Error, ErrorKind, Result};
 
-/// A thread of a vCPU, opened: it is the one that is meant, not another one with its number.
+/// Opens a vCPU's thread, and checks that its number does not belong to another thread by now.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub(crate) fn find(vcpu: &VcpuThreads, tid: u32) -> Result<Thread> {
 ///
 /// As [`find`].
 pub(crate) fn checked(vcpu: &VcpuThreads, thread: &Thread) -> Result<()> {
-    // User-Mode Linux runs its guest's processes in children of its own.
+    // User-Mode Linux runs its guest's processes in child processes.
     if vcpu.pid != 0 && thread.pid() != vcpu.pid && thread.parent() != Some(vcpu.pid) {
         let (name, tid, pid) = (&vcpu.name, thread.tid(), thread.pid());
         let text = format!("{name}: thread {tid} is one of process {pid} now, not of {}", vcpu.pid);
@@ -33,7 +33,8 @@ pub(crate) fn checked(vcpu: &VcpuThreads, thread: &Thread) -> Result<()> {
     Ok(())
 }
 
-/// Whether threads that are scheduled like that are taken: somebody has given the others what they have for a reason.
+/// Returns true if threads of this scheduling class are taken: any other class was set by an
+/// administrator for a reason.
 pub(crate) const fn is_ordinary(class: Class) -> bool {
     matches!(class, Class::Other | Class::Batch | Class::Idle)
 }
@@ -57,9 +58,9 @@ pub(crate) fn first_of(vcpu: &VcpuThreads) -> &[u32] {
     &vcpu.tids[..vcpu.tids.len().min(MAX_THREADS)]
 }
 
-/// Takes what can be taken of a vCPU's threads, the first [`MAX_THREADS`] of them. Those that have
-/// ended since they were found, and those that are left alone, which is told, do not keep the
-/// others from it; any other refusal does.
+/// Takes a vCPU's threads, at most the first [`MAX_THREADS`] of them. A thread that has ended
+/// meanwhile, or that is left alone (which is reported), does not keep the others from it. Any
+/// other refusal does.
 ///
 /// # Errors
 ///
@@ -87,7 +88,7 @@ pub(crate) fn all<T>(
     Ok(taken)
 }
 
-/// Whether a thread is ordinary now; one that is gone is not.
+/// Returns true if a thread exists and is ordinary now.
 #[cfg(feature = "sched-ext")]
 pub(crate) fn is_ordinary_now(tid: u32) -> bool {
     sys::get(tid).is_ok_and(|attr| is_ordinary(attr.class))
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_lives_when_its_machine_joins_is_one_of_its_threads_and_a_stranger_is_not() {
+    fn living_child_belongs_to_machine() {
         let me = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let machine = vcpu(me, &[me, child.id()]);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_alone_or_gone_keeps_nobody_from_being_taken_and_a_refusal_gives_all_back() {
+    fn refused_thread_returns_all_taken_threads() {
         let take = |tid: u32| match tid {
             1 => Err(left_alone("machine", tid, Class::Else(1))),
             2 => Err(Error::new(ErrorKind::Gone, "gone")),
@@ -136,10 +137,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a machine names as its threads: no more than so many are tried, let alone
+        /// A machine may name any threads as its own: no more than the limit are tried, let alone
         /// taken.
         #[test]
-        fn no_vcpu_has_more_threads_than_so_many(tids in proptest::collection::vec(1_u32..1000, 1..600)) {
+        fn threads_of_a_vcpu_are_limited(tids in proptest::collection::vec(1_u32..1000, 1..600)) {
             let mut tried = Vec::new();
             let taken = all(&vcpu(0, &tids), |tid| {
                 tried.push(tid);

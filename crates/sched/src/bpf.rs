@@ -1,4 +1,5 @@
-//! What all BPF programs here have in common: what libbpf says, and why a kernel does not take one.
+//! Parts that all BPF programs here share: libbpf's messages, and the reason why a kernel refuses a
+//! program.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,10 +20,10 @@ fn hear(level: PrintLevel, text: String) {
     }
 }
 
-/// Loads an object after `prepare` has set its constants. `whose` comes first in errors.
+/// Loads an object after `prepare` has set its constants. Errors begin with `whose`.
 ///
 /// # Errors
-/// What `prepare` says; what the kernel does not take, with the last that libbpf said.
+/// Errors from `prepare`, and the kernel's refusal with libbpf's last message.
 pub fn load(
     whose: &str,
     object: &[u8],
@@ -39,7 +40,7 @@ pub fn load(
     open.load().map_err(|e| refused(whose, "the kernel does not take the BPF program", e))
 }
 
-/// What the kernel did not take, with the last that libbpf said of it.
+/// The error for a program that the kernel refused, with libbpf's last message on it.
 pub fn refused(whose: &str, what: &str, cause: libbpf_rs::Error) -> Error {
     let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
     let kind = match cause.kind() {

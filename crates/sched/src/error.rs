@@ -1,6 +1,6 @@
 //! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
 
-/// What went wrong, for code that wants to decide; the text for people is in [`Error`].
+/// The kind of failure, for code that has to decide; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -8,7 +8,7 @@ pub enum ErrorKind {
     Unsupported,
     /// The system refused for want of a privilege; the context names it.
     Permission,
-    /// What was asked for makes no sense.
+    /// The request makes no sense.
     Invalid,
     /// A process, a thread or a machine is not there, or no longer.
     Gone,
@@ -16,7 +16,7 @@ pub enum ErrorKind {
     LeftAlone,
     /// A file or the system failed.
     Io,
-    /// The other side of a connection said what nobody understands.
+    /// The other side of a connection sent a message that cannot be understood.
     Protocol,
 }
 

@@ -1,12 +1,15 @@
-//! One scheduler per thread, whatever its state directory, its vehicle and its user.
+//! One scheduler per thread, across state directories, vehicles and users.
 //!
-//! Two that boost and hold back the same thread would each take the other's doing for what the thread was. So a scheduler locks
-//! the thread's own entry in `/proc` (`flock` on `/proc/PID/task/TID/stat`). That lock has no name that could be taken before, no directory that
-//! two could disagree on and no network namespace, and the kernel drops it with the scheduler, however that ends.
+//! Two that boost and hold back the same thread would each take the other's doing for what the
+//! thread was. So a scheduler locks the thread's own entry in `/proc` (`flock` on
+//! `/proc/PID/task/TID/stat`). That lock has no name that another process could take first. It
+//! depends on no directory and no network namespace, and the kernel drops it however the scheduler
+//! ends.
 //!
-//! Anybody may read that file, and thus lock it. The kernel tells who has (`/proc/locks`), so a lock counts only if its holder could be a
-//! scheduler: it must have CAP_SYS_NICE, in the same user namespace, and not by the file that it runs. A lock outlives `exec`, and so
-//! anybody can make a set-user-ID program hold one. Others' locks are passed over with a warning.
+//! Anybody may read that file, and thus lock it. The kernel names the holder (`/proc/locks`), so a
+//! lock counts only if its holder could be a scheduler. Such a holder has CAP_SYS_NICE in the same
+//! user namespace, and not by the file that it runs. A lock outlives `exec`, and so anybody can
+//! make a set-user-ID program hold one. Others' locks are passed over with a warning.
 
 use std::fs;
 use std::io;
@@ -43,7 +46,7 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
             );
             Ok(())
         }
-        // It was let go in between, or is held by somebody who is not seen from here.
+        // It was released in between, or its holder is not visible from here.
         None if lock().is_ok() => Ok(()),
         holder => {
             let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
@@ -78,10 +81,11 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
     })
 }
 
-/// Whether a process has what it takes to schedule the threads of others, here and not only in a user namespace of its own.
+/// Returns true if a process may schedule other processes' threads here, and not only in another
+/// user namespace.
 fn may_schedule(pid: u32) -> io::Result<bool> {
     let read = |who: &str, name: &str| match fs::read(format!("/proc/{who}/{name}")) {
-        // A shortage says nothing of the holder.
+        // A shortage does not describe the holder.
         Err(error) if vlane_socket::is_short(&error) => Err(error),
         read => Ok(read.ok()),
     };
@@ -92,8 +96,9 @@ fn may_schedule(pid: u32) -> io::Result<bool> {
         && theirs == ours)
 }
 
-/// Whether a process with this `/proc/PID/status` has CAP_SYS_NICE, and was given it: not by a file with the set-user-ID bit or with
-/// capabilities, which anybody may run. `own`: this process's user.
+/// Returns true if a process with this `/proc/PID/status` has CAP_SYS_NICE by its user. A file with
+/// the set-user-ID bit or with capabilities does not count: any user may run it. `own`: this
+/// process's user.
 fn has_capability(status: &str, own: u32) -> bool {
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
     let has = |key: &str| {
@@ -116,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_list_names_the_holder_and_not_who_waits() {
+    fn lock_list_names_holder_not_waiters() {
         let locks = "1: FLOCK  ADVISORY  WRITE 8139 00:15:34506 0 EOF\n\
                      1: -> FLOCK  ADVISORY  WRITE 7 00:15:99 0 EOF\n\
                      2: POSIX  ADVISORY  WRITE 9 00:15:345 0 EOF\n";
@@ -127,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_held_by_one_process_and_let_go_with_its_handle() {
+    fn thread_has_one_holder_until_drop() {
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let thread = Thread::open(other.id()).unwrap();
         take(&thread, "it").unwrap();
@@ -142,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_anybody_may_run_with_more_rights_are_no_schedulers() {
+    fn set_user_id_program_is_no_scheduler() {
         let (all, nice, none) = ("000001ffffffffff", "0000000000800000", "0000000000000000");
         let status = |users: &str, effective: &str, ambient: &str| {
             format!("Name:\tsu\nUid:\t{users}\nGid:\t0\t0\t0\t0\nCapEff:\t{effective}\nCapAmb:\t{ambient}\n")
         };
         let has = |users: &str, effective, ambient| has_capability(&status(users, effective, ambient), 1000);
-        // Root; a service with a user of its own; our own user, however it came by it.
+        // Root; a service with another user; this user, by any way of becoming it.
         assert!(has("0\t0\t0\t0", all, none));
         assert!(has("990\t990\t990\t990", nice, nice));
         assert!(has("1000\t1000\t1000\t1000", nice, none));
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_has_the_capability_may_schedule() {
+    fn scheduling_needs_the_capability() {
         let plain = ["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice", "sleep", "60"];
         let Ok(mut other) = std::process::Command::new("setpriv").args(plain).spawn() else {
             return vlane_testing::skip("no setpriv (util-linux)");

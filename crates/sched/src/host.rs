@@ -1,4 +1,5 @@
-//! What this host's kernel is, and what it lets this process do. `root` is `/`, except in tests.
+//! Properties of this host's kernel, and the rights of this process. `root` is `/`, except in
+//! tests.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +26,7 @@ pub fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) -> Vec<
     wanted.iter().filter(|(_, bit)| bits & (1 << bit) == 0).map(|(name, _)| *name).collect()
 }
 
-/// Whether process ids are here what they are to the kernel; also if it does not tell.
+/// Returns true if process ids here equal the kernel's, or if the kernel does not say.
 pub fn in_first_pid_namespace(root: &Path) -> bool {
     fs::read_link(root.join("proc/self/ns/pid")).map_or(true, |name| name.as_os_str() == FIRST_PID_NAMESPACE)
 }

@@ -14,7 +14,7 @@ pub enum Class {
     RoundRobin,
     /// `SCHED_BATCH`.
     Batch,
-    /// `SCHED_IDLE`: what nobody else wants.
+    /// `SCHED_IDLE`: runs only on CPU time that is unused otherwise.
     Idle,
     /// Another one, by its number in the kernel (`SCHED_FIFO`, `SCHED_DEADLINE`, `SCHED_EXT`, ...).
     Else(u32),
@@ -59,7 +59,7 @@ pub struct Attr {
     pub nice: i32,
     /// Its real-time priority, 1 to 99; 0 with the other policies.
     pub priority: u32,
-    /// Whether its children go back to `SCHED_OTHER`.
+    /// True if its children go back to `SCHED_OTHER`.
     pub reset_on_fork: bool,
     /// Its time slice under EEVDF, ns (since Linux 6.12); 0: the system's.
     pub slice_ns: u64,
@@ -86,7 +86,7 @@ struct Raw {
     period: u64,
 }
 
-/// Its size, as the kernel wants to be told.
+/// The structure's size, which the kernel requires.
 const SIZE: u32 = 48;
 const _: () = assert!(size_of::<Raw>() == SIZE as usize);
 
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_what_it_was_set_to() {
+    fn thread_keeps_the_set_attributes() {
         std::thread::spawn(|| {
             let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
             let before = get(me).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_and_nonsense_are_errors_and_never_mean_the_caller() {
+    fn bad_thread_number_is_an_error() {
         for tid in [0, u32::MAX, i32::MAX.unsigned_abs()] {
             assert_eq!(get(tid).unwrap_err().raw_os_error(), Some(libc::ESRCH), "{tid}");
             let error = set(tid, &Attr::round_robin(1)).unwrap_err();

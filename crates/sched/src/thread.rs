@@ -1,12 +1,14 @@
-//! One thread of the host, as the scheduler sees it: who it is, what it does, and its CPU time.
+//! One thread of the host, as the scheduler sees it: its identity, its state and its CPU time.
 //!
-//! The files below `/proc` are kept open: they belong to the thread, not to its number, so that a number that is used
-//! again can never be taken for the thread that had it. Measured on a busy machine: `schedstat` 0.6 us, `stat` 2.7 us.
+//! The files below `/proc` are kept open, because they belong to the thread and not to its number.
+//! So a later thread with the same number can never be taken for it. Measured on a busy machine:
+//! `schedstat` 0.6 us, `stat` 2.7 us.
 //!
-//! CPU time comes from `schedstat`. The thread's CPU clock (`clock_gettime`) is closed to other processes
-//! (`pid_for_clock` in the kernel), and a `perf` counter costs 26 us and an interrupt of the thread that runs.
-//! `schedstat` is exact for a thread that waits or sleeps, and right after its policy was changed; for one that runs
-//! it is as old as the last tick (1 to 10 ms). It is a sum, so such errors never add up.
+//! CPU time comes from `schedstat`. The thread's CPU clock (`clock_gettime`) is closed to other
+//! processes (`pid_for_clock` in the kernel). A `perf` counter costs 26 us and an interrupt of the
+//! running thread. `schedstat` is exact for a thread that waits or sleeps, and right after a change
+//! of policy. For a running thread it is as old as the last tick (1 to 10 ms). It is a sum, so such
+//! errors never add up.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -16,7 +18,7 @@ use std::path::PathBuf;
 
 use crate::{Error, ErrorKind, Result};
 
-/// What `schedstat` tells.
+/// The figures in `schedstat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Clock {
     /// CPU time used, ns.
@@ -36,7 +38,7 @@ pub struct Thread {
     stat: File,
 }
 
-/// Whether the system says that a thread is not there any more.
+/// Returns true if the error means that a thread no longer exists.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
@@ -64,7 +66,7 @@ pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
     first("Tgid:").zip(first("Uid:")).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Whether a thread of this number with this start time (clock ticks after boot) is there.
+/// Returns true if a thread of this number with this start time (clock ticks after boot) exists.
 ///
 /// # Errors
 /// That cannot be found out now: there is no descriptor left, for example.
@@ -99,7 +101,7 @@ impl Thread {
         };
         let stat = open("stat").map_err(fail)?;
         if vlane_socket::is_scarce(&stat) {
-            // Otherwise nothing could be read any more of those that are scheduled already.
+            // Otherwise the threads that are scheduled already could not be read any more.
             let text =
                 format!("thread {tid} is not taken: the last file descriptors are kept for other work");
             return Err(Error::caused_by(ErrorKind::Io, text, vlane_socket::no_descriptor()));
@@ -180,7 +182,7 @@ impl Thread {
         self.clock().is_err_and(|error| is_gone(&error))
     }
 
-    /// Whether it wants a CPU (has one or waits for one), or sleeps.
+    /// Returns true if it wants a CPU (has one or waits for one), and false if it sleeps.
     ///
     /// # Errors
     ///
@@ -193,7 +195,7 @@ impl Thread {
         }
     }
 
-    /// Whether somebody has stopped it (SIGSTOP, a debugger): it wants no CPU until it is continued.
+    /// Returns true if it is stopped (SIGSTOP, a debugger): it wants no CPU until it is continued.
     ///
     /// # Errors
     ///
@@ -202,8 +204,8 @@ impl Thread {
         Ok(matches!(self.read_stat()?.0, b'T' | b't'))
     }
 
-    /// What its nice value counts within: its cgroup, or in none its session's autogroup. Threads with the same text
-    /// compete with each other.
+    /// The group within which its nice value counts: its cgroup, or in none its session's
+    /// autogroup. Threads with the same text compete with each other.
     pub fn competes_in(&self) -> String {
         let read =
             |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default();
@@ -225,7 +227,7 @@ impl Thread {
         format!("cgroup {path}")
     }
 
-    /// The group whose real-time budget counts for it, as a message for people; empty if nothing is known.
+    /// The group whose real-time budget counts for it, as a message for people; empty if unknown.
     pub fn describe_group(&self) -> String {
         let Ok(groups) = std::fs::read_to_string(format!("/proc/{}/cgroup", self.tid)) else {
             return String::new();
@@ -253,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_anything_in_it_does_not_confuse() {
+    fn any_thread_name_is_parsed() {
         let line = b"7 (a) R (b) c) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 2 3";
         assert_eq!(parse_stat(line), Some((b'S', 4242)));
         assert_eq!(parse_stat(b""), None);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_uses_cpu_time_and_is_gone_after_its_end() {
+    fn thread_uses_cpu_time_until_end() {
         let (tell, told) = std::sync::mpsc::channel();
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let handle = std::thread::spawn(move || {

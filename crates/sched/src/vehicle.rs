@@ -1,4 +1,4 @@
-//! What carries out the policy's decisions on a live host: sched_ext, or real-time slices.
+//! Vehicles carry out the policy's decisions on a live host: sched_ext, or real-time slices.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct VcpuThreads {
     pub index: u32,
     /// Its threads: one with QEMU and its relatives; with User-Mode Linux the kernel's and those that run its processes.
     pub tids: Vec<u32>,
-    /// What people call it: machine and vCPU.
+    /// Its name for people: machine and vCPU.
     pub name: String,
 }
 
@@ -83,29 +83,29 @@ pub trait Vehicle: Send {
     /// A vCPU's account as it is now, for people to look at.
     fn account(&self, id: VcpuId) -> Option<Account>;
 
-    /// Whether a vCPU is kept after the others until it has paid what it owes.
+    /// Returns true if a vCPU is kept after the others until it has paid its debt.
     fn is_held_back(&self, id: VcpuId) -> bool {
         let _ = id;
         false
     }
 
-    /// Whether all threads of a vCPU have ended.
+    /// Returns true if all threads of a vCPU have ended.
     fn is_gone(&self, id: VcpuId) -> bool {
         let _ = id;
         false
     }
 
-    /// The one who drives this has used so much real-time CPU time itself, ns.
+    /// Accounts real-time CPU time that the caller itself has used, ns.
     fn spend(&mut self, ns: u64) {
         let _ = ns;
     }
 
-    /// What it may spend, for people to look at.
+    /// Its remaining budgets, for people to look at.
     fn budgets(&self) -> Vec<BudgetState> {
         Vec::new()
     }
 
-    /// What it has counted, for people to look at.
+    /// Its counters, for people to look at.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }

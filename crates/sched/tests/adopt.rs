@@ -85,7 +85,7 @@ fn vcpu(tids: &[u32]) -> VcpuThreads {
     VcpuThreads { pid: std::process::id(), index: 0, tids: tids.to_vec(), name: "machine".into() }
 }
 
-/// A vehicle whose guard is a process that only waits: nobody is killed here.
+/// A vehicle whose guard is a process that only waits: no process is killed here.
 fn vehicle(dir: &Path) -> Option<RealTime> {
     if let Err(error) = probe::real_time() {
         skip(error);
@@ -105,7 +105,7 @@ fn boost(vehicle: &mut RealTime, id: vlane_policy::loan::VcpuId) {
 }
 
 #[test]
-fn a_real_time_thread_is_left_alone_and_the_others_of_its_vcpu_are_taken() {
+fn realtime_thread_is_skipped_others_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut vehicle) = vehicle(dir.path()) else { return };
     let (fifo, round_robin, deadline, plain) =
@@ -138,7 +138,7 @@ fn a_real_time_thread_is_left_alone_and_the_others_of_its_vcpu_are_taken() {
 }
 
 #[test]
-fn a_thread_that_the_system_refuses_to_change_does_not_keep_the_others_of_its_vcpu_real_time() {
+fn refused_thread_does_not_keep_others_realtime() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut vehicle) = vehicle(dir.path()) else { return };
     // Without the capability a process may change its own threads only: the last of these, not the first. Its children
@@ -166,7 +166,7 @@ fn a_thread_that_the_system_refuses_to_change_does_not_keep_the_others_of_its_vc
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(classes(), [Class::RoundRobin, Class::Other, Class::Other]);
-    // Allowed again, the one that is left is put right, too.
+    // Allowed again, the remaining thread is restored, too.
     set_capabilities(None, all).unwrap();
     while classes()[0] != Class::Other && Instant::now() < until {
         vehicle.tick(monotonic_ns()).unwrap();
@@ -176,7 +176,7 @@ fn a_thread_that_the_system_refuses_to_change_does_not_keep_the_others_of_its_vc
 }
 
 #[test]
-fn a_vcpu_that_could_not_be_taken_is_taken_when_it_can_be() {
+fn refused_vcpu_is_taken_later() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut first) = vehicle(dir.path()) else { return };
     let thread = Sleeper::new();
@@ -193,7 +193,7 @@ fn a_vcpu_that_could_not_be_taken_is_taken_when_it_can_be() {
     };
     poster.post(Mark::Joined { token: 7, vcpu: vcpu(&[thread.tid]), claim: Claim::of(1) });
     let until = Instant::now() + PATIENCE;
-    // It was refused before this was told: another scheduler has it.
+    // It was refused before this was published: another scheduler has it.
     while hub.latest().uptime == 0.0 {
         assert!(Instant::now() < until, "the daemon tells nothing");
         std::thread::sleep(Duration::from_millis(10));
@@ -213,7 +213,7 @@ fn a_vcpu_that_could_not_be_taken_is_taken_when_it_can_be() {
     daemon.join().unwrap();
 }
 
-/// A daemon with a mailbox, on a thread of its own.
+/// A daemon with a mailbox, on a separate thread.
 struct Running {
     poster: Poster,
     hub: Arc<Hub>,
@@ -254,7 +254,7 @@ impl Drop for Running {
 }
 
 #[test]
-fn a_vcpu_whose_threads_had_all_ended_joins_again_with_others() {
+fn ended_vcpu_rejoins_with_new_threads() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = Running::new(dir.path()) else { return };
     let first = Sleeper::new();
@@ -265,7 +265,7 @@ fn a_vcpu_whose_threads_had_all_ended_joins_again_with_others() {
     let second = Sleeper::new();
     daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[second.tid]) });
     daemon.wait_for(&[&[second.tid]]);
-    // Who has left stays away.
+    // A vCPU that has left stays away.
     daemon.poster.post(Mark::Left { token: 7 });
     daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[second.tid]) });
     let third = Sleeper::new();
@@ -274,7 +274,7 @@ fn a_vcpu_whose_threads_had_all_ended_joins_again_with_others() {
 }
 
 #[test]
-fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
+fn later_thread_stays_with_other_scheduler() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = Running::new(dir.path()) else { return };
     let (first, later) = (Sleeper::new(), Sleeper::new());
@@ -291,7 +291,7 @@ fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
     }
     daemon.poster.post(Mark::Joined { token: 7, vcpu: vcpu(&[first.tid]), claim: Claim::of(1) });
     daemon.poster.post(Mark::Changed { token: 7, vcpu: vcpu(&[first.tid, later.tid]) });
-    // What was posted before was done before.
+    // Earlier posts were handled earlier.
     daemon.poster.post(Mark::Event { token: 7 });
     while daemon.hub.latest().vcpus.first().is_none_or(|vcpu| vcpu.events == 0) {
         assert!(Instant::now() < until, "no event is told of");
@@ -305,7 +305,7 @@ fn a_thread_that_a_vcpu_gets_later_is_not_taken_from_another_scheduler() {
 /// A machine of five hundred threads and one of a single thread have as many events each. By counts
 /// alone: the cost of a boost is bounded, and a machine that costs more pays for it.
 #[test]
-fn machine_of_many_threads_pays_for_its_boosts_and_others_have_theirs() {
+fn large_machine_pays_for_its_own_boosts() {
     let dir = tempfile::tempdir().unwrap();
     if let Err(error) = probe::real_time() {
         return skip(error);
@@ -360,7 +360,7 @@ fn machine_of_many_threads_pays_for_its_boosts_and_others_have_theirs() {
 
 /// The CPU time of each thread is read a hundred times a second, whether it has events or not.
 #[test]
-fn accounting_of_threads_is_charged_to_their_machine() {
+fn accounting_time_is_charged_to_machine() {
     let dir = tempfile::tempdir().unwrap();
     if let Err(error) = probe::real_time() {
         return skip(error);

@@ -9,7 +9,7 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn the_objects_were_made_from_the_present_source() {
+fn bpf_objects_match_the_source() {
     let watch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../watch/src/bpf");
     let programs = [
         (folder(), "loan.bpf.o", &["kernel.h", "loan.bpf.c", "state.h"][..]),

@@ -22,7 +22,7 @@ fn thread(name: &str) -> (u32, Sender<()>, JoinHandle<()>) {
 }
 
 #[test]
-fn threads_are_found_by_name_and_come_and_go_while_the_machine_stays() {
+fn named_threads_come_and_go() {
     let me = ProcessId::of(std::process::id()).unwrap();
     let none = vcpus_of(me.pid).unwrap_err();
     assert!(none.kind() == ErrorKind::Invalid && none.to_string().contains("--tid"), "{none}");
@@ -35,7 +35,8 @@ fn threads_are_found_by_name_and_come_and_go_while_the_machine_stays() {
     assert!(machine.vcpu(2).is_none());
     assert!(!machine.refresh().unwrap());
     let refreshed = |machine: &mut Machine| {
-        // The kernel may take a moment to forget a thread that was joined, and nothing is read again at once.
+        // The kernel may take a moment to forget a joined thread, and the list is not read again at
+        // once.
         let limit = Instant::now() + Duration::from_secs(60);
         loop {
             match machine.refresh() {
@@ -45,7 +46,7 @@ fn threads_are_found_by_name_and_come_and_go_while_the_machine_stays() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    // Unplugged: the machine goes on with the others.
+    // Unplugged: the machine keeps the others.
     drop(end);
     join.join().unwrap();
     assert!(refreshed(&mut machine).unwrap());
@@ -66,7 +67,7 @@ fn threads_are_found_by_name_and_come_and_go_while_the_machine_stays() {
         }
     };
     assert!(gone.kind() == ErrorKind::Gone && gone.to_string().contains("last vCPU"), "{gone}");
-    // Another process with the same number, and a number that nobody has.
+    // Another process with the same number, and an unused number.
     let reused = ProcessId { start: me.start + 1, ..me };
     assert_eq!(Machine::find(reused).unwrap_err().kind(), ErrorKind::Gone);
     assert_eq!(user_of(reused).unwrap_err().kind(), ErrorKind::Gone);

@@ -13,14 +13,14 @@ fn ms(ns: u64) -> String {
 }
 
 #[test]
-fn the_book_says_what_the_constants_are() {
+fn book_states_the_constants() {
     let params = Params::sound(Policy::Adaptive);
     let fixed = Params::sound(Policy::Loan);
     let goal = Goal::default();
     let settings = Settings::new(params.clone(), goal);
     let boost = ms(params.boost_max_ns);
     let [tolerance, within] = [(goal.tolerance_permille / 10).to_string(), ms(goal.response_ns)];
-    // When an event is told again, in first pauses of twice a boost.
+    // The times of repeated events, in first pauses of twice a boost.
     let told: Vec<String> =
         [1, 2, 4, 6, 10, 14].iter().map(|pause| ms(pause * (2 * params.boost_max_ns).max(MS))).collect();
     let told = format!("is told again after {} and {} ms", told[..5].join(", "), told[5]);

@@ -12,7 +12,7 @@ use vlane_sched::link::Link;
 use vlane_sched::live::backends::Backends;
 use vlane_sched::live::source::{Mark, Source};
 
-/// A thread with this name, until it is told to end.
+/// A thread with this name, until it is asked to end.
 struct Named {
     tid: u32,
     end: Option<Sender<()>>,
@@ -44,7 +44,7 @@ impl Drop for Named {
     }
 }
 
-/// The next mark that is told.
+/// Returns the next mark.
 fn next(backends: &mut dyn Source, waiting: &mut Vec<Mark>) -> Mark {
     let until = Instant::now() + Duration::from_secs(60);
     while waiting.is_empty() {
@@ -63,7 +63,7 @@ fn joined(mark: Mark) -> (u64, u32, Vec<u32>) {
 }
 
 #[test]
-fn a_vcpu_that_is_plugged_in_joins_and_one_that_is_unplugged_leaves_the_others() {
+fn plugged_vcpu_joins_unplugged_one_leaves() {
     let dir = tempfile::tempdir().unwrap();
     let link = Link::bind(&dir.path().join("sched.sock"), 0o600).unwrap();
     let me = ProcessId::of(std::process::id()).unwrap();
@@ -92,7 +92,7 @@ fn a_vcpu_that_is_plugged_in_joins_and_one_that_is_unplugged_leaves_the_others()
     let (token, index, tids) = joined(next(backends, marks));
     assert_eq!((index, tids), (1, vec![again.tid]));
     assert!(token != one);
-    // The first one was never concerned, and nothing else was told.
+    // The first one was never concerned, and no other mark came.
     for _ in 0..50 {
         backends.collect(marks).unwrap();
         std::thread::sleep(Duration::from_millis(5));

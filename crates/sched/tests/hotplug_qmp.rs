@@ -23,7 +23,7 @@ fn thread() -> (u32, Sender<()>, std::thread::JoinHandle<()>) {
 }
 
 #[test]
-fn a_machine_that_was_asked_for_its_vcpus_is_asked_again() {
+fn qmp_machine_is_asked_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp.sock");
     let listener = UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! A machine that is stopped leaves its part to the others.
+//! A stopped machine leaves its part to the others.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use vlane_policy::loan::{Account, Book, Claim, Decision, Goal, Params, VcpuId};
 use vlane_sched::live::Daemon;
 use vlane_sched::{Result, VcpuThreads, Vehicle};
 
-/// Accounts, and nothing is done to any thread.
+/// Accounts alone: no thread is changed.
 struct Accounts(Book);
 
 impl Vehicle for Accounts {
@@ -48,7 +48,7 @@ impl Drop for Machine {
 }
 
 #[test]
-fn a_stopped_machine_is_entitled_to_nothing_until_it_is_continued() {
+fn stopped_machine_has_no_entitlement() {
     let sleep = || Machine(Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap());
     let machines = [sleep(), sleep()];
     let accounts = Accounts(Book::new(Params::default(), Goal::default()));

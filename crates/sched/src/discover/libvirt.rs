@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_is_found_by_its_name_only() {
+    fn domain_is_found_by_exact_name() {
         let directory = tempfile::tempdir().unwrap();
         let none = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();

@@ -1,8 +1,8 @@
 //! Which host threads are the vCPUs of a virtual machine.
 //!
-//! Hypervisors name the threads of their vCPUs (`names`); User-Mode Linux has no such threads: its kernel's process and the
-//! tasks that run guest processes for it are its one vCPU (`uml`). QEMU names its threads only if it is told to; without names
-//! it can be asked through QMP (`qmp`).
+//! Hypervisors name the threads of their vCPUs (`names`). User-Mode Linux has no such threads: its
+//! kernel's process and the tasks that run guest processes are its one vCPU (`uml`). QEMU names its
+//! threads only with an option for that; without names they can be asked for through QMP (`qmp`).
 
 mod libvirt;
 mod names;
@@ -61,8 +61,8 @@ impl Machine {
     /// Looks for the vCPUs of the machine that is this process.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`]: the process has ended, or its number belongs to another one now. [`ErrorKind::Invalid`]: it has no
-    /// vCPU threads that can be told from others; the text says what to do.
+    /// [`ErrorKind::Gone`]: the process has ended, or its number belongs to another one now.
+    /// [`ErrorKind::Invalid`]: its vCPU threads cannot be recognized; the text says what to do.
     pub fn find(process: ProcessId) -> Result<Machine> {
         let pid = process.pid;
         let threads = proc::threads(process)?;
@@ -85,8 +85,9 @@ impl Machine {
     /// The QEMU that listens at this QMP socket (`-qmp unix:PATH,server=on,wait=off`), by its own word: its threads need no names.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`]: nobody answers there. [`ErrorKind::Protocol`]: the answer makes no sense, or does not name threads of
-    /// the process that listens. [`ErrorKind::Gone`]: that process has ended.
+    /// [`ErrorKind::Io`]: no process answers there. [`ErrorKind::Protocol`]: the answer makes no
+    /// sense, or does not name threads of the process that listens. [`ErrorKind::Gone`]: that
+    /// process has ended.
     pub fn by_qmp(path: &Path) -> Result<Machine> {
         let (process, vcpus) = qmp::machine_at(path)?;
         Ok(Machine { process, kind: Kind::Asked(Asked::new(path)), vcpus, left_out: false })
@@ -143,7 +144,7 @@ impl Machine {
     }
 }
 
-/// What to do depends on what it is.
+/// The advice depends on the kind of process.
 fn nothing_found(pid: u32, name: &str) -> Error {
     let what = match name.starts_with("qemu") {
         true => format!(

@@ -1,4 +1,4 @@
-//! What hypervisors call the threads of their vCPUs.
+//! Names that hypervisors give the threads of their vCPUs.
 
 use super::proc::Thread;
 use crate::vehicle::VcpuThreads;
@@ -12,7 +12,7 @@ pub(super) fn index(name: &str) -> Option<u32> {
     if name == "ALL CPUs/TCG" {
         return Some(ALL);
     }
-    // QEMU: "CPU 0/KVM", "CPU 0/TCG"; with three digits nothing is cut.
+    // QEMU: "CPU 0/KVM", "CPU 0/TCG"; even three digits fit without being cut.
     if let Some(rest) = name.strip_prefix("CPU ") {
         let (number, accelerator) = rest.split_once('/')?;
         return ["KVM", "TCG", "HVF", "XEN", "MSHV"].contains(&accelerator).then(|| digits(number)).flatten();
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_vcpus_are_told_by_their_names() {
+    fn vcpu_threads_are_recognized_by_name() {
         for (name, wanted) in [
             ("CPU 0/KVM", Some(0)),
             ("CPU 127/TCG", Some(127)),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_any_number_of_such_threads_has_only_so_many_vcpus() {
+    fn number_of_vcpus_is_limited() {
         let all: Vec<_> =
             (0..20_000).map(|n| Thread { tid: n + 10, name: format!("vcpu{}", 20_000 - n) }).collect();
         let found = vcpus(5, &all);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_gives_a_name_twice_gains_nothing() {
+    fn repeated_thread_name_counts_once() {
         let thread = |tid, name: &str| Thread { tid, name: name.to_owned() };
         let all =
             [thread(12, "CPU 1/KVM"), thread(11, "CPU 0/KVM"), thread(13, "CPU 0/KVM"), thread(10, "qemu")];

@@ -53,7 +53,7 @@ impl Named {
     }
 }
 
-/// What QEMU has answered: `None`, if it has not.
+/// QEMU's answer: `None`, if it has not.
 type Answer = Arc<OnceLock<Option<Vec<VcpuThreads>>>>;
 
 /// A machine that is asked.
@@ -73,7 +73,8 @@ impl Asked {
         Self { path: path.into(), asked: Instant::now(), threads: None, stale: false, answer: None }
     }
 
-    /// The machine's vCPUs, if others than these are known by now. QEMU is asked on a thread of its own: it may take seconds.
+    /// Returns the machine's vCPUs, if they have changed. QEMU is asked on a separate thread,
+    /// because it may take seconds.
     pub(super) fn look(
         &mut self,
         process: ProcessId,
@@ -84,7 +85,7 @@ impl Asked {
         let answered = self.answer.as_ref().and_then(|answer| answer.get().cloned());
         if let Some(answer) = &answered {
             self.answer = None;
-            // Without an answer nothing is known of what has changed.
+            // Without an answer the changes are unknown.
             self.stale = answer.is_none();
         }
         if (threads != before || self.stale) && self.answer.is_none() && self.asked.elapsed() >= ASK {
@@ -108,7 +109,7 @@ impl Asked {
         let ask = move || {
             let found = match qmp::machine_at(&path) {
                 Ok((found, vcpus)) if found == process => Some(vcpus),
-                // Somebody else listens there by now.
+                // Another process listens there by now.
                 Ok(_) => None,
                 Err(error) => {
                     tracing::debug!("{}", describe(&error));

@@ -1,4 +1,4 @@
-//! What `/proc` says of processes and threads.
+//! Facts on processes and threads from `/proc`.
 
 use std::fs;
 use std::io;
@@ -43,7 +43,7 @@ pub(super) fn process(pid: u32) -> Result<ProcessId> {
     ProcessId::of(pid).map_err(|error| hint(pid, error))
 }
 
-/// It is still the one that was meant.
+/// Checks that the number still belongs to the same process.
 pub(super) fn check(process: ProcessId) -> Result<()> {
     process.check().map_err(|error| hint(process.pid, error))
 }

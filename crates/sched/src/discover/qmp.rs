@@ -1,4 +1,4 @@
-//! QEMU's own word on its vCPU threads: `query-cpus-fast`, through its QMP socket.
+//! QEMU's own list of its vCPU threads: `query-cpus-fast`, through its QMP socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,8 @@ const MAX_BYTES: u64 = 4 << 20;
 /// The vCPU threads of the QEMU that is process `pid` and has its QMP socket at `path` (`-qmp unix:PATH,server=on,wait=off`).
 ///
 /// # Errors
-/// [`ErrorKind::Io`]: nobody answers there. [`ErrorKind::Protocol`]: the answer makes no sense, or its threads are not the process's.
+/// [`ErrorKind::Io`]: no process answers there. [`ErrorKind::Protocol`]: the answer makes no sense,
+/// or its threads are not the process's.
 pub fn vcpus_by_qmp(pid: u32, path: &Path) -> Result<Vec<VcpuThreads>> {
     let stream = UnixStream::connect(path).map_err(|error| failed(path, error))?;
     vcpus_of(pid, path, stream)
@@ -51,7 +52,7 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
         std::io::ErrorKind::PermissionDenied => {
             format!("{path}: this user may not connect there; run vlane as the socket's owner, or as root")
         }
-        // EAGAIN at the end of the time limit says nothing more.
+        // EAGAIN at the end of the time limit adds no information.
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             let what = format!(
                 "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client at a time, give it a socket of its \
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_and_a_thread_for_all_vcpus_is_one() {
+    fn shared_thread_of_vcpus_counts_once() {
         let two = r#"[{"cpu-index":1,"thread-id":12},{"cpu-index":0,"thread-id":11}]"#;
         assert_eq!(told(two).unwrap(), [(0, vec![11]), (1, vec![12])]);
         let single = r#"[{"cpu-index":0,"thread-id":11},{"cpu-index":1,"thread-id":11}]"#;
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_without_a_listener_is_named_with_what_to_do() {
+    fn dead_socket_error_names_path_and_remedy() {
         let error = machine_at(Path::new("/nonexistent/qmp.sock")).unwrap_err();
         assert!(error.kind() == ErrorKind::Io && error.to_string().contains("-qmp unix:"), "{error}");
     }

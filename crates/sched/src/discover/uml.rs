@@ -1,9 +1,10 @@
 //! User-Mode Linux: one vCPU, several host tasks.
 //!
-//! The guest's kernel is a process. It runs each process of the guest in a host process of its own, its child, which it traces:
-//! it lets the child run until it makes a system call, faults or gets a signal, and handles that itself. One of
-//! them runs at a time. (From 6.16 on the kernel may use seccomp instead of tracing; then the children run a program of their own, in a
-//! memfd.) Other children, which share the kernel's memory, wait for host I/O; they are no part of the vCPU.
+//! The guest's kernel is a process. Each process of the guest runs in a separate host process, a
+//! child that the kernel's process traces. The child runs until it makes a system call, faults or
+//! gets a signal; its tracer handles that. One of them runs at a time. (From 6.16 on the kernel may
+//! use seccomp instead of tracing; then the children run another program, in a memfd.) Other
+//! children, which share the kernel's memory, wait for host I/O; they are no part of the vCPU.
 
 use std::fs;
 
@@ -16,7 +17,7 @@ use crate::thread::is_gone;
 /// So many children are looked at, fifty times a second.
 const MAX_CHILDREN: usize = 256;
 
-/// Whether a process is a User-Mode Linux kernel.
+/// Returns true if a process is a User-Mode Linux kernel.
 ///
 /// # Errors
 /// [`ErrorKind::Io`](crate::ErrorKind::Io): that cannot be found out now.

@@ -1,9 +1,11 @@
-//! The sched_ext vehicle: vCPU threads are run by a scheduler of ours inside the kernel, a BPF program.
+//! The sched_ext vehicle: vCPU threads are run by this project's scheduler inside the kernel, a BPF
+//! program.
 //!
-//! [`probe`] says whether this kernel and this user can have it. `SchedExt` (with the cargo feature `sched-ext`) loads
-//! the program and keeps the accounts ([`vlane_policy::loan::Book`]): it reads what the program has counted, decides at an
-//! event, and tells the program whom to boost, for how long, and, every 30 ms, everybody's credits. When this process
-//! ends, however it ends, the kernel unloads the scheduler.
+//! [`probe`] says whether this kernel and this user can have it. `SchedExt` (with the cargo feature
+//! `sched-ext`) loads the program and keeps the accounts ([`vlane_policy::loan::Book`]). It reads
+//! the program's counts and decides at an event. It tells the program which vCPU to boost and for
+//! how long, and, every 30 ms, all credits. When this process ends, however it ends, the kernel
+//! unloads the scheduler.
 
 mod probe;
 
@@ -30,12 +32,12 @@ use vlane_policy::loan::{Goal, Params, Policy};
 
 use crate::{Error, ErrorKind, Result, Vehicle};
 
-/// What the vehicle is set to.
+/// The vehicle's options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The policy's parameters.
     pub params: Params,
-    /// What [`Policy::Adaptive`] is to reach.
+    /// The goal of [`Policy::Adaptive`].
     pub goal: Goal,
     /// A turn on a CPU, nanoseconds: how long a vCPU runs before the next one of its class.
     pub slice_ns: u64,

@@ -1,9 +1,9 @@
-//! What the scheduler in the kernel tells: its counters, and why it was thrown out.
+//! Reports of the scheduler in the kernel: its counters, and the reason why it was unloaded.
 
 use super::bytes::Reader;
 use crate::{Error, ErrorKind, Result};
 
-/// `struct told`.
+/// Size of `struct told`, bytes.
 const TOLD: usize = 432;
 /// `SCX_EXIT_ERROR_STALL` in `kernel/sched/ext_internal.h`: a thread waited longer than the timeout.
 const STALL: i32 = 1026;
@@ -12,7 +12,7 @@ const SYSRQ: i32 = 67;
 /// `SCX_EXIT_UNREG` to `SCX_EXIT_UNREG_KERN`.
 const UNREGISTERED: std::ops::RangeInclusive<i32> = 64..=66;
 
-/// `struct told`.
+/// The contents of `struct told`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) exit: Option<Exit>,
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_watchdog_s_reason_comes_with_what_to_do() {
+    fn watchdog_reason_comes_with_a_remedy() {
         let mut bytes = vec![0; TOLD];
         bytes[8..12].copy_from_slice(&STALL.to_ne_bytes());
         bytes[12] = 1;

@@ -1,4 +1,5 @@
-//! Whether this kernel has sched_ext, it is free, and this user may load it. Nothing is changed by asking.
+//! Checks if this kernel has sched_ext, if it is free, and if this user may load it. The check
+//! changes no state.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +9,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// The first kernel with sched_ext.
 const SINCE: (u32, u32) = (6, 12);
-/// What loading takes, with the numbers in `include/uapi/linux/capability.h`: struct_ops programs of a scheduler want the first three,
-/// giving a thread of somebody else's to it the last.
+/// Capabilities for loading, with the numbers in `include/uapi/linux/capability.h`. The struct_ops
+/// programs of a scheduler need the first three; giving another user's thread to it needs the last.
 const CAPABILITIES: [(&str, u32); 4] =
     [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_NET_ADMIN", 12), ("CAP_SYS_NICE", 23)];
 
-/// What `/sys/kernel/sched_ext/state` says.
+/// The contents of `/sys/kernel/sched_ext/state`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Presence {
     /// This kernel has no sched_ext.
@@ -46,7 +47,7 @@ fn state_in(root: &Path) -> Presence {
     }
 }
 
-/// Whether the vehicle can be loaded now.
+/// Checks if the vehicle can be loaded now.
 ///
 /// # Errors
 ///
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_it_is_told_apart_from_one_that_is_too_old() {
+    fn missing_support_differs_from_old_kernel() {
         let (kind, text) = told(&[("proc/sys/kernel/osrelease", "6.1.0-40-amd64\n")]);
         assert_eq!(kind, ErrorKind::Unsupported);
         assert!(
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_all_is_taken() {
+    fn complete_host_is_accepted() {
         let machine = machine(&[
             ("sys/kernel/sched_ext/state", "disabled\n"),
             ("sys/kernel/btf/vmlinux", ""),

@@ -197,7 +197,7 @@ impl Program {
         Seen::read(&bytes.unwrap_or_default())
     }
 
-    /// What the scheduler tells.
+    /// Reads the scheduler's report.
     pub(crate) fn told(&self) -> Result<Told> {
         let bytes = self
             .told

@@ -1,4 +1,4 @@
-//! What the BPF program has counted of a vCPU.
+//! The BPF program's counts for a vCPU.
 
 use super::bytes::Reader;
 use crate::Result;
@@ -17,7 +17,7 @@ pub(crate) struct Seen {
     pub(crate) boosted_ns: u64,
     /// Of `used_ns`, what was taken off its credits.
     pub(crate) charged_ns: u64,
-    /// What the boost that is on may still use; 0: none is on.
+    /// The rest of the current boost; 0: there is none.
     pub(crate) boost_left_ns: u64,
     /// When it began to wait for a CPU, `CLOCK_MONOTONIC`; 0: it does not.
     pub(crate) waits_since: u64,

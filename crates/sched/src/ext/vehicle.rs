@@ -14,18 +14,19 @@ use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
 /// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
 const STARVES_NS: u64 = 500 * MS;
-/// So long without a CPU although it has more credits than half of what it may have, so that it comes before all others: its thread is in
-/// the own queue of a CPU that went to a task above sched_ext in the same moment, where no other CPU takes it.
+/// A vCPU that gets no CPU for so long is stuck although it has more than half of its most credits,
+/// and so comes before all others. Its thread is in the own queue of a CPU that went to a task
+/// above sched_ext in the same moment, where no other CPU takes it.
 const STUCK_NS: u64 = 100 * MS;
-/// For so long starving vCPUs are ordinary threads, which compete with those that starved them; twice as long each time that they
-/// starve again at once, up to the second figure.
+/// The time for which starving vCPUs are ordinary threads, which compete with those that starved
+/// them. It doubles each time that they starve again at once, up to the second figure.
 const SHELTER_NS: [u64; 2] = [1000 * MS, 32_000 * MS];
 /// Starving again so soon after coming back is the same shortage.
 const SAME_SHORTAGE_NS: u64 = 2000 * MS;
 /// The same warning is not repeated sooner.
 const WARN_EVERY_NS: u64 = 10_000 * MS;
 
-/// What has happened since the vehicle was loaded.
+/// Counts since the vehicle was loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Waiting vCPUs that an event put on a CPU.
@@ -34,7 +35,7 @@ pub struct Counters {
     pub missed: u64,
     /// Boosts that were not served in time, and ended by the timer.
     pub overtime: u64,
-    /// Threads with the policy SCHED_EXT that were given by somebody else.
+    /// Threads with the policy SCHED_EXT that another process has set.
     pub foreign: u64,
     /// vCPUs that were taken out of a CPU's own queue, because that CPU did not come back to them.
     pub freed: u64,
@@ -47,10 +48,11 @@ struct Member {
     name: String,
     /// Those of its threads that were given, not those that they have made since.
     threads: Vec<Given>,
-    /// What of the program's counts is in the book: of boosts, and of the rest.
+    /// The program's counts that are already in the book: of boosts, and of the rest.
     boosted_ns: u64,
     plain_ns: u64,
-    /// What the program has taken off the credits that it knows, of what is in the book.
+    /// The credits that the program has taken off those that it knows, of the use that is in the
+    /// book.
     charged_ns: u64,
     /// Used up to the last accounting.
     used_ns: u64,
@@ -79,7 +81,7 @@ pub struct SchedExt {
     accounted: u64,
     /// Of the host.
     cpus: u64,
-    /// Out of the scheduler until then, because it got nothing.
+    /// Out of the scheduler until then, because it got no CPU time.
     sheltered_until: Option<u64>,
     /// For how long the last time, and when it ended.
     last_shelter: (u64, u64),
@@ -117,7 +119,7 @@ impl SchedExt {
         })
     }
 
-    /// What has happened so far.
+    /// The counts so far.
     ///
     /// # Errors
     ///
@@ -134,8 +136,8 @@ impl SchedExt {
         })
     }
 
-    /// Charges everybody for what was used until `now`: [`Vehicle::account`] is as of the last time that this, an event or the
-    /// accounting did.
+    /// Charges all vCPUs for their use until `now`: [`Vehicle::account`] is as of the last time
+    /// that this, an event or the accounting did.
     ///
     /// # Errors
     ///
@@ -150,8 +152,9 @@ impl SchedExt {
         ids.into_iter().map(|id| Ok((id, self.settle(id, now)?))).collect()
     }
 
-    /// Charges a vCPU for what the program has counted since this was last done. Its boost ends in the book when it has ended in the
-    /// program, and in the program when it has in the book (its loan's terms have changed meanwhile).
+    /// Charges a vCPU for the program's counts since the last time. Its boost ends in the book when
+    /// it has ended in the program. It ends in the program when it has in the book (its loan's
+    /// terms have changed meanwhile).
     fn settle(&mut self, id: VcpuId, now: u64) -> Result<Seen> {
         let seen = self.program.seen(id)?;
         let member = self.members.get_mut(id.into_index()).and_then(Option::as_mut);
@@ -171,7 +174,8 @@ impl SchedExt {
         } else if self.book.account(id).is_some_and(|account| account.boosted.is_none()) {
             self.program.end_boost(id)?;
         }
-        // What was used between the decision and the boost waits until the boost is over: it is none of the boost's.
+        // Time used between the decision and the boost waits until the boost is over: it is no part
+        // of the boost.
         member.charged_ns = seen.charged_ns.saturating_sub(plain);
         Ok(seen)
     }
@@ -195,7 +199,7 @@ impl SchedExt {
         self.program.assign(tid, Some(id))?;
         let given = || {
             if is_ext && !self.program.seen(id).is_ok_and(|seen| seen.tids.contains(&tid)) {
-                // The program is only told of threads that become its own.
+                // The program is only notified of threads that newly become its own.
                 sys::set_policy(tid, (libc::SCHED_OTHER, 0))?;
             }
             sys::set_policy(tid, (sys::SCHED_EXT, 0))
@@ -236,7 +240,8 @@ impl SchedExt {
     }
 
     fn give_back(&self, tid: u32, threads: &[Given]) {
-        // Only who is still ours: somebody may have changed its policy, or the number may be another thread's.
+        // Only threads that are still ours: the policy may have been changed, or the number may be
+        // another thread's.
         let given = threads.iter().find(|given| given.tid == tid);
         let same = given.is_none_or(may_be);
         if same && sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT) {
@@ -294,9 +299,10 @@ impl SchedExt {
         self.program.credit(&bases, usual)
     }
 
-    /// When tasks above sched_ext leave nothing to it, all vCPUs become ordinary threads for a while, which compete with them. One
-    /// alone would only be one more that keeps the others from the CPUs. A vCPU that waits because it has used more than its
-    /// share is no case of this: then others of ours run.
+    /// When tasks above sched_ext leave no CPU time to it, all vCPUs become ordinary threads for a
+    /// while, which compete with them. One alone would only be one more that keeps the others from
+    /// the CPUs. A vCPU that waits because it has used more than its share is no case of this: then
+    /// others of ours run.
     fn shelter(&mut self, now: u64, waits_since: Option<(u64, VcpuId)>, used_ns: u64, next_to_none_ns: u64) {
         if let Some(until) = self.sheltered_until {
             if now >= until {
@@ -352,7 +358,8 @@ impl SchedExt {
                 let policy = if scheduler { (sys::SCHED_EXT, 0) } else { before };
                 let is_ours = || sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
                 let may = || if scheduler { adopt::is_ordinary_now(tid) } else { is_ours() };
-                // Who has gone meanwhile needs neither, nor who was made real-time by somebody.
+                // A thread that has gone meanwhile needs neither, nor does one that was made
+                // real-time.
                 if is_same(tid, start).unwrap_or(!scheduler)
                     && may()
                     && let Err(e) = sys::set_policy(tid, policy)
@@ -398,7 +405,7 @@ impl Vehicle for SchedExt {
             charged_ns: 0,
             used_ns: 0,
         });
-        // Who joins while all are ordinary threads is one as well, until all come back.
+        // A thread that joins while all are ordinary threads is one as well, until all come back.
         if self.sheltered_until.is_some() {
             self.all_to(false);
         }

@@ -1,8 +1,10 @@
-//! The event loop's half of the link: what lanes tell, and how often they are heard.
+//! The event loop's half of the link: the lanes' events, and the limits on how often they are read.
 //!
-//! Who writes its eventfd in a loop, or its board, must not have the event loop to itself, which is real-time. So each session, and each
-//! user's sessions together, have an allowance of looks and marks. A session that has used it up is not woken for any more: it
-//! is looked at when it has earned the next look. Nothing is lost by that, because a board counts: events are only heard later.
+//! A back end that writes its eventfd or its board in a loop must not occupy the event loop, which
+//! is real-time. So each session, and each user's sessions together, have an allowance of looks and
+//! marks. A session that has used it up is not woken for any more: it is looked at when it has
+//! earned the next look. No event is lost by that, because a board counts: events are only heard
+//! later.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::IoSliceMut;
@@ -16,11 +18,11 @@ use super::{EVENTS, SessionId, io, watch};
 use crate::Result;
 use crate::vehicle::Counter;
 
-/// Looks and marks per second of one session, and of all sessions of one user who is not root. A look takes the loop about 5 us,
-/// a boost 15.
+/// Looks and marks per second of one session, and of all sessions of one user other than root. A
+/// look takes the loop about 5 us, a boost 15.
 const PER_SESSION: u64 = 5_000;
 const PER_USER: u64 = 20_000;
-/// What is not used is kept for so long: a burst.
+/// Unused allowance is kept for so long: a burst.
 const KEPT_NS: u64 = 50_000_000;
 /// A session that has used up what it may is left alone at least for so long.
 const PAUSE_NS: u64 = 1_000_000;
@@ -31,7 +33,7 @@ const UNWATCHED_NS: u64 = 20_000_000;
 const LANES: u64 = 64;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What may be spent, and is earned again by time.
+/// An allowance to spend, earned again by time.
 #[derive(Debug, Clone, Copy)]
 struct Allowance {
     rate: u64,
@@ -48,13 +50,13 @@ impl Allowance {
         i64::try_from(self.rate * KEPT_NS / SECOND_NS).unwrap_or(i64::MAX)
     }
 
-    /// Pays; until when there is nothing left, if so.
+    /// Pays, or returns the time until which the allowance is used up.
     fn spend(&mut self, cost: u64, now: u64) -> Option<u64> {
         let most = self.most();
         let passed = self.at.map_or(KEPT_NS, |at| now.saturating_sub(at));
         let earned = i64::try_from(u128::from(passed) * u128::from(self.rate) / u128::from(SECOND_NS));
         let earned = earned.unwrap_or(i64::MAX);
-        // What is too short to earn anything counts the next time.
+        // A time too short to earn anything counts the next time.
         if earned > 0 || self.at.is_none() {
             self.at = Some(now);
         }
@@ -63,13 +65,13 @@ impl Allowance {
         (self.left <= 0).then(|| now + (owed * SECOND_NS / self.rate).max(PAUSE_NS))
     }
 
-    /// Whether it is as good as a new one.
+    /// Returns true if it is as full as a new one.
     fn is_whole(&mut self, now: u64) -> bool {
         self.spend(0, now).is_none() && self.left >= self.most()
     }
 }
 
-/// What one session tells: its board, and the eventfd that its lanes write.
+/// One session's channel: its board, and the eventfd that its lanes write.
 #[derive(Debug)]
 pub struct Ear {
     user: u32,
@@ -90,7 +92,7 @@ impl Ear {
         self.user
     }
 
-    /// Whether any of the volume's requests may be express, by the back end's word.
+    /// Returns true if any of the volume's requests may be express, by the back end's own account.
     pub fn has_express(&self) -> bool {
         self.watch.has_express()
     }
@@ -100,7 +102,8 @@ impl Ear {
         self.watch.arm(classes);
     }
 
-    /// Makes the eventfd unreadable. Never waits, whatever the back end, which has the same file open, did to its mode or its count.
+    /// Makes the eventfd unreadable. Never waits, even if the back end, which has the same file
+    /// open, changed its mode or its count.
     fn calm(&self) {
         let (mut count, current) = ([0; 8], u64::MAX);
         let _ = rustix::io::preadv2(
@@ -185,7 +188,7 @@ impl Ears {
         self.until.first().map(|&(until, _)| until)
     }
 
-    /// Finds out who has told something. Does not wait.
+    /// Finds the sessions with new events. Does not wait.
     ///
     /// # Errors
     /// The system refuses.
@@ -221,8 +224,9 @@ impl Ears {
         Ok(())
     }
 
-    /// What lanes told since the last call, of those sessions that [`Ears::look`] found: session, lane, mark. `now` is
-    /// `CLOCK_MONOTONIC`, ns. Take all of it: what is left is not told again.
+    /// Returns the lanes' events since the last call, of those sessions that [`Ears::look`] found:
+    /// session, lane, mark. `now` is `CLOCK_MONOTONIC`, ns. Take all of it: the rest is not
+    /// returned again.
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
         self.marks.clear();
         while let Some(id) = self.ready.pop_first() {
@@ -238,7 +242,7 @@ impl Ears {
                 pause = pause.max(of_user.spend(cost, now));
             }
             if let Some(until) = pause {
-                // Out of the set, so that nothing it does to its eventfd is heard.
+                // Out of the set, so that later writes to its eventfd are not heard.
                 let _ = epoll::delete(&self.epoll, &ear.wake);
                 ear.paused = true;
                 self.until.insert((until, id));
@@ -251,7 +255,7 @@ impl Ears {
         self.marks.drain(..)
     }
 
-    /// What was counted, for people.
+    /// Its counters, for people.
     pub fn counters(&self) -> Vec<Counter> {
         vec![Counter { name: "back_ends_paused", value: self.pauses }]
     }
@@ -297,21 +301,21 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_its_eventfd_all_the_time_is_heard_only_so_often() {
+    fn flooding_session_is_heard_at_limited_rate() {
         let most = PER_SESSION + PER_SESSION * KEPT_NS / SECOND_NS + 1;
         let found = looks(&[1000]);
         assert!(found <= most && found > PER_SESSION / 2, "{found}");
     }
 
     #[test]
-    fn a_user_with_many_sessions_is_heard_no_more_often_than_one_may() {
+    fn users_sessions_share_one_rate_limit() {
         let most = PER_USER + PER_USER * KEPT_NS / SECOND_NS + 20;
         let found = looks(&[1000; 20]);
         assert!(found <= most && found > PER_USER / 4, "{found}");
     }
 
     #[test]
-    fn what_was_told_during_a_pause_is_heard_after_it() {
+    fn events_during_a_pause_are_heard_later() {
         let (_board, fd) = Board::create(1, false).unwrap();
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());

@@ -1,12 +1,14 @@
-//! Where back ends register: the scheduler's end of what [`vlane_hint`] describes.
+//! Registration of back ends: the scheduler's end of the protocol in [`vlane_hint`].
 //!
-//! It has two halves. The [`Door`] accepts back ends and checks what they say of themselves, which takes reads of `/proc`: it belongs to
-//! an ordinary thread. The [`Ears`] hold the boards of those that were let in, and hear what their lanes tell: they belong to
-//! the event loop, which is real-time, and nothing in them waits. A [`Link`] is both, for one thread.
+//! It has two halves. The [`Door`] accepts back ends and checks their claims, which takes reads of
+//! `/proc`: it belongs to an ordinary thread. The [`Ears`] hold the boards of admitted back ends,
+//! and read their lanes' events. They belong to the event loop, which is real-time, and never wait.
+//! A [`Link`] is both, for one thread.
 //!
-//! Back ends are less privileged than the scheduler, and may be hostile. One may register only processes of its own user; it gets
-//! an eventfd of its own, so that it cannot take away the wake-ups of others; what it writes to its board is only numbers; how often it is
-//! heard is bounded; it costs its own session at most.
+//! Back ends are less privileged than the scheduler, and may be hostile. One may register only
+//! processes of its own user. It gets a separate eventfd, so that it cannot take away the wake-ups
+//! of others. Its board holds only numbers, and a limit bounds how often it is heard. At worst it
+//! loses its own session.
 
 mod ears;
 
@@ -29,17 +31,17 @@ use vlane_socket::{
 use crate::discover;
 use crate::{Error, ErrorKind, Result};
 
-/// Sessions at a time; and how many of them one user may have who is not root.
+/// Sessions at a time; and the limit for one user other than root.
 const MAX_SESSIONS: usize = 4096;
 const MAX_PER_USER: usize = 512;
 /// Of all sessions, so many are for root and the scheduler's own user alone: others, however many
 /// they are, do not shut them out.
 const RESERVED: usize = 512;
-/// So many users are remembered whose machines were refused, so that each is told once.
+/// The number of users remembered whose machines were refused, so that each is informed once.
 const MAX_TOLD: usize = 1024;
-/// How long who has connected may take to say who it is.
+/// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
-/// What is told apart in one look; more is told at the next.
+/// Events distinguished in one look; the others are found at the next.
 const EVENTS: usize = 256;
 const LISTENER: u64 = 0;
 
@@ -47,7 +49,7 @@ const LISTENER: u64 = 0;
 /// adopted in any case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Adoption {
-    /// Everybody's, as far as the socket's mode lets back ends register.
+    /// Every user's, as far as the socket's mode lets back ends register.
     #[default]
     All,
     /// Those of these users.
@@ -90,25 +92,26 @@ pub struct Registered {
     pub user: u32,
     /// For each lane, its vCPU, from 0. The back end says so: there may be no such vCPU.
     pub vcpus: Vec<u32>,
-    /// What people call the volume, as it may be printed.
+    /// The volume's name for people, as it may be printed.
     pub name: String,
-    /// Whether any of the volume's requests may be express. The back end says so; one from before there were classes says no.
+    /// True if any of the volume's requests may be express. The back end says so; one from before
+    /// there were classes says no.
     pub has_express: bool,
 }
 
-/// Who came and went.
+/// Arrivals and departures of back ends.
 #[derive(Debug)]
 pub enum Notice {
     /// A session has registered; its board is off until [`Link::arm`].
     Joined(Registered),
-    /// A session has ended, or its back end died, or broke the rules. Nothing more comes from it.
+    /// A session has ended, or its back end died, or broke the rules. No more events come from it.
     Left {
         /// Which.
         session: SessionId,
         /// Why, for people.
         why: String,
     },
-    /// Somebody was turned away.
+    /// A back end was turned away.
     Refused {
         /// Why, for people.
         why: String,
@@ -121,7 +124,7 @@ struct Session {
     /// The back end's process and user.
     pid: u32,
     uid: u32,
-    /// Until it has said who it is.
+    /// Until it has identified itself.
     stage: Stage,
 }
 
@@ -131,7 +134,8 @@ enum Stage {
     Registered,
 }
 
-/// The scheduler's socket, and all sessions. Has one descriptor to wait for, and nothing in it waits.
+/// The scheduler's socket, and all sessions. Has one descriptor to wait for, and never waits
+/// itself.
 #[derive(Debug)]
 pub struct Door {
     socket: OwnedFd,
@@ -142,16 +146,17 @@ pub struct Door {
     next: u64,
     shortage: Shortage,
     adoption: Adoption,
-    /// Machines that were named: adopted whoever they belong to.
+    /// Machines that were named: adopted whatever user they belong to.
     named: BTreeSet<ProcessId>,
-    /// Users who were told that theirs are not adopted.
+    /// Users already informed that their machines are not adopted.
     told: BTreeSet<Option<u32>>,
-    /// Until when nobody is accepted, because the system gives no descriptor.
+    /// The time until which no back end is accepted, because the system gives no descriptor.
     closed_until: Option<Instant>,
 }
 
-/// Both halves. The loop around it: when [`Link::fd`] is readable, or [`Link::deadline`] has come, call [`Link::poll`] for who came and went,
-/// then [`Link::collect`] for what lanes have told.
+/// Both halves. The loop around it waits until [`Link::fd`] is readable, or [`Link::deadline`] has
+/// come. Then it calls [`Link::poll`] for arrivals and departures, and [`Link::collect`] for the
+/// lanes' events.
 #[derive(Debug)]
 pub struct Link {
     door: Door,
@@ -187,7 +192,8 @@ fn not_listening(error: ListenError) -> Error {
 }
 
 impl Link {
-    /// Listens on `path`, with file mode `mode`: who may write to it may register. A socket that a dead scheduler left is replaced.
+    /// Listens on `path`, with file mode `mode`: any process that may write to it may register. A
+    /// socket that a dead scheduler left is replaced.
     ///
     /// # Errors
     /// Another scheduler listens there, something else is there, or the system refuses.
@@ -224,7 +230,7 @@ impl Link {
         Ok(Link { door, ears, epoll, file })
     }
 
-    /// Adopts only these users' machines, instead of everybody's.
+    /// Adopts only these users' machines, instead of all.
     pub fn adopting(mut self, adoption: Adoption) -> Link {
         self.door.adoption = adoption;
         self
@@ -249,7 +255,7 @@ impl Link {
         self.door.deadline().into_iter().chain(heard).min()
     }
 
-    /// Who came and went. Does not wait.
+    /// Returns arrivals and departures. Does not wait.
     ///
     /// # Errors
     /// The system refuses.
@@ -285,7 +291,7 @@ impl Link {
 }
 
 impl Door {
-    /// Adopts a machine whoever it belongs to.
+    /// Adopts a machine whatever user it belongs to.
     pub fn name(&mut self, machine: ProcessId) {
         self.named.insert(machine);
     }
@@ -309,7 +315,7 @@ impl Door {
         silent.chain(self.closed_until).min()
     }
 
-    /// Who came and went. Does not wait.
+    /// Returns arrivals and departures. Does not wait.
     ///
     /// # Errors
     /// The system refuses.
@@ -338,8 +344,7 @@ impl Door {
         Ok(notices)
     }
 
-    /// Accepts no back end for a while: the socket stays readable, and this thread would do nothing
-    /// else.
+    /// Accepts no back end for a while: the socket stays readable, and would keep this thread busy.
     fn close_for_now(&mut self, error: &std::io::Error) {
         let _ = epoll::delete(&self.epoll, &self.socket);
         self.closed_until = Some(self.shortage.refused(error, Instant::now()));
@@ -368,7 +373,7 @@ impl Door {
                 Err(errno) => return self.close_for_now(&errno.into()),
             };
             if is_scarce(&socket) {
-                // The last descriptors are for those who ask for the state, and for looking at
+                // The last descriptors are for clients that ask for the state, and for looking at
                 // machines.
                 let why = "the scheduler has no file descriptor left for one more session".to_owned();
                 let _ = Message::Refused(why).send(&socket, None);
@@ -435,7 +440,7 @@ impl Door {
                 let why = refusal.to_string();
                 let _ = Message::Refused(why.clone()).send(&session.socket, None);
                 self.sessions.remove(&id);
-                // It asks again and again: each user is told of once.
+                // It retries all the time: each user is reported once.
                 let is_known = match refusal {
                     Refusal::NotAdopted { owner, .. } => {
                         self.told.len() >= MAX_TOLD || !self.told.insert(owner)
@@ -533,7 +538,7 @@ mod tests {
         /// Others register, in any order: root and the scheduler's own user find room for as many
         /// as are reserved.
         #[test]
-        fn many_users_leave_root_its_places(users in proptest::collection::vec(1_u32..40, 20)) {
+        fn other_users_leave_root_its_places(users in proptest::collection::vec(1_u32..40, 20)) {
             let own = 7;
             let mut has = BTreeMap::<u32, usize>::new();
             let mut all = 0;

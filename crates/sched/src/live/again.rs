@@ -1,15 +1,16 @@
-//! Events that are told once more, because the vCPU has not served them when their boost was over.
+//! Repeats events that the vCPU has not served when their boost was over.
 //!
-//! A guest may need longer than a boost lasts (it finishes what may not be interrupted, or its own timer has to come first), and an
-//! event may have been denied while a loan was redeemed. The vCPU would then wait for its turn behind all others, which is
-//! the wait that boosts are to save it. So the event is told again after a pause, which grows: the loan pays for every
-//! boost, and an event that nobody will ever answer costs six of them at the most.
+//! A guest may need longer than a boost lasts: it finishes what may not be interrupted, or its own
+//! timer has to come first. An event may also have been denied while a loan was redeemed. The vCPU
+//! would then wait for its turn behind all others, which is the wait that boosts are to save it. So
+//! the event is repeated after a pause, which grows. The loan pays for every boost, and an event
+//! that is never served costs at most six of them.
 
 use std::collections::BTreeMap;
 
 use vlane_policy::loan::VcpuId;
 
-/// How often an event is told again.
+/// The number of times that an event is repeated.
 const TIMES: u32 = 6;
 /// The first pause is no shorter than this, nanoseconds.
 const LEAST_NS: u64 = 1_000_000;
@@ -35,7 +36,7 @@ impl Again {
         Self { pause_ns, unserved: BTreeMap::new(), count: 0 }
     }
 
-    /// An event was told for the first time.
+    /// Notes an event that has just arrived.
     pub(super) fn told(&mut self, id: VcpuId, now: u64) {
         let first = Unserved { times: 0, next: now + self.pause_ns };
         // Of several, the oldest is what the guest takes first.
@@ -52,7 +53,8 @@ impl Again {
         self.unserved.values().map(|unserved| unserved.next).min()
     }
 
-    /// vCPUs whose events are to be told again now. `sleeps`: who sleeps has nothing left to do.
+    /// Returns the vCPUs whose events are to be repeated now. `sleeps`: a sleeping vCPU has no work
+    /// left.
     pub(super) fn due(&mut self, now: u64, sleeps: impl Fn(VcpuId) -> bool) -> Vec<VcpuId> {
         let due = self.unserved.iter().filter(|(_, unserved)| unserved.next <= now);
         let due: Vec<VcpuId> = due.map(|(&id, _)| id).collect();
@@ -72,7 +74,7 @@ impl Again {
         again
     }
 
-    /// How often something was told again.
+    /// The number of repeated events.
     pub(super) const fn count(&self) -> u64 {
         self.count
     }
@@ -85,7 +87,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn an_event_that_nobody_serves_is_told_again_six_times_with_growing_pauses() {
+    fn unserved_event_repeats_six_times() {
         let mut again = Again::new(MS / 2);
         let id = VcpuId(3);
         again.told(id, 0);
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_served_or_sleeps_is_left_alone() {
+    fn serving_or_sleeping_vcpu_gets_no_repeat() {
         let mut again = Again::new(MS);
         again.told(VcpuId(0), 0);
         again.told(VcpuId(1), 0);
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn later_events_do_not_put_off_the_first() {
+    fn later_events_do_not_delay_the_first() {
         let mut again = Again::new(MS);
         again.told(VcpuId(0), 0);
         again.told(VcpuId(0), MS);

@@ -1,5 +1,5 @@
-//! What a source has told of a machine's vCPUs, and what is to be told when it finds others: vCPUs are plugged in and out while their
-//! machine runs.
+//! The vCPUs of a machine that a source has announced, and the differences when it finds others.
+//! vCPUs are plugged in and out while their machine runs.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use crate::VcpuThreads;
 pub(super) struct Announced(BTreeMap<u32, (u64, Vec<u32>)>);
 
 impl Announced {
-    /// These are the machine's vCPUs now: who has left, whose threads are others, who is new. `token` names a new one.
+    /// Compares with the machine's vCPUs now: which have left, which have other threads, which are
+    /// new. `token` names a new one.
     pub(super) fn compare(
         &mut self,
         vcpus: &[VcpuThreads],
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_told() {
+    fn only_changed_vcpus_are_announced() {
         let (mut known, mut next) = (Announced::default(), 0);
         let mut compare = |vcpus: &[VcpuThreads]| {
             let mut marks = Vec::new();
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!(compare(std::slice::from_ref(&more)), [Mark::Left { token: 2 }]);
         let again = vcpu(1, &[12]);
         assert_eq!(compare(&[more.clone(), again.clone()]), [joined(3, again)]);
-        // Both at once: nobody mistakes it for the one that was.
+        // Both at once: it cannot be mistaken for the earlier one.
         let other = vcpu(1, &[13]);
         assert_eq!(compare(&[more, other.clone()]), [Mark::Left { token: 3 }, joined(4, other)]);
         assert_eq!((known.token(0), known.token(1), known.tokens().count()), (Some(1), Some(4), 2));

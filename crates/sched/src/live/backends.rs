@@ -1,8 +1,9 @@
-//! Back ends and the machines that they bring, on a thread of their own.
+//! Back ends and the machines that they bring, on a separate thread.
 //!
-//! Who comes and goes has to be looked up in `/proc`, which may take long and may wait for locks of the processes that are looked at. So
-//! none of that is done by the event loop, which is real-time: this thread, an ordinary one, does it and sends orders to `Told`, the loop's
-//! end, which hears the lanes itself.
+//! Arrivals and departures have to be looked up in `/proc`, which may take long and may wait for
+//! locks of the processes concerned. The event loop is real-time, so it does none of that. This
+//! ordinary thread does it, and sends orders to `Told`, the loop's end, which hears the lanes
+//! itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -24,19 +25,20 @@ use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
 /// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
 const LOOK_NS: u64 = 20_000_000;
-/// A machine whose vCPUs could not be told is looked for again after so long: it may not have made them yet.
+/// A machine whose vCPUs were not recognized is looked for again after so long: it may not have
+/// made them yet.
 const AGAIN_NS: u64 = 1_000_000_000;
-/// And sooner while it is new. No reason is told before that.
+/// And sooner while it is new. No reason is reported before that.
 const SOON_NS: u64 = 100_000_000;
 const NEW_NS: u64 = 2_000_000_000;
-/// How long nothing is done when the system has no memory to wait with.
+/// The pause when the system has no memory to wait with.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// So many threads of vCPUs a user may have scheduled who is not root: the event loop looks at each
-/// of them a hundred times a second.
+/// The limit of scheduled vCPU threads for a user other than root: the event loop looks at each of
+/// them a hundred times a second.
 const MAX_THREADS_PER_USER: usize = 1024;
 
-/// What its owner says of a machine that a back end brings.
+/// Returns the owner's claim on a machine that a back end brings.
 pub type Claims = Box<dyn Fn(ProcessId) -> Claim + Send>;
 
 /// A machine that some sessions serve.
@@ -44,19 +46,19 @@ pub type Claims = Box<dyn Fn(ProcessId) -> Claim + Send>;
 struct Tracked {
     /// `None` until its vCPUs are found.
     machine: Option<Machine>,
-    /// The vCPUs that were told of.
+    /// The announced vCPUs.
     announced: Announced,
     sessions: Vec<Registered>,
     look_at: u64,
-    /// The reason was told why its vCPUs are not known.
+    /// The reason why its vCPUs are not known was reported.
     told: bool,
     /// Since when they are looked for.
     since: u64,
-    /// It was told that it has more threads than are scheduled.
+    /// The excess of threads over the limit was reported.
     told_more: bool,
 }
 
-/// A vCPU that the loop was told of.
+/// A vCPU that was announced to the loop.
 #[derive(Debug)]
 struct Joined {
     user: u32,
@@ -65,7 +67,7 @@ struct Joined {
     threads: Vec<Arc<Thread>>,
 }
 
-/// Whose interrupts are not told, because the back end tells of its I/O itself.
+/// Silences other sources' marks for back ends that announce their I/O themselves.
 pub trait Silence: Send {
     /// Signals of the process `backend` to the machine that is process `machine` are ignored, or not any more.
     fn silence(&self, backend: u32, machine: u32, silent: bool);
@@ -84,11 +86,11 @@ pub struct Backends {
     lanes: HashMap<(SessionId, u16), u64>,
     /// As the loop has it.
     sent_lanes: HashMap<(SessionId, u16), u64>,
-    /// vCPUs that the loop was told of, by token.
+    /// vCPUs that were announced to the loop, by token.
     joined: HashMap<u64, Joined>,
     /// vCPUs that their users have no room for, by token: whose, and as what each is to join once there is.
     refused: BTreeMap<u64, (u32, Mark)>,
-    /// Users who were told that they have no more.
+    /// Users already informed that they have reached the limit.
     told_users: BTreeSet<u32>,
     next_token: u64,
     silence: Option<Box<dyn Silence>>,
@@ -153,7 +155,8 @@ impl Backends {
         }
     }
 
-    /// Until somebody comes or goes, or it is time to look at a machine; whether this thread is to end.
+    /// Waits for an arrival, a departure, or the time to look at a machine; returns true if this
+    /// thread is to end.
     fn wait(&self, stop: &OwnedFd) -> Result<bool> {
         let look = self.machines.values().map(|tracked| tracked.look_at).min();
         let look = look.map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns())));
@@ -281,7 +284,7 @@ impl Backends {
         Ok(())
     }
 
-    /// What these back ends tell is not to be told by whoever watches eventfds.
+    /// Keeps the watcher of eventfds from reporting these back ends' events too.
     pub fn silence(&mut self, silence: Box<dyn Silence>) {
         self.silence = Some(silence);
     }
@@ -427,7 +430,7 @@ impl Backends {
         }
     }
 
-    /// Who came and went, and one look at a machine.
+    /// Handles arrivals and departures, and looks at one machine.
     fn turn(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
         let notices = self.door.poll()?;
         for (session, ear) in self.door.ears() {
@@ -437,7 +440,7 @@ impl Backends {
         for notice in notices {
             self.notice(notice, marks);
         }
-        // One machine at a time: who comes and goes must not wait for a look at all of them.
+        // One machine at a time: arrivals and departures must not wait for a look at all of them.
         let now = monotonic_ns();
         let due = self.machines.iter().filter(|(_, tracked)| tracked.look_at <= now);
         if let Some(process) = due.min_by_key(|(_, tracked)| tracked.look_at).map(|(&process, _)| process) {
@@ -447,8 +450,8 @@ impl Backends {
     }
 }
 
-/// The user that a vCPU counts for; none if its process has ended: the daemon finds that out. One
-/// that cannot be told for the moment is bounded all the same.
+/// The user that a vCPU counts for; none if its process has ended: the daemon finds that out. A
+/// vCPU with an unknown user is bounded all the same.
 fn user_of(pid: u32) -> Option<u32> {
     match process_of(pid) {
         Ok((_, user)) => Some(user),
@@ -487,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_no_room_waits_until_another_of_the_user_has_left() {
+    fn machine_over_user_limit_waits_for_room() {
         let dir = tempfile::tempdir().unwrap();
         let link = Link::bind(&dir.path().join("s"), 0o600).unwrap();
         let mut backends =
@@ -516,7 +519,7 @@ mod tests {
         };
         assert_eq!(tell(vec![joined(1, "it"), joined(2, "other")]), []);
         assert_eq!(tell(vec![Mark::Changed { token: 1, vcpu: vcpu("later", vec![pid]) }]), []);
-        // Nobody was told of it.
+        // It was never announced.
         assert_eq!(tell(vec![Mark::Left { token: 2 }]), []);
         let left = Mark::Left { token: 1000 };
         assert_eq!(tell(vec![left.clone()]), [left, joined(1, "later")]);

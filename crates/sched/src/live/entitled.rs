@@ -1,10 +1,12 @@
-//! What weights entitle vCPUs to, for people: machines share by weight, and the vCPUs of one share its part.
+//! The shares to which weights entitle vCPUs, for people: machines share by weight, and the vCPUs
+//! of one machine share its part.
 
 use std::collections::BTreeMap;
 
 use vlane_policy::loan::Claim;
 
-/// What each vCPU is entitled to, percent, of claims and whether the vCPU is stopped. One that is stopped leaves its part to the others.
+/// The share that each vCPU is entitled to, percent, from claims and flags that say if the vCPU is
+/// stopped. A stopped vCPU leaves its part to the others.
 pub(super) fn percents(vcpus: &[(Claim, bool)]) -> Vec<f64> {
     let mut machines: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (claim, _) in vcpus.iter().filter(|(_, is_stopped)| !is_stopped) {
@@ -23,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_stopped_leaves_its_part_to_the_others() {
+    fn stopped_vcpu_leaves_its_part_to_others() {
         let claim = |vm, weight| Claim { vm, weight, cap_permille: 0 };
         // One of two vCPUs is stopped, and all of another machine.
         let vcpus =

@@ -1,7 +1,8 @@
 //! Joins that were refused, and are tried again.
 //!
-//! Another scheduler may still have the thread, a group its real-time budget not yet, the guard may be started again just now. The pauses grow, and
-//! they end: what is refused for two minutes is refused for a reason that trying does not change.
+//! Another scheduler may still have the thread, a group its real-time budget not yet, the guard may
+//! be started again just now. The pauses grow, and they end: a refusal that lasts two minutes has a
+//! reason that retries do not change.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ const LONGEST_NS: u64 = 32_000_000_000;
 /// How often a join is tried again.
 const TIMES: u32 = 10;
 
-/// What was to be done: a source's vCPU is there, or its threads are others now.
+/// The refused action: a source's vCPU is there, or its threads are others now.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Join {
     pub(super) source: usize,
@@ -42,7 +43,7 @@ pub(super) struct Joins {
     trying: BTreeMap<(usize, u64), u32>,
 }
 
-/// Whether trying again may change it: who is gone or left alone stays that.
+/// Returns true if a retry may help: a vCPU that is gone or left alone stays so.
 fn may_change(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Gone | ErrorKind::LeftAlone)
 }
@@ -77,7 +78,8 @@ impl Joins {
         self.trying.remove(&(source, token));
     }
 
-    /// A vCPU has left, or is to join in another way: what was refused before is not tried any more. Whether there was anything.
+    /// A vCPU has left, or is to join in another way: its refused join is not retried any more.
+    /// Returns the join, if there was one.
     pub(super) fn forget(&mut self, source: usize, token: u64) -> Option<Join> {
         self.trying.remove(&(source, token));
         self.failed.remove(&(source, token)).map(|failed| failed.join)
@@ -88,7 +90,7 @@ impl Joins {
         self.failed.values().map(|failed| failed.next).min()
     }
 
-    /// What is to be tried again now: one at a time, events come first.
+    /// Returns the next join to retry now: one at a time, events come first.
     pub(super) fn due(&mut self, now: u64) -> Option<Join> {
         let (&key, _) = self.failed.iter().find(|(_, failed)| failed.next <= now)?;
         let failed = self.failed.remove(&key)?;
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_join_is_tried_ten_times_with_growing_pauses_and_then_no_more() {
+    fn refused_join_is_retried_ten_times() {
         let mut joins = Joins::default();
         let (mut now, mut pauses) = (5, Vec::new());
         joins.refused(join(), &error(ErrorKind::Permission), now);
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_done_begins_anew_and_one_that_has_left_is_not_tried() {
+    fn successful_join_restarts_the_retry_count() {
         let mut joins = Joins::default();
         joins.refused(join(), &error(ErrorKind::Io), 0);
         joins.due(FIRST_NS).unwrap();
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_or_left_alone_is_not_tried_again() {
+    fn gone_vcpu_is_not_retried() {
         let mut joins = Joins::default();
         for kind in [ErrorKind::Gone, ErrorKind::LeftAlone] {
             joins.refused(join(), &error(kind), 0);

@@ -1,7 +1,7 @@
-//! The daemon: hears of I/O, boosts through a vehicle, and tells what it does.
+//! The daemon: hears of I/O, boosts through a vehicle, and reports its state.
 //!
-//! One thread, real-time above all that it boosts, waits for sources, the next deadline and the end; it allocates little and
-//! takes no lock that anybody else may hold for long.
+//! One thread, real-time above all that it boosts, waits for sources, the next deadline and the
+//! end. It allocates little, and takes no lock that another thread may hold for long.
 
 mod again;
 mod announced;
@@ -40,7 +40,7 @@ use crate::{adopt, hold};
 use again::Again;
 use joins::{Join, Joins};
 
-/// How often the state is told, and threads are looked for that have ended.
+/// The interval at which the state is published and ended threads are looked for.
 const SECOND_NS: u64 = 1_000_000_000;
 /// The shortest time for which a source that has something to say is left alone.
 const MOMENT_NS: u64 = 1_000_000;
@@ -51,9 +51,9 @@ const TIMER: u64 = u64::MAX - 1;
 /// Why the daemon ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It was told to.
+    /// It was asked to stop.
     Stopped,
-    /// All its vCPUs have ended, and nobody could bring others.
+    /// All its vCPUs have ended, and no source can bring others.
     Alone,
 }
 
@@ -72,7 +72,8 @@ struct Vcpu {
 }
 
 impl Vcpu {
-    /// Whether all its threads are. Looked for only of one that did nothing in the last second: the event loop asks this of all, every second.
+    /// Returns true if all its threads are stopped. Checked only if the vCPU was idle in the last
+    /// second: the event loop asks this of all, every second.
     fn is_stopped(&self) -> bool {
         let (ran, waited) = self.per_second;
         if ran > 0.0 || waited > 0.0 {
@@ -180,7 +181,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// What the vehicle says; the vCPU is as it was.
+    /// The vehicle's refusal; the vCPU stays unchanged.
     pub fn add(&mut self, threads: VcpuThreads, claim: Claim) -> Result<VcpuId> {
         let opened = open_all(&threads)?;
         for thread in &opened {
@@ -362,7 +363,7 @@ impl Daemon {
         Ok(next.min(self.second + SECOND_NS))
     }
 
-    /// What has not been served although its boost is over.
+    /// Repeats events that were not served although their boost is over.
     fn tell_again(&mut self, now: u64) {
         let Some(again) = &mut self.again else { return };
         let vcpus = &self.vcpus;
@@ -372,7 +373,7 @@ impl Daemon {
         };
         for id in again.due(now, sleeps) {
             if let Err(error) = self.vehicle.event(id, now) {
-                // Whether it is gone is found out elsewhere.
+                // Other code finds out if it is gone.
                 tracing::debug!("{}", describe(&error));
             }
         }
@@ -462,8 +463,8 @@ impl Daemon {
         }
     }
 
-    /// Does what a source has told of a vCPU, now or once more; what is refused is tried again later. `opened` are its threads, as far as
-    /// somebody has opened them already.
+    /// Carries out a source's announcement of a vCPU, now or as a retry; a refusal is retried
+    /// later. `opened` are its threads, as far as the source has opened them already.
     fn join(&mut self, mut join: Join, opened: Vec<Arc<Thread>>) {
         let key = (join.source, join.token);
         let ended = self.ended.remove(&key);
@@ -482,7 +483,7 @@ impl Daemon {
     }
 
     fn joined(&mut self, join: &Join, claim: Claim, opened: Vec<Arc<Thread>>) -> Result<()> {
-        // Named by hand before: the same vCPU, now with somebody who knows of its I/O.
+        // Named by hand before: the same vCPU, now with a source for its I/O.
         let id = match join.vcpu.tids.iter().find_map(|&tid| self.find(tid)) {
             Some(id) => id,
             None if opened.is_empty() => self.add(join.vcpu.clone(), claim)?,

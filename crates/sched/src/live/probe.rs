@@ -1,11 +1,11 @@
-//! Which vehicle this host allows.
+//! Finds out which vehicle this host allows.
 
 use std::path::Path;
 
 use crate::Result;
 use crate::realtime;
 
-/// What was asked for.
+/// The vehicle that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// The better one of those that work here.
@@ -16,7 +16,7 @@ pub enum Wanted {
     SchedExt,
 }
 
-/// What this host has.
+/// The host's support for sched_ext.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ext {
     /// No sched_ext in this kernel.
@@ -27,7 +27,7 @@ pub enum Ext {
     Taken,
 }
 
-/// Whether sched_ext can be had.
+/// Checks if sched_ext is available.
 pub fn sched_ext() -> Ext {
     ext_at(Path::new("/sys/kernel/sched_ext"))
 }
@@ -55,11 +55,12 @@ impl Ext {
     }
 }
 
-/// Whether the realtime vehicle can run: privileges and the kernel's budget. Changes nothing.
+/// Checks if the realtime vehicle can run: privileges and the kernel's budget. Has no effect on the
+/// host.
 ///
 /// # Errors
 ///
-/// What is missing, and the remedy.
+/// Names the missing part and the remedy.
 pub fn real_time() -> Result<()> {
     realtime::check()
 }
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_state_is_understood() {
+    fn kernel_state_is_parsed() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(ext_at(dir.path()), Ext::Missing);
         std::fs::write(dir.path().join("state"), "disabled\n").unwrap();

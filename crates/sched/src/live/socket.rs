@@ -1,4 +1,5 @@
-//! The daemon's socket: people and programs ask for its state, and tell it of events that no other source knows.
+//! The daemon's socket: people and programs ask for its state, and report events that no other
+//! source knows.
 //!
 //! A line per request, a line of JSON per answer: `state`, `watch` (once a second from then on), `event TID`,
 //! `served TID NANOSECONDS`. Threads of normal priority answer; the event loop only puts a new state in place.
@@ -30,7 +31,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Puts a new state in place; not if somebody reads just now: the loop never waits.
+    /// Puts a new state in place, unless a reader holds the old one just now: the loop never waits.
     pub(crate) fn publish(&self, state: Snapshot) -> bool {
         let Ok(mut latest) = self.latest.try_lock() else { return false };
         *latest = (latest.0 + 1, Arc::new(state));
@@ -72,7 +73,7 @@ impl Socket {
             let text = format!("cannot listen at {}; name another place with --socket", path.display());
             Error::caused_by(ErrorKind::Io, text, error)
         };
-        // Who may tell of events may boost: the owner only.
+        // A process that may report events may boost: the owner only.
         let place = Place::new(path, "--socket", "scheduler").access(Access::OWNER).making_directory();
         let (listener, file) = SocketFile::listen_stream(&place).map_err(|error| match error {
             ListenError::InUse { .. } => {
@@ -92,7 +93,7 @@ impl Socket {
         Ok(Self { _file: file, listener })
     }
 
-    /// Answers, on threads of its own, until the process ends.
+    /// Answers, on separate threads, until the process ends.
     ///
     /// # Errors
     ///
@@ -124,7 +125,7 @@ impl Socket {
                 let began = Arc::clone(&open);
                 let (hub, poster, open) = (Arc::clone(&hub), poster.clone(), Arc::clone(&open));
                 let converse = move || {
-                    // Whoever is gone, is gone.
+                    // A client that has hung up needs no answer.
                     let _ = converse(&stream, &hub, &poster);
                     open.fetch_sub(1, Ordering::Relaxed);
                 };
@@ -206,7 +207,7 @@ impl Client {
                 );
                 Error::new(ErrorKind::Gone, text)
             }
-            // Its owner only may ask, and whoever may ask may boost.
+            // Its owner only may ask, because asking may boost.
             io::ErrorKind::PermissionDenied => {
                 let owner = std::fs::metadata(path).map_or_else(
                     |_| "another user".to_owned(),
@@ -230,7 +231,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Protocol`]: nobody understands it.
+    /// [`ErrorKind::Protocol`]: the line cannot be understood.
     pub fn next_state(&mut self) -> Result<Option<(String, DaemonState)>> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {

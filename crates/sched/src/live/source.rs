@@ -50,9 +50,9 @@ pub enum Mark {
     },
 }
 
-/// Where marks come from. Called by the event loop, which is real-time: nothing here may wait.
+/// Where marks come from. Called by the event loop, which is real-time: no method may wait.
 pub trait Source: Send {
-    /// What it is, for messages.
+    /// Its name, for messages.
     fn name(&self) -> &str;
 
     /// Readable when there is something to collect.
@@ -70,24 +70,27 @@ pub trait Source: Send {
         None
     }
 
-    /// Whether it tells of every event when it is served. Otherwise nothing is known of one that is not, and it is not told again.
+    /// Returns true if it reports every event when it is served. Otherwise the daemon cannot know
+    /// that an event was not served, and does not repeat it.
     fn tells_of_all_served(&self) -> bool {
         true
     }
 
-    /// Whether vCPUs may still join through it: the daemon then waits for them although it has none.
+    /// Returns true if vCPUs may still join through it: the daemon then waits for them although it
+    /// has none.
     fn may_bring_vcpus(&self) -> bool {
         false
     }
 
-    /// The threads of a vCPU that a mark has just told of, opened already; none if the daemon is to open them.
+    /// Returns the opened threads of a vCPU that a mark has just announced; none if the daemon is
+    /// to open them.
     fn opened(&mut self, token: u64) -> Vec<Arc<Thread>> {
         let _ = token;
         Vec::new()
     }
 
-    /// A vCPU is scheduled, whoever brought it, or its threads are others now. The token that this source's marks will have for
-    /// it, if there will be any.
+    /// Reports that a vCPU is scheduled, from any source, or that its threads are others now. The
+    /// token that this source's marks will have for it, if there will be any.
     fn meet(&mut self, vcpu: &VcpuThreads) -> Option<u64> {
         let _ = vcpu;
         None
@@ -98,7 +101,7 @@ pub trait Source: Send {
         let _ = token;
     }
 
-    /// What it has counted, for people to look at.
+    /// Its counters, for people to look at.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }

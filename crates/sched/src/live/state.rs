@@ -1,4 +1,4 @@
-//! What the daemon tells of itself: one JSON object per line, described in docs/src/sched.md.
+//! The daemon's published state: one JSON object per line, described in docs/src/sched.md.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use vlane_policy::loan::{Account, Priority};
 
 use crate::realtime::budget::Budget;
 
-/// Whose completions boost, of those that vlane's back ends tell of.
+/// The completions that boost, of those that vlane's back ends report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completions {
-    /// Everybody's.
+    /// All completions.
     #[default]
     All,
-    /// Those of reads and writes whose class in their volume is express; and only a request of that class is the answer that ends a boost.
+    /// Completions of reads and writes whose class in their volume is express. Only a request of
+    /// that class is the answer that ends a boost.
     Express,
 }
 
@@ -29,7 +30,7 @@ impl Completions {
         }
     }
 
-    /// What back ends are to tell of.
+    /// The classes that back ends are to report.
     pub const fn classes(self) -> Classes {
         match self {
             Self::All => Classes::ALL,
@@ -57,14 +58,15 @@ pub struct DaemonState {
     pub pid: u32,
     /// How boosts are given: `realtime` or `sched_ext`.
     pub vehicle: String,
-    /// Who is boosted.
+    /// The policy that chooses the boosted vCPUs.
     pub policy: String,
-    /// Whose completions boost, of those that vlane's back ends tell of: `all` or `express`. Empty: from a scheduler that knows only all.
+    /// The completions that boost, of those that vlane's back ends report: `all` or `express`.
+    /// Empty: from a scheduler that knows only all.
     #[serde(default)]
     pub completions: String,
     /// CPU time that the daemon's event loop has used, seconds.
     pub daemon_cpu: f64,
-    /// What the vehicle has counted.
+    /// The vehicle's counters.
     pub counters: BTreeMap<String, u64>,
     /// Real-time budgets: that of all boosts first, then those of users and machines that were asked for something lately.
     #[serde(default)]
@@ -76,16 +78,16 @@ pub struct DaemonState {
 /// A real-time budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BudgetState {
-    /// Whose: `all`, `user UID`, or `machine PID`.
+    /// The payer: `all`, `user UID`, or `machine PID`.
     pub of: String,
     /// CPU time per time, percent of one CPU.
     pub percent: f64,
-    /// What was left when it was last asked for, ms; negative: more was used than there was.
+    /// The rest when it was last asked for, ms; negative: more was used than there was.
     pub left_ms: f64,
 }
 
 impl DaemonState {
-    /// Whether only express completions boost.
+    /// Returns true if only express completions boost.
     pub fn is_express_only(&self) -> bool {
         self.completions == Completions::Express.name()
     }
@@ -119,9 +121,9 @@ pub struct VcpuState {
     pub credit_ms: f64,
     /// Its loan's line, ms of CPU time.
     pub line_ms: f64,
-    /// What it may still spend of it.
+    /// The rest of it, ms.
     pub left_ms: f64,
-    /// What it owes of it.
+    /// Its debt of it.
     pub debt_ms: f64,
     /// How fast it spends loans, parts per million of a CPU (the paper's cm); 0: not known yet.
     pub cm_ppm: u64,
@@ -148,13 +150,14 @@ pub struct VcpuState {
     pub cpu_percent: f64,
     /// Its part of what all vCPUs used since it joined, percent.
     pub share_percent: f64,
-    /// What its weight entitles it to among those that are not stopped, percent; 0 if it is stopped itself.
+    /// Its weight's share among those that are not stopped, percent; 0 if it is stopped itself.
     pub entitled_percent: f64,
     /// "CPU ready" (steal time): waited for a CPU in the last second, percent of the time.
     pub ready_percent: f64,
 }
 
-/// The last responses. The event loop writes them, and whoever asks for percentiles sorts a copy: clones are the same responses.
+/// The last responses. The event loop writes them, and each reader of percentiles sorts a copy:
+/// clones are the same responses.
 #[derive(Debug, Clone)]
 pub(crate) struct Responses(Arc<Last>);
 
@@ -198,7 +201,7 @@ impl Responses {
     }
 }
 
-/// A state as the event loop leaves it: what has to be sorted is sorted by whoever asks.
+/// A state as the event loop leaves it: readers sort its lists themselves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     pub(crate) state: DaemonState,
@@ -230,7 +233,7 @@ fn unsigned_ms(ns: u64) -> f64 {
 }
 
 impl VcpuState {
-    /// What its account tells.
+    /// The state of an account.
     pub(crate) fn of_account(account: &Account, held_back: bool) -> Self {
         let state = match account.priority() {
             Priority::Boost => "boost",
@@ -262,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_by_nearest_rank_and_of_the_last_ones() {
+    fn percentiles_are_of_the_last_responses() {
         let responses = Responses::default();
         assert_eq!(responses.percentiles(), (0, 0.0, 0.0));
         responses.push(5_000);
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_the_moment_in_which_somebody_asks() {
+    fn percentiles_are_of_the_moment_asked() {
         let responses = Responses::default();
         let vcpus = vec![VcpuState::default()];
         let snapshot = Snapshot {

@@ -1,5 +1,5 @@
-//! The event loop's end of the back ends: what their lanes tell, heard at once, and what the thread of
-//! [`Backends`](super::backends::Backends) has found out.
+//! The event loop's end of the back ends: their lanes' events, heard at once, and the findings of
+//! the thread of [`Backends`](super::backends::Backends).
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -21,18 +21,18 @@ use crate::{Error, ErrorKind, Result};
 /// So many vCPUs join before events have their turn again: each takes some system calls per thread.
 const JOINS: usize = 2;
 
-/// What the loop is to know.
+/// Orders to the loop.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Somebody who tells of I/O.
+    /// A session that reports I/O.
     Ear(SessionId, Box<Ear>),
     /// Does not any more.
     Gone(SessionId),
-    /// Whose marks the lanes' are.
+    /// The owners of the lanes' marks.
     Lanes(HashMap<(SessionId, u16), u64>),
     /// For the daemon, and the threads of the vCPU that it is about. Both in one: what the loop hears of apart, it may take apart.
     Mark(Mark, Vec<Arc<Thread>>),
-    /// Nothing more will come.
+    /// No more orders will come.
     Failed(Error),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// Heard when the bell is rung. Nobody hears it when the loop has ended.
+    /// Heard when the bell is rung. Unheard when the loop has ended.
     pub(super) fn send(&self, order: Order) {
         let _ = self.sender.send(order);
         self.sent.set(true);
@@ -65,7 +65,7 @@ impl Orders {
     }
 }
 
-/// What back ends tell, as a source. Dropping it ends their thread, and removes their socket.
+/// Back ends' events, as a source. Dropping it ends their thread, and removes their socket.
 #[derive(Debug)]
 pub struct Told {
     ears: Ears,
@@ -75,9 +75,9 @@ pub struct Told {
     /// Of ears and bell.
     epoll: OwnedFd,
     lanes: HashMap<(SessionId, u16), u64>,
-    /// Of the marks that were told last, in their order: one token may be among them twice.
+    /// Of the marks that came last, in their order: one token may be among them twice.
     opened: Vec<(u64, Vec<Arc<Thread>>)>,
-    /// Orders are left, or somebody is to be looked at for the first time.
+    /// Orders are left, or a session is to be looked at for the first time.
     more: bool,
     _file: SocketFile,
 }
@@ -140,7 +140,7 @@ impl Told {
                 break;
             }
         }
-        // Its lanes wake nobody before they were looked at once: nothing else may ever ring.
+        // Its lanes wake no reader before a first look: without it the bell may never ring.
         self.more |= is_new;
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Source for Told {
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
         // First the bell, then the orders: what comes in between rings again.
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
-        // Whoever wanted them has them.
+        // The daemon has taken the ones that it wanted.
         self.opened.clear();
         let now = vlane_hint::now();
         self.ears.look(now)?;
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mark_comes_with_its_own_threads_and_the_bell_rings_only_for_something() {
+    fn each_mark_comes_with_its_threads() {
         let dir = tempfile::tempdir().unwrap();
         let (_door, ears, file) = Link::bind(&dir.path().join("s"), 0o600).unwrap().split();
         let (orders, mut told) = Told::new(ears, file).unwrap();
@@ -240,9 +240,10 @@ mod tests {
         assert!(!is_rung(&told));
     }
 
-    /// Its lanes wake nobody before somebody has looked, and nobody else may ever ring: a machine that is there already brings no mark.
+    /// Its lanes wake no reader before a first look, and no other session may ever ring: a machine
+    /// that is there already brings no mark.
     #[test]
-    fn who_registers_is_looked_at_though_nothing_else_happens() {
+    fn new_session_is_looked_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let (mut door, ears, file) = Link::bind(&path, 0o600).unwrap().split();

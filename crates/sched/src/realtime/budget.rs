@@ -22,7 +22,7 @@ pub struct Budget {
     filled: Option<u64>,
 }
 
-/// What the kernel allows real-time threads on each CPU, parts per million, from the texts of the two files.
+/// The limit for real-time threads on each CPU, parts per million, from the texts of the two files.
 fn limit_ppm(runtime: &str, period: &str) -> Option<u64> {
     let runtime: i64 = runtime.trim().parse().ok()?;
     let period: u64 = period.trim().parse().ok().filter(|&period| period > 0)?;
@@ -67,7 +67,7 @@ impl Budget {
         self.left_ns
     }
 
-    /// Whether it is as good as a new one at `now`.
+    /// Returns true if it is as full as a new one at `now`.
     pub fn is_whole(&mut self, now: u64) -> bool {
         self.has_some(now) && self.left_ns >= self.most()
     }
@@ -77,16 +77,16 @@ impl Budget {
         self.left_ns >= self.most() / 100 * 99
     }
 
-    /// What is kept at most, ns.
+    /// The most that is kept, ns.
     fn most(&self) -> i64 {
         i64::try_from(self.rate_ppm.saturating_mul(KEPT_NS) / PPM).unwrap_or(i64::MAX)
     }
 
-    /// Whether there is any left at `now`.
+    /// Returns true if there is any left at `now`.
     pub fn has_some(&mut self, now: u64) -> bool {
         let most = self.most();
         let passed = self.filled.map_or(KEPT_NS, |filled| now.saturating_sub(filled));
-        // Below a microsecond nothing may be gained by asking often.
+        // Below a microsecond, frequent questions must not gain anything.
         if passed >= 1000 {
             let gained = u128::from(passed) * u128::from(self.rate_ppm) / u128::from(PPM);
             let gained = i64::try_from(gained).unwrap_or(i64::MAX);
@@ -109,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_kernels_words_are_understood() {
+    fn kernel_limits_are_parsed() {
         assert_eq!(limit_ppm("950000\n", "1000000\n"), Some(950_000));
         assert_eq!(limit_ppm("-1", "1000000"), Some(PPM));
         assert_eq!(limit_ppm("0", "1000000"), Some(0));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_allows_nothing_is_an_error_with_a_remedy() {
+    fn zero_kernel_budget_error_names_remedy() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("sched_rt_runtime_us"), "0").unwrap();
         std::fs::write(dir.path().join("sched_rt_period_us"), "1000000").unwrap();
@@ -129,9 +129,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked when: never more than the rate, the bucket, and the last one that was let through.
+        /// For any amounts and times, the sum stays within the rate, the bucket, and the last
+        /// amount that was let through.
         #[test]
-        fn it_is_never_exceeded(rate in 1u64..4_000_000, steps in prop::collection::vec((0u64..50_000_000, 0u64..2_000_000), 1..200)) {
+        fn budget_is_never_exceeded(rate in 1u64..4_000_000, steps in prop::collection::vec((0u64..50_000_000, 0u64..2_000_000), 1..200)) {
             let mut budget = Budget::new(rate);
             let (mut now, mut used) = (1, 0u128);
             for (passes, wants) in steps {

@@ -1,8 +1,9 @@
-//! The guard: a process of its own that restores every thread when the daemon is gone, or stands still.
+//! The guard: a separate process that restores every thread when the daemon ends or hangs.
 //!
-//! It is in a session of its own, ignores what ends sessions, and holds one end of a pipe whose other end is the
-//! daemon's: when the daemon is gone, however it went, the pipe is closed. The daemon in turn holds a pidfd of it and
-//! changes nothing while there is none. The guard runs real-time above all boosted threads, or it might never run.
+//! It is in a separate session, ignores the signals that end sessions, and holds one end of a pipe
+//! whose other end is the daemon's. However the daemon ends, the pipe is closed. The daemon in turn
+//! holds a pidfd of it, and changes no thread while there is no guard. The guard runs real-time
+//! above all boosted threads, or it might never run.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,7 +36,7 @@ const READY_WITHIN: Duration = Duration::from_secs(5);
 pub struct GuardCommand {
     /// The program.
     pub program: PathBuf,
-    /// What stands before the table's path.
+    /// The arguments before the table's path.
     pub args: Vec<String>,
 }
 
@@ -149,18 +150,18 @@ pub fn guard(table: &Path) -> Result<()> {
     let fail = |error: io::Error| {
         Error::caused_by(ErrorKind::Io, format!("the guard cannot read {}", table.display()), error)
     };
-    // A name of its own: who kills all "vlane" by name does not mean the one that cleans up.
+    // A separate name: killing all "vlane" by name must spare the process that cleans up.
     let _ = rustix::thread::set_name(c"sched-guard");
     let _ = rustix::process::setsid();
     let _ = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
-    // Who ends a whole group of processes ends the daemon first; then there is something to do here.
+    // Ending a whole group of processes ends the daemon first; then the guard has work to do.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).map_err(fail)?;
     }
     let reader = match Reader::open(table) {
-        // The daemon has ended since, and somebody has tidied up: nothing to guard.
+        // The daemon has ended since, and its table was tidied up: the guard has no work.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         reader => reader.map_err(fail)?,
     };
@@ -182,7 +183,8 @@ pub fn guard(table: &Path) -> Result<()> {
         told = stalled;
     }
     let mut restored = reader.restore().map_err(fail)?;
-    // A thread that was being changed at that very moment may not have been; once more costs nothing.
+    // A thread that was being changed at that very moment may have been missed; a second pass is
+    // cheap.
     restored.failed = reader.restore().map_err(fail)?.failed;
     if restored.damaged > 0 {
         let text = format!(

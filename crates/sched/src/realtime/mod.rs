@@ -1,9 +1,9 @@
 //! The vehicle for any kernel: a boost is a bounded real-time (`SCHED_RR`) slice.
 //!
-//! A real-time thread runs before all others at once. EEVDF does not charge it for that, so it would have its share and
-//! the boosts on top; whoever owes more than [`Settings::owes_ns`] is therefore *held back* (scheduled after everybody else) until
-//! it has paid. Nothing is changed that is not written down before in the [`table`], from which the [`guard`] restores
-//! it when this process is gone.
+//! A real-time thread runs before all others at once. EEVDF does not charge it for that, so it
+//! would have its share and the boosts on top. A vCPU that owes more than [`Settings::owes_ns`] is
+//! therefore *held back* (scheduled after all others) until it has paid. Every change is first
+//! written down in the [`table`], from which the [`guard`] restores it when this process is gone.
 
 pub mod budget;
 pub mod guard;
@@ -45,7 +45,7 @@ pub mod priority {
 
 /// How often a boost that has had no CPU yet (others were boosted before it) is prolonged.
 const PROLONGED: u32 = 20;
-/// After a guard could not be started, nothing is boosted for so long.
+/// Boosts pause for so long after a guard could not be started.
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 
 /// CPU time that this thread has used, ns.
@@ -71,12 +71,12 @@ pub enum HoldBack {
     Never,
 }
 
-/// What the vehicle is set to.
+/// The vehicle's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The policy's parameters.
     pub params: Params,
-    /// What `adaptive` is to reach.
+    /// The goal of `adaptive`.
     pub goal: Goal,
     /// Percent of the kernel's real-time budget that all boosts may use together.
     pub rt_percent: u8,
@@ -93,7 +93,7 @@ pub struct Settings {
 impl Settings {
     /// The settings that this program stands for.
     pub fn new(params: Params, goal: Goal) -> Self {
-        // Under the authors' third scheduler boosts cost nothing: there is nothing to pay back.
+        // Under the authors' third scheduler boosts are free: there is no debt to pay back.
         let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
         Self {
             params,
@@ -127,7 +127,7 @@ struct Member {
 #[derive(Debug)]
 struct Managed {
     name: String,
-    /// Whose budgets its boosts are charged to.
+    /// The payer of its boosts.
     payer: Payer,
     members: Vec<Member>,
     /// CPU time of its threads that was charged already.
@@ -180,22 +180,22 @@ pub struct RealTime {
     guard: Option<Guard>,
     guard_command: GuardCommand,
     guard_again: u64,
-    /// It was told that there is none.
+    /// A missing guard was reported.
     guard_complained: bool,
     budget: Budget,
     payers: Payers,
-    /// Opened by somebody else, for the next vCPU.
+    /// Threads that the caller has opened already, for the next vCPU.
     brought: Vec<Arc<Thread>>,
     accounted: Option<u64>,
     /// CPU time that vCPUs have used since the last accounting.
     pool_ns: u64,
     default_slice_ns: u64,
-    /// Threads of nobody that could not be restored: tried again with the accounting.
+    /// Threads without a vCPU that could not be restored: retried with the accounting.
     strays: Vec<Member>,
     counts: Counts,
 }
 
-/// What keeps this vehicle from running here, in words, before anything is changed.
+/// Returns an error with the reason if this vehicle cannot run here, before anything is changed.
 ///
 /// # Errors
 ///
@@ -250,7 +250,7 @@ impl RealTime {
         })
     }
 
-    /// What it has counted.
+    /// Its counts so far.
     pub const fn counts(&self) -> Counts {
         self.counts
     }
@@ -279,7 +279,8 @@ impl RealTime {
             }
         }
         if gone {
-            // What they had used is not known any more: nothing is charged twice, and the sum starts anew.
+            // Their former use is unknown by now: the sum starts anew, and no time is charged
+            // twice.
             let slots: Vec<usize> = managed
                 .members
                 .extract_if(.., |member| member.thread.has_ended())
@@ -313,8 +314,9 @@ impl RealTime {
         alive
     }
 
-    /// What a vCPU does. Whether a thread runs or waits cannot be seen for less than an interrupt of it (26 us): who
-    /// runs is taken for one that waits. A boost then costs it its own credits, and keeps it on its CPU until it has served.
+    /// Returns a vCPU's state. A running thread is taken for a waiting one: the difference cannot
+    /// be seen without interrupting it (26 us). A boost then costs it its own credits, and keeps it
+    /// on its CPU until it has served.
     fn doing(&self, id: VcpuId) -> Doing {
         let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
             return Doing::Blocked;
@@ -359,7 +361,7 @@ impl RealTime {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// What the system refuses for one vCPU is told once, and is no reason to leave the others as they are.
+    /// The system's refusal for one vCPU is reported once, and the others are still changed.
     fn complain(&mut self, id: VcpuId, what: &str, result: Result<()>) {
         let Err(error) = result else { return };
         let Ok(managed) = self.managed(id) else { return };
@@ -378,14 +380,14 @@ impl RealTime {
             }
         }
         for member in std::mem::take(&mut self.strays) {
-            // Told when it was first refused.
+            // Reported when it was first refused.
             let _ = self.give_back(member);
         }
     }
 
-    /// Does something for a vCPU, and charges the time that it takes to whom the vCPU belongs: a
-    /// machine with many threads, or many events, has fewer boosts for it, and the others have not.
-    /// That of all is charged by [`Vehicle::spend`].
+    /// Does work for a vCPU, and charges the time to the vCPU's owner. A machine with many threads,
+    /// or many events, then has fewer boosts, and the others keep theirs. That of all is charged by
+    /// [`Vehicle::spend`].
     fn for_vcpu<T>(&mut self, id: VcpuId, work: impl FnOnce(&mut Self) -> T) -> T {
         let payer = self.managed(id).map(|managed| managed.payer);
         let began = own_cpu_ns();
@@ -446,7 +448,7 @@ impl RealTime {
         self.apply(id)
     }
 
-    /// Ends a boost and charges it; nothing if there is none.
+    /// Ends a boost, if there is one, and charges it.
     fn end_boost(&mut self, id: VcpuId, now: u64) -> Result<()> {
         let Ok(managed) = self.managed(id) else { return Ok(()) };
         let Some(boost) = managed.boost.take() else { return Ok(()) };
@@ -519,7 +521,8 @@ impl RealTime {
         result
     }
 
-    /// Without a guard nothing is changed: starts another one, or restores everything and tries again later.
+    /// Without a guard no thread is changed: starts another guard, or restores all threads and
+    /// tries again later.
     fn ensure_guard(&mut self, now: u64) -> bool {
         if self.guard.as_ref().is_some_and(Guard::is_alive) {
             return true;
@@ -643,7 +646,7 @@ impl Vehicle for RealTime {
     fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
         let now = monotonic_ns();
         self.charge(id, now);
-        // Whatever is refused, the rest is done.
+        // The rest is done even if one step is refused.
         let mut result = self.end_boost(id, now);
         let managed = self.managed(id)?;
         let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
@@ -771,7 +774,7 @@ impl Drop for RealTime {
                 tracing::error!("{}", describe(&error));
             }
         }
-        // What cannot be restored stays in the table, for the guard.
+        // Threads that cannot be restored stay in the table, for the guard.
         self.even_out();
     }
 }

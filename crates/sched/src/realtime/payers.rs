@@ -1,4 +1,4 @@
-//! Budgets within the budget: no user and no machine has all of what boosts may use together.
+//! Budgets within the budget: no user and no machine can use up the whole common budget for boosts.
 //!
 //! A machine's owner decides how often its vCPUs have I/O, and a user how many machines there are. Loans keep the CPUs' shares fair over
 //! time; this bounds what one can take from the others at once.
@@ -23,7 +23,7 @@ impl Default for Shares {
     }
 }
 
-/// Whose budgets a vCPU's boosts are charged to.
+/// The payer of a vCPU's boosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Payer {
     pub(super) user: u32,
@@ -65,7 +65,7 @@ impl Payers {
         user != 0 && user != self.own_user
     }
 
-    /// What there is nothing left of at `now`.
+    /// Returns the budget that is used up at `now`.
     pub(super) fn lack(&mut self, payer: Payer, now: u64) -> Option<Lack> {
         let machine = self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm));
         if !machine.has_some(now) {
@@ -127,10 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn no_user_and_no_machine_has_all() {
+    fn one_payer_never_gets_whole_budget() {
         // All: 1000 ms per second.
         let mut payers = Payers { own_user: 7, ..Payers::new(1_000_000, Shares { user: 75, machine: 50 }) };
-        // What was kept for 100 ms is on top, and what was let through last.
+        // Savings of 100 ms are on top, and the last amount that was let through.
         let one = taken(&mut payers, 1000, 1);
         assert!((500..=560).contains(&one), "{one}");
         let many = taken(&mut payers, 1001, 8);
@@ -143,10 +143,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever one machine's events cost to handle: others' budgets are as whole as before,
-        /// and it never has more than its own.
+        /// One machine's events may cost any time to handle: others' budgets stay whole, and it
+        /// never gets more than its own.
         #[test]
-        fn time_that_a_machine_costs_is_its_own(costs in proptest::collection::vec(0_u64..5_000_000, 1..300)) {
+        fn handling_time_is_charged_to_its_machine(costs in proptest::collection::vec(0_u64..5_000_000, 1..300)) {
             let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });
             let user = payers.own_user + 1;
             let (greedy, honest) = (Payer { user, machine: 1 }, Payer { user: user + 1, machine: 2 });
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_after_a_whole_budget_was_forgotten_counts() {
+    fn use_after_a_forgotten_budget_counts() {
         let mut payers = Payers::new(1_000_000, Shares { user: 75, machine: 50 });
         let payer = Payer { user: payers.own_user + 1, machine: 1 };
         assert_eq!(payers.lack(payer, MS), None);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_and_comes_again_has_not_more() {
+    fn rejoining_machine_gains_no_budget() {
         let mut payers = Payers::new(1_000_000, Shares { user: 100, machine: 50 });
         let payer = Payer { user: 1000, machine: 1 };
         assert_eq!(payers.lack(payer, MS), None);

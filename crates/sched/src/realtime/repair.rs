@@ -1,7 +1,7 @@
-//! Setting right what schedulers have left.
+//! Repairs threads that ended schedulers have left changed.
 //!
-//! A list has to be one that may be believed (`trusted.rs`). And what stands in it is done only if a scheduler could have written it:
-//! ordinary policies, for a thread that has the start time that was noted.
+//! A list has to be one that may be believed (`trusted.rs`). An entry is carried out only if a
+//! scheduler could have written it: ordinary policies, for a thread with the noted start time.
 
 use std::ffi::OsStr;
 use std::io;
@@ -15,21 +15,22 @@ use super::table::{Reader, Restored, is_table, is_unborn};
 use super::trusted::Directory;
 use crate::{Error, ErrorKind, Result};
 
-/// What came of repairing a directory.
+/// The result of repairing a directory.
 #[derive(Debug, Default)]
 pub struct Repaired {
-    /// What became of the threads.
+    /// The threads that were restored.
     pub restored: Restored,
-    /// Lists that nobody held.
+    /// Lists that no process held.
     pub lists: usize,
     /// Lists of schedulers that run, or of their guards: left alone.
     pub held: usize,
-    /// What could not be read, or not be believed; in words. None of these files was removed.
+    /// Files that could not be read or trusted, in words. None of these files was removed.
     pub problems: Vec<String>,
 }
 
-/// Restores what daemons have left that were killed together with their guards: every list in the directory that
-/// nobody holds. Says what was found; a damaged list is put aside, with what could be read of it done.
+/// Restores the threads of daemons that were killed together with their guards: every list in the
+/// directory that no process holds. Reports the findings. A damaged list is put aside after its
+/// readable entries were carried out.
 ///
 /// # Errors
 ///
@@ -66,7 +67,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
         let entry = entry.map_err(|error| failed(error.into()))?;
         let name: &OsStr = std::os::unix::ffi::OsStrExt::from_bytes(entry.file_name().to_bytes());
         if is_unborn(name) {
-            // One that was killed before its list had its name had changed nothing yet.
+            // A daemon that was killed before its list had a name had not changed any thread yet.
             directory.remove(name);
         } else if is_table(name) {
             repair_list(&directory, name, &mut done);
@@ -89,7 +90,7 @@ fn repair_list(directory: &Directory, name: &OsStr, done: &mut Repaired) {
             return done.problems.push(text);
         }
     };
-    // Only one that nobody else holds: neither a daemon nor its guard.
+    // Only a list that no other process holds: neither a daemon nor its guard.
     if flock(reader.as_fd(), FlockOperation::NonBlockingLockExclusive).is_err() {
         done.held += 1;
         return;

@@ -48,13 +48,13 @@ impl Drop for Victim {
     }
 }
 
-/// What an entry may say, and is seen to be done.
+/// The attributes that an entry may have, applied to a thread.
 fn nice(is: Attr) -> Attr {
     Attr { nice: 7, slice_ns: 0, ..is }
 }
 
 #[test]
-fn a_list_that_never_had_its_name_goes_with_its_process() {
+fn unnamed_list_vanishes_with_its_process() {
     let dir = tempfile::tempdir().unwrap();
     let (dead, own) =
         (dir.path().join("sched-4294967294-0.new"), format!("sched-{}-0.new", std::process::id()));
@@ -67,7 +67,7 @@ fn a_list_that_never_had_its_name_goes_with_its_process() {
 }
 
 #[test]
-fn a_table_that_somebody_holds_is_not_repaired_and_one_left_behind_is() {
+fn only_abandoned_table_is_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let mut table = Table::create(dir.path()).unwrap();
     table.enter(&entry(u32::MAX >> 1)).unwrap();
@@ -80,7 +80,7 @@ fn a_table_that_somebody_holds_is_not_repaired_and_one_left_behind_is() {
 }
 
 #[test]
-fn what_is_not_there_or_no_directory_is_an_error_with_words() {
+fn missing_directory_error_is_readable() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, []).unwrap();
@@ -95,7 +95,7 @@ fn what_is_not_there_or_no_directory_is_an_error_with_words() {
 }
 
 #[test]
-fn a_crafted_list_makes_no_thread_real_time() {
+fn crafted_list_makes_no_thread_realtime() {
     let victim = Victim::new();
     let was = victim.is();
     for class in [Class::Else(1), Class::RoundRobin, Class::Else(6), Class::Else(7), Class::Else(99)] {
@@ -122,7 +122,7 @@ fn a_crafted_list_makes_no_thread_real_time() {
 }
 
 #[test]
-fn what_somebody_else_can_have_written_is_not_done() {
+fn list_writable_by_others_is_ignored() {
     let victim = Victim::new();
     let was = victim.is();
     let entries = [victim.entry(nice(was))];
@@ -143,7 +143,7 @@ fn what_somebody_else_can_have_written_is_not_done() {
     mode(dir.path(), 0o1777);
     refused(dir.path(), "others may write to the directory");
     mode(dir.path(), 0o700);
-    // Links lead to what somebody else chose.
+    // Links lead to a place that another user chose.
     let elsewhere = tempfile::tempdir().unwrap();
     symlink(&path, elsewhere.path().join(path.file_name().unwrap())).unwrap();
     refused(elsewhere.path(), "symbolic link");
@@ -163,7 +163,7 @@ fn what_somebody_else_can_have_written_is_not_done() {
 }
 
 #[test]
-fn a_pipe_and_a_directory_with_a_lists_name_are_told_and_make_nobody_wait() {
+fn pipe_or_directory_as_list_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("sched-1-0.threads");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -173,7 +173,7 @@ fn a_pipe_and_a_directory_with_a_lists_name_are_told_and_make_nobody_wait() {
 }
 
 #[test]
-fn of_a_damaged_list_the_rest_is_done_and_the_file_is_kept() {
+fn damaged_list_is_repaired_in_part_and_kept() {
     let victim = Victim::new();
     let was = victim.is();
     for damage in ["cut short", "longer", "scribbled", "empty"] {
@@ -191,7 +191,7 @@ fn of_a_damaged_list_the_rest_is_done_and_the_file_is_kept() {
         assert_eq!(done.restored.changed, usize::from(damage != "empty"), "{damage}");
         assert!(done.problems[0].contains("damaged"), "{damage}: {:?}", done.problems);
         assert_eq!(std::fs::read(path.with_extension("threads.damaged")).unwrap(), bytes, "{damage}");
-        // Told once.
+        // Reported once.
         assert!(repair(dir.path()).unwrap().problems.is_empty(), "{damage}");
         sys::set(victim.0.id(), &Attr { slice_ns: 0, ..was }).unwrap();
     }

@@ -4,7 +4,7 @@
 //! daemon writes it, its guard reads it when the daemon is gone, and the next daemon when both are
 //! gone. Each of them that lives holds a shared lock on the file; a file that can be locked
 //! exclusively has been left behind. A slot is one `pwrite` of 64 bytes that do not cross a page: a
-//! process that is killed has written all of it or nothing.
+//! killed process has written all of it or none.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -30,7 +30,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"vlsched1");
 const PREFIX: &str = "sched-";
 const SUFFIX: &str = ".threads";
 
-/// What a thread was before it was changed.
+/// A thread's attributes before it was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The thread.
@@ -55,7 +55,7 @@ impl Entry {
         bytes
     }
 
-    /// Whether a scheduler can have found a thread so: it takes no others.
+    /// Returns true if a scheduler can have found a thread so: it takes no others.
     fn is_ordinary(&self) -> bool {
         let was = &self.was;
         matches!(was.class, Class::Other | Class::Batch | Class::Idle)
@@ -101,7 +101,7 @@ impl Entry {
             Err(error) if is_gone(&error) => return Ok(false),
             Err(error) => return Err(error),
         };
-        // The slice that is told is the system's unless it was set: no reason to touch anything.
+        // The reported slice is the system's unless it was set, so it is no reason for a change.
         if (is.class, is.nice, is.priority, is.reset_on_fork)
             == (self.was.class, self.was.nice, self.was.priority, self.was.reset_on_fork)
         {
@@ -159,7 +159,7 @@ impl Table {
                     flock(&file, FlockOperation::LockShared).map_err(|error| fail(error.into()))?;
                     // The first slot is no thread's: heartbeat and interventions.
                     file.set_len(SLOT).map_err(fail)?;
-                    // Found only once it is held: `repair` takes what nobody holds.
+                    // Found only once it is held: `repair` takes lists that no process holds.
                     std::fs::rename(&new, &path).map_err(fail)?;
                     return Ok(Self { file, path, used: Vec::new() });
                 }
@@ -245,7 +245,7 @@ impl AsFd for Reader {
     }
 }
 
-/// What came of restoring.
+/// The result of restoring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Threads that were in the table.
@@ -272,7 +272,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// It cannot be opened, or somebody else than this user or root can have written it.
+    /// It cannot be opened, or a user other than this one and root can have written it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let reader = Self::of(trusted::open(path)?, path);
         flock(&reader.file, FlockOperation::NonBlockingLockShared)?;
@@ -340,7 +340,7 @@ impl Reader {
     }
 }
 
-/// Whether a file in the directory is a list.
+/// Returns true if a file in the directory is a list.
 pub(super) fn is_table(name: &OsStr) -> bool {
     let name = name.to_str().unwrap_or_default();
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
@@ -365,14 +365,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else_is() {
+    fn only_written_entries_are_read() {
         assert_eq!(Entry::from_bytes(&entry(7).to_bytes()), Some(entry(7)));
         assert_eq!(Entry::from_bytes(&[0; 64]), None);
         assert_eq!(Entry::from_bytes(&entry(7).to_bytes()[..40]), None);
     }
 
     #[test]
-    fn slots_are_used_again_and_an_empty_table_leaves_no_file() {
+    fn slots_are_reused_and_empty_table_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut table = Table::create(dir.path()).unwrap();
         let path = table.path().to_path_buf();
@@ -390,7 +390,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_number_that_is_used_again_is_not_touched() {
+    fn reused_thread_number_is_left_alone() {
         let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let before = sys::get(me).unwrap();
         let wrong = Entry { tid: me, start: 1, was: Attr { nice: 19, ..before } };

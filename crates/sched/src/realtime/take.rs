@@ -50,7 +50,7 @@ impl RealTime {
             return Err(adopt::left_alone(name, tid, was.class));
         }
         if was.slice_ns == self.default_slice_ns {
-            // Not one that somebody has set: it is to follow the system's.
+            // Not a fixed slice: it is to follow the system's.
             was.slice_ns = 0;
         }
         let slot = self.table.enter(&Entry { tid, start: thread.start(), was }).map_err(table_failed)?;

@@ -1,8 +1,9 @@
-//! What may be believed of a list of changed threads.
+//! Checks that decide if a list of changed threads may be trusted.
 //!
-//! A list says how threads are to be scheduled, and who reads it may do that to any thread. So it is read only if nobody but the reader's
-//! own user or root can have written it: the file and its directory belong to one of them, nobody else may write to them, and it was opened through
-//! that very directory, not through a link.
+//! A list says how threads are to be scheduled, and its reader may do that to any thread. So it is
+//! read only if no user other than the reader and root can have written it. The file and its
+//! directory belong to one of them, and no other user may write to them. The file was opened
+//! through that very directory, not through a link.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -56,7 +57,7 @@ impl Directory {
     /// Opens a list in it that may be believed.
     pub(super) fn list(&self, name: &OsStr) -> io::Result<File> {
         let path = self.path.join(name);
-        // A pipe does not wait for somebody at its other end.
+        // Opening a pipe does not wait for its other end.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(|error| match error {
             rustix::io::Errno::LOOP => not_believed(&path, "it is a symbolic link"),
@@ -76,7 +77,7 @@ impl Directory {
         }
     }
 
-    /// Puts a file aside, so that nothing is done about it again.
+    /// Puts a file aside, so that later repairs ignore it.
     pub(super) fn put_aside(&self, name: &OsStr) -> io::Result<PathBuf> {
         let aside = |n: u32| {
             let mut aside = name.to_owned();
